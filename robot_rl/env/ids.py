@@ -20,15 +20,9 @@ _NOT_SIMULATED = ("gym", "gym_hil")
 
 
 def make(task: str, overrides: Sequence[str] = ()) -> RobotEnv:
-    """Make the environment of a task: what `gymnasium.make` calls.
+    """Make the environment of a task by its name: what `gymnasium.make` calls.
 
-    Args:
-        task: Name of its configuration.
-        overrides: Of the configuration, such as `observation=pixels`.
-
-    Raises:
-        ConfigError: An override that is not valid.
-        RobotRLError: The task has not the form that the robot needs.
+    `overrides` are of the configuration, such as `observation=pixels`; see `make_env`.
     """
     from robot_rl.config import compose
     from robot_rl.env.factory import make_env

@@ -42,10 +42,7 @@ class Attendant(Protocol):
         """An episode begins."""
 
     def watch(self, observation: Observation) -> None:
-        """Look at the robot or at a device before a step, and write to the inbox.
-
-        Args:
-            observation: The newest one.
+        """Before a step: look at the robot or at a device, and write to the inbox.
 
         Raises:
             RobotInterrupted: Nobody watches any more; the robot holds still.
@@ -67,11 +64,11 @@ class Intervention(RobotEnvWrapper):
     gripper keeps its last command.
 
     `stop`, `pause`, `reset` and `discard` end the episode as truncated, in a step in which the
-    robot holds where it is. After `stop` nothing moves before `clear_errors`, after `pause`
-    nothing before `resume`: see `wait_until_free`. A robot that cannot begin an episode before a
-    person has looked at it (`PersonNeeded`) is not asked again before `start`. A reset ends with
-    `stop` and `pause`, too: said before it or while it moves the robot, and even if it was taken
-    back meanwhile.
+    robot holds where it is. After `stop` nothing moves before `clear_errors`, after `pause` nothing
+    before `resume`: see `wait_until_free`. A robot that cannot begin an episode before a person has
+    looked at it (`PersonNeeded`) is not asked again before `start`. A reset ends with `stop` and
+    `pause`, too: said before it or while it moves the robot, and even if it was taken back
+    meanwhile.
 
     A robot that is not simulated moves nothing before a person's `start`: at first, and again after
     every fault and every stop, once whatever else it waits for has been said. Somebody may be
@@ -88,7 +85,6 @@ class Intervention(RobotEnvWrapper):
         attendants: Operators and devices that are asked before every step.
 
     Attributes:
-        waits_for: What the operator must say before anything moves again.
         ended_by: What the operator ended the present or last episode with, if so.
     """
 
@@ -117,7 +113,7 @@ class Intervention(RobotEnvWrapper):
 
     @property
     def waits_for(self) -> frozenset[OperatorEvent]:
-        """See the class."""
+        """What the operator must say before anything moves again."""
         return frozenset(self._waits_for)
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
@@ -155,11 +151,7 @@ class Intervention(RobotEnvWrapper):
         return self._act(action)
 
     def move(self, action: Action) -> Begun:
-        """Between episodes: a step of a reset motion, in which the operator is heard as ever.
-
-        Returns:
-            The observation and the info, as of `step`.
-        """
+        """A step of a reset motion, between episodes, in which the operator is heard as ever."""
         self._ask(lambda attendant: attendant.listen(self._observation))
         observation, *_, info = self._act(action)
         self._unread += info["operator"].events
@@ -205,18 +197,11 @@ class Intervention(RobotEnvWrapper):
         return said
 
     def attend(self) -> None:
-        """While the robot is moved between episodes, not by `move`: hear the operator.
-
-        Raises:
-            RobotInterrupted: The operator has halted the robot.
-        """
+        """While the robot is moved between episodes, not by `move`: hear and `check_free`."""
         self.check_free(self.overhear().events)
 
     def check_free(self, heard: Sequence[OperatorEvent] = ()) -> None:
-        """Look whether the robot may move.
-
-        Args:
-            heard: Events of which a halt counts even if it was taken back since.
+        """Look whether the robot may move; among `heard` a halt counts even if taken back since.
 
         Raises:
             RobotInterrupted: The operator has halted the robot.
@@ -231,11 +216,8 @@ class Intervention(RobotEnvWrapper):
     def wait_until_free(self, stopped: Callable[[], bool], note: Callable[[str], None]) -> None:
         """Wait, between episodes, while the robot waits for what a person has to say.
 
-        An attendant that fails meanwhile is asked again until it does not.
-
-        Args:
-            stopped: Asked again and again; when true the waiting ends.
-            note: Told what is waited for.
+        `stopped` ends the waiting, and `note` is told what is waited for. An attendant that fails
+        meanwhile is asked again until it does not.
         """
         told = problem = ""
         while self._waits_for and not stopped():

@@ -114,8 +114,7 @@ class OperatorInbox:
     def listen(self, listener: Callable[[OperatorEvent], None]) -> None:
         """Let every event that is posted be told at once too, before the loop polls.
 
-        Args:
-            listener: Called in the writer's thread; must neither wait nor raise.
+        The listener is called in the writer's thread, and must neither wait nor raise.
         """
         self._listeners = (*self._listeners, listener)
 
@@ -169,13 +168,9 @@ class OperatorInbox:
         self.post(event)
 
     def note_stopped(self, arm: str, why: str | None) -> None:
-        """Let the loop hear that an arm has been stopped, or, after the last of them, cleared.
+        """Let the loop hear that an arm has been stopped, and why, or (None) that it no longer is.
 
         Those who `listen` are not told: they would pass it on to this or another arm.
-
-        Args:
-            arm: Which one.
-            why: It is stopped, as it says; None: it no longer is.
         """
         with self._noting:
             if why is not None:

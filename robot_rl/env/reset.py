@@ -38,11 +38,7 @@ class HumanReset(RobotEnvWrapper):
         self._operated = env
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
-        """Begin an episode.
-
-        Raises:
-            RobotInterrupted: Nobody has said `start`; the robot holds still.
-        """
+        """Begin an episode; `RobotInterrupted`, with the robot at rest, before a `start`."""
         said = self._operated.overhear()
         self._operated.check_free()
         if OperatorEvent.START not in said.events:
@@ -73,17 +69,11 @@ class BackwardReset(RobotEnvWrapper):
     The backward task begins when an episode ends, whether it succeeded or not, and at its own
     success the next episode begins in place: nothing is put back by other means. An attempt that
     runs into the backward task's time limit is followed by another; after `attempts` of them the
-    robot's own reset takes over. The operator may drive, pause and stop during all of it.
+    robot's own reset takes over. The operator may drive, pause and stop during all of it. When
+    `stopped` says that the process is to end, the motion does too.
 
     The facts of an episode have ``reset_steps``, control steps of backward motion before it, and
     ``put_back``, whether it began with the robot's own reset.
-
-    Args:
-        env: The environment with its operator.
-        task: The backward task, in the same world.
-        controller: What does it: a scripted expert or a policy.
-        attempts: How often it is tried before the robot's own reset.
-        stopped: Whether the process is to end; the motion then does too.
     """
 
     def __init__(
@@ -159,11 +149,6 @@ def make_reset(
     config: DictConfig, operated: Intervention, stopped: Callable[[], bool]
 ) -> RobotEnvWrapper:
     """Wrap the environment in the configured reset.
-
-    Args:
-        config: The configuration.
-        operated: The environment with its operator.
-        stopped: Whether the process is to end.
 
     Raises:
         ConfigError: The backward task does not undo the task, or not on this robot.

@@ -64,9 +64,7 @@ class PersonNeeded(RobotRLError):
 class Robot(Protocol):
     """What `RobotEnv` needs of a robot. All poses are in the base frame, units are SI.
 
-    Attributes:
-        observation_fields: Columns of what it observes.
-        action_names: Columns of its actions.
+    It has the columns of what it observes, and of its actions.
     """
 
     observation_fields: tuple[Field, ...]
@@ -76,8 +74,7 @@ class Robot(Protocol):
     def simulated(self) -> bool:
         """Whether nobody can stand in its way.
 
-        Only such a robot moves without a person's `start`, at first and after a fault; see
-        `robot_rl.env.intervention`.
+        Only such a robot moves without a person's `start`; see `robot_rl.env.intervention`.
         """
 
     @property
@@ -86,34 +83,23 @@ class Robot(Protocol):
 
     @property
     def clamped(self) -> bool:
-        """Whether a limit changed what the last action asked for.
-
-        As far as is known at the newest observation: some robots' nodes say so after the action.
-        """
+        """Whether a limit changed what the last action asked for, as far as is known by now."""
 
     def reset(self, start_pose: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
-        """Bring the TCP to `start_pose` (7,) and forget the last target.
+        """Bring the TCP to `start_pose` (7,), position and quaternion, and forget the last target.
 
-        Args:
-            start_pose: Position and quaternion (7,).
-            rng: Source of whatever is random about the robot until the next reset.
+        `rng` is the source of whatever is random about the robot until the next reset.
         """
 
     def resume(self, rng: np.random.Generator) -> None:
-        """Hold, and be ready for an episode that begins where the robot is.
-
-        Args:
-            rng: As of `reset`.
+        """As `reset`, but hold, and be ready for an episode that begins where the robot is.
 
         Raises:
             RobotInterrupted: It cannot begin yet, for example without a fresh measurement.
         """
 
     def apply(self, action: Action) -> Action:
-        """Send a checked action (d,) in [-1, 1], and return what was really sent (d,).
-
-        Does not wait for the motion.
-        """
+        """Send a checked action (d,) in [-1, 1], and return what was really sent; never waits."""
 
     def advance(self, period: float) -> None:
         """Let `period` seconds of physics pass; a real robot does that by itself."""
@@ -130,25 +116,19 @@ class Robot(Protocol):
 
 @runtime_checkable
 class OperatorServer(Protocol):
-    """A robot through which an operator can be heard too: one on topics offers services there.
+    """A robot, such as one on topics with services, through which an operator can be heard too.
 
     It also has a stop of its own, so that an operator's stop need not wait for the loop.
     """
 
     def check_free(self) -> None:
-        """Look whether it may move; nothing moves.
-
-        Raises:
-            RobotInterrupted: It is stopped; says what a person has to do.
-        """
+        """Raise `RobotInterrupted`, which says what a person has to do, if it may not move."""
 
     def serve_operator(self, inbox: OperatorInbox, attend: Callable[[], None]) -> None:
         """From now on write to `inbox` what is said there, and obey a stop that is posted to it.
 
-        Args:
-            inbox: Of the loop that moves the robot.
-            attend: Called in that loop's thread, again and again while `Robot.reset` moves the
-                robot; raises `RobotInterrupted` where the operator has halted it.
+        `attend` is called in the thread of the loop, again and again while `Robot.reset` moves the
+        robot; it raises `RobotInterrupted` where the operator has halted it.
         """
 
     def missing(self) -> str:

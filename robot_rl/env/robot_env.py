@@ -37,12 +37,8 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
     that the reset has opened was told -1. One that this process has told nothing yet was told where
     it is measured: it may hold something.
 
-    Args:
-        robot: The robot, simulated or real.
-        task: Where episodes start, what they observe, and when they end.
-        clock: Stepped or realtime.
-        task_state: Whether the task's own fields are observed. Poses of objects are something that
-            a simulation or a tracker knows; a robot with cameras alone does not.
+    With `task_state` the task's own fields are observed. Poses of objects are something that a
+    simulation or a tracker knows; a robot with cameras alone does not.
     """
 
     def __init__(self, robot: Robot, task: Task, clock: Clock, *, task_state: bool = True) -> None:
@@ -109,8 +105,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         """Send the action, let one control period pass, then observe and judge.
 
         Raises:
-            ActionRefused: The action is not finite, out of range or of another shape; nothing
-                was sent.
+            ActionRefused: The action is not finite, out of range or of another shape.
         """
         executed = self.robot.apply(check_action(action, self.robot.action_names))
         self._last_command = executed.copy()
@@ -168,11 +163,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
 
 
 class RobotEnvWrapper(gymnasium.Wrapper[Observation, Action, Observation, Action]):
-    """A Gymnasium wrapper that shows the parts of the `RobotEnv` within.
-
-    Args:
-        env: A `RobotEnv`, or a wrapper of this kind around one.
-    """
+    """A Gymnasium wrapper that shows the parts of the `RobotEnv` within."""
 
     def __init__(self, env: EpisodeEnv) -> None:
         super().__init__(env)

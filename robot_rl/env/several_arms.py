@@ -19,11 +19,9 @@ _T = TypeVar("_T")
 
 
 class SeveralArms:
-    """Arms that move together; where one cannot go on, all hold.
+    """Arms, by name, that do a task together; where one cannot go on, all hold.
 
-    Args:
-        arms: Name → robot, in the order of the action's columns.
-        task: What they do together.
+    Their order is that of the action's columns.
     """
 
     def __init__(self, arms: Mapping[str, Robot], task: SeveralTasks) -> None:
@@ -38,11 +36,7 @@ class SeveralArms:
         self.opens_grippers = all(arm.opens_grippers for arm in self.arms.values())
 
     def reset(self, start_pose: Vector, rng: np.random.Generator) -> None:
-        """Bring each arm to its part of `start_pose` (7 · arms,), with randomness of its own.
-
-        Raises:
-            RobotInterrupted: One of them cannot move: none does, where it says so before.
-        """
+        """Bring each arm to its part of `start_pose` (7 · arms,), with randomness of its own."""
         self.check_free()
         poses, children = iter(start_pose.reshape(-1, _POSE)), iter(rng.spawn(len(self.arms)))
         self._each(lambda arm: arm.reset(next(poses), next(children)))
@@ -109,12 +103,7 @@ class SeveralArms:
 
 
 class SeveralTasks:
-    """Tasks that several arms do at the same time; it is done when each of them is.
-
-    Args:
-        name: Name of the whole, recorded with every episode.
-        tasks: Name of the arm → its task.
-    """
+    """Tasks, by name of the arm, done at the same time: all until each of them is done."""
 
     def __init__(self, name: str, tasks: Mapping[str, Task]) -> None:
         self.name = name
@@ -128,11 +117,7 @@ class SeveralTasks:
         return np.concatenate([task.reset(rng) for task in self.tasks.values()])
 
     def resume(self, rng: np.random.Generator) -> None:
-        """Begin each where its arm is, one after the other.
-
-        Raises:
-            RobotRLError: One of them can only begin from a scene that was put back.
-        """
+        """Begin each where its arm is, one after the other."""
         for task in self.tasks.values():
             task.resume(rng)
 

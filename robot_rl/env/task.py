@@ -60,12 +60,7 @@ class TaskView(Protocol):
     action_names: tuple[str, ...]  # columns of the action
 
     def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
-        """What is seen beside the objects' poses themselves.
-
-        Args:
-            object_poses: Poses (k, 7) of the objects as seen, base frame.
-            tcp_pose: Pose (7,) of the TCP, base frame.
-        """
+        """What is seen beside the objects' poses (k, 7), with the TCP (7,) there; base frame."""
 
 
 def seen(view: TaskView, object_poses: Vector, tcp_pose: Vector) -> Observation:
@@ -85,11 +80,7 @@ class Expert(Protocol):
 
 
 def refuse_resume(name: str) -> NoReturn:
-    """Say that a task of this name cannot begin where the last episode ended.
-
-    Raises:
-        RobotRLError: Always.
-    """
+    """Raise `RobotRLError`: a task of this name cannot begin where the last episode ended."""
     raise RobotRLError(
         f"the task {name!r} cannot begin where its last episode ended",
         hint="take reset=scripted, which puts robot and scene back",
@@ -101,10 +92,7 @@ class Tracker(Protocol):
 
     @property
     def tracked(self) -> Mapping[str, Any]:
-        """What the newest observation says of the task.
-
-        `tcp_pose` (7,), and where known `object_poses` (k, 7), base frame, and `success`.
-        """
+        """The newest `tcp_pose` (7,), and where known `object_poses` (k, 7) and `success`."""
 
 
 @dataclass(eq=False)

@@ -47,20 +47,14 @@ class Evaluator:
     """Keeps the environments between evaluations, until it is closed.
 
     Simulated time is stepped, many episodes side by side. A robot that has only the wall clock is
-    attended by people as in training: see `AttendedRobot`.
+    attended by people as in training: see `AttendedRobot`. `note` is told of every episode that is
+    made again, and why.
 
-    Args:
-        config: The configuration; its `evaluation` says how many episodes and which seeds.
-        run: What an attended robot needs: see `AttendedRobot`.
-        note: Told of every episode that is made again, and why.
+    Raises:
+        ConfigError: See `check_counts`.
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory, note: Callable[[str], None]) -> None:
-        """Make the environments.
-
-        Raises:
-            ConfigError: See `check_counts`.
-        """
         check_counts(config)
         self._config, self._note = config, note
         stepped = on_stepped_clock(config)
@@ -133,9 +127,8 @@ class Evaluator:
     ) -> Iterator[EpisodeResult]:
         """Run the behaviour's best guess, as many episodes side by side as `slots` says.
 
-        Yields:
-            Each episode that says something of the policy, as it ends. What a person has driven is
-            none of its successes.
+        Yields each episode that says something of the policy, as it ends. What a person has driven
+        is none of its successes.
 
         Raises:
             RobotRLError: As `evaluate`.
@@ -205,11 +198,7 @@ def first_scene(config: DictConfig, *, final: bool) -> int:
 
 
 def check_counts(config: DictConfig) -> None:
-    """Check that there is something to evaluate, and somewhere.
-
-    Raises:
-        ConfigError: Names the key, what it is and what it may be.
-    """
+    """Raise `ConfigError` where there is nothing to evaluate, or nowhere."""
     names = ("episodes", "final_episodes", "slots")
     least = {f"evaluation.{name}": 1 for name in names}
     given = [name for name in ("seed", "final_seed") if config.evaluation[name] is not None]
@@ -227,11 +216,7 @@ def name_of_domain(config: DictConfig) -> str | None:
 
 
 def check_proof(config: DictConfig) -> None:
-    """Check the settings of what is to be proved.
-
-    Raises:
-        ConfigError: Names the key, what it is and what it may be.
-    """
+    """Raise `ConfigError` where the settings of what is to be proved are not valid."""
     check_least(config, {"proof.scenes": 1, "proof.seed": 0})
     check_value("proof.score", config.proof.score, SCORES)
     for name, low in (("confidence", 0.5), ("claim", 0.0)):
@@ -252,12 +237,8 @@ class AttendedRobot:
     policy's successes. One that they `pause` or `discard` is made again.
 
     Where a person puts the scene back, who meets a seed first decides what its scene is: the
-    cameras' pictures of it are kept, and shown to the person before every further attempt.
-
-    Args:
-        config: The configuration.
-        run: Where those pictures are, and whose console shows the robot.
-        note: Told which scene is to be put back, and of labels that do not count.
+    cameras' pictures of it are kept in the run, and `note` points to them before every further
+    attempt.
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory, note: Callable[[str], None]) -> None:
@@ -285,11 +266,7 @@ class AttendedRobot:
             yield seed
 
     def heard_of(self, episode: EpisodeResult) -> OperatorEvent | None:
-        """Note in the facts of the episode that has just ended who called it a success.
-
-        Returns:
-            What the operator ended it with, if so.
-        """
+        """Note who called the ended episode a success; returns what the operator ended it with."""
         episode.facts |= self._judged.episode_facts
         try:
             if self._scenes is not None:

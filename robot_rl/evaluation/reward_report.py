@@ -71,11 +71,7 @@ def write_reward_report(
 ) -> Path:
     """Write `reward.html` into a run directory.
 
-    Args:
-        run: The directory.
-        record: What there is to say.
-        examples: The held-out recording, for pictures.
-        scored: Its episodes, with probabilities as scores.
+    `examples` is the held-out recording, for pictures; `scored` its episodes, with probabilities.
     """
     decision, result = record.trained.decision, record.validation
     cameras = ", ".join(name.removeprefix("images/") for name in examples.cameras)

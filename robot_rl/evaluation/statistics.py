@@ -239,10 +239,8 @@ class EvaluationResult:
     def beside(self, cloned: EvaluationResult, looks: int = 1) -> Comparison | None:
         """Compare it with the cloned policy's evaluation, None where they share no scene.
 
-        Args:
-            cloned: That evaluation.
-            looks: How often the run is looked at: each look has its share of the level, so that
-                all of them together call a policy that is as good worse in one run of twenty.
+        The run is looked at `looks` times: each look has its share of the level, so that all of
+        them together call a policy that is as good worse in one run of twenty.
         """
         first = max(self.first_seed, cloned.first_seed)
         end = min(self.first_seed + self.episodes, cloned.first_seed + cloned.episodes)
@@ -258,12 +256,12 @@ class EvaluationResult:
     def of_episodes(
         cls, successes: npt.ArrayLike, seconds: npt.ArrayLike, **facts: Any
     ) -> EvaluationResult:
-        """Summarise finished episodes; what is not said here is said in the class.
+        """Summarise finished episodes; the facts are attributes that do not follow from these.
 
         Args:
             successes: (n,) bool in the order of the seeds, n >= 1.
             seconds: (n,) task time of each episode, from reset to success.
-            **facts: Attributes that do not follow from these.
+            **facts: See above.
 
         Raises:
             StatisticsError: No episodes, or arrays of different lengths.

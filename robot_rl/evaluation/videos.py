@@ -72,13 +72,9 @@ class _FilmedEnv(RobotEnvWrapper):
 
 
 def film(env: RobotEnv, behaviour: Behaviour, seeds: Iterable[int], folder: Path) -> Iterator[Clip]:
-    """Run a policy's best guess from some seeds and film it.
+    """Run a policy's best guess from some seeds and film it, in files `<seed>.mp4` of a folder.
 
-    Args:
-        env: Where; its robot must be `Filmable`, else nothing is filmed.
-        behaviour: The policy.
-        seeds: Of the episodes.
-        folder: Where the files `<seed>.mp4` go.
+    Where the environment's robot is not `Filmable`, nothing is filmed.
     """
     if not isinstance(env.robot, Filmable):
         return

@@ -73,15 +73,14 @@ class SimulatedOperator:
     * not what the policy is about to do, nor its values.
 
     It compares how the tool has moved in the last `patience_s` with how it would have moved it
-    itself, or straight to where an object is taken or brought: by which way is the same to it. A
-    policy that stands still, presses beside the hole or goes astray makes no progress; the person
-    notices only while they watch, takes a reaction time, and takes over if there is no progress
-    still. They let go when they have made progress for `correction_s`; but who has to help a
-    second time in an episode finishes it. Where nobody could succeed any more, since the object
-    has fallen down for example, they say `failure`, a reaction time after they saw that.
+    itself, or straight to where an object is taken or brought. A policy that stands still, presses
+    beside the hole or goes astray makes no progress; the person notices only while they watch,
+    takes a reaction time, and takes over if there is no progress still. They let go when they have
+    made progress for `correction_s`; but who has to help a second time in an episode finishes it.
+    Where nobody could succeed any more, they say `failure`, a reaction time after they saw that.
 
-    All is drawn from the episode's seed, and time is counted in control steps: on the stepped
-    clock a run with it is repeatable.
+    All is drawn from the episode's seed, and time is counted in control steps: on the stepped clock
+    a run with it is repeatable.
     """
 
     inbox: OperatorInbox  # what it writes to
@@ -113,11 +112,7 @@ class SimulatedOperator:
         self.inbox.jog(np.zeros(6), source=_SOURCE)
 
     def watch(self, observation: Observation) -> None:
-        """Look at the robot for one step: go on watching, take over, drive, or let go.
-
-        Args:
-            observation: Not used: a person does not see the policy's numbers.
-        """
+        """Look at the robot for one step: go on watching, take over, drive, or let go."""
         self._judge()
         self._look()
         action = self.hand.act(self._rng)

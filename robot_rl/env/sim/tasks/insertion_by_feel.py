@@ -57,15 +57,12 @@ class InsertionByFeel:
         self._phase = _Phase.APPROACH
 
     def next_tip(self, tip: Vector, wrench: Vector, *, inside: bool) -> Vector:
-        """Where the tip should be next.
+        """Where the tip, at a pose (7,), should be next; both in the frame of the socket as seen.
 
         Args:
-            tip: Pose (7,) of the tip, in the frame of the socket as seen.
+            tip: See above.
             wrench: Force [N] and torque [Nm] (6,) on the peg, in that frame.
             inside: Whether the peg is seen to be in the hole, if only a little.
-
-        Returns:
-            Pose (7,) in that frame.
         """
         force = wrench[:3]
         held = -force[:2] > max(self.wall_force, self.wall_ratio * force[2])
