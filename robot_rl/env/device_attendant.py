@@ -44,9 +44,7 @@ class DeviceAttendant:
     """
 
     def __init__(self, device: Device, inbox: OperatorInbox) -> None:
-        self._device = device
-        self._inbox = inbox
-        self._lost = False
+        self._device, self._inbox, self._lost = device, inbox, False
         device.connect()
 
     def begin(self, seed: int) -> None:

@@ -6,7 +6,6 @@ from their own threads; the loop that moves the robot polls it once a tick and n
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
@@ -65,11 +64,6 @@ class OperatorInput(NamedTuple):
     moving: bool  # whether the operator moves the arm or has told the gripper something
 
 
-class _Jog(NamedTuple):
-    motion: Motion
-    seconds: float  # on the inbox's clock
-
-
 NOTHING = OperatorInput((), np.zeros(6), None, moving=False)
 
 
@@ -102,7 +96,7 @@ class OperatorInbox:
         # Single operations on deques and dicts are atomic in Python.
         self._events: deque[OperatorEvent] = deque()
         self._grippers: deque[float] = deque()
-        self._jogs: dict[str, _Jog] = {}
+        self._jogs: dict[str, tuple[Motion, float]] = {}  # and when, by source
         self._listeners: tuple[Callable[[OperatorEvent], None], ...] = ()
         self._stopped: dict[str, str] = {}  # arm → why
         self._halts: set[OperatorEvent] = set()  # that were posted, and not yet taken back
@@ -222,7 +216,7 @@ class OperatorInbox:
                     expected="a number from -1, open, to +1, closed",
                 )
             self._grippers.append(float(gripper))
-        self._jogs[source] = _Jog(values, self._clock())
+        self._jogs[source] = values, self._clock()
 
     def poll(self) -> OperatorInput:
         """What came since the last poll, and the motion as of now. For the one reader."""
@@ -232,12 +226,11 @@ class OperatorInbox:
         return OperatorInput(events, motion, grippers[-1] if grippers else None, moving)
 
     def _newest_motion(self) -> Motion:
-        oldest = self._clock() - self._timeout
-        newest = _Jog(NOTHING.motion, -math.inf)
-        for jog in tuple(self._jogs.values()):
-            if jog.seconds >= max(oldest, newest.seconds) and jog.motion.any():
-                newest = jog
-        return newest.motion.copy()
+        motion, newest = NOTHING.motion, self._clock() - self._timeout
+        for given, seconds in tuple(self._jogs.values()):
+            if seconds >= newest and given.any():
+                motion, newest = given, seconds
+        return motion.copy()
 
 
 def _drained(queue: deque[_Item]) -> tuple[_Item, ...]:

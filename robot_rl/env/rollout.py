@@ -177,7 +177,7 @@ class _Rollout:
     slots: list[_Slot]
     controller: Controller
     recorder: RowBuilder | None
-    on_row: RowListener | None
+    on_row: RowListener
 
     def stacked(self) -> Observation:
         if len(self.slots) == 1:  # a robot's pictures are not copied for it
@@ -204,7 +204,7 @@ class _Rollout:
         if self.recorder is not None:
             outcome = (reward, terminated, truncated)
             seen = (slot.observation, slot.stamp, result.steps)
-            self._emit(self.recorder.step(*seen, decision, slot.index, outcome, info), result)
+            self.on_row(self.recorder.step(*seen, decision, slot.index, outcome, info), result)
         before, slot.intervened = slot.intervened, bool(info.get("intervened", False))
         if slot.intervened:
             result.intervened_steps += 1
@@ -233,13 +233,7 @@ class _Rollout:
             only[slot.index] = True
             conclusion = self.controller.conclude(self.stacked(), only)
         seen = (slot.observation, slot.stamp, slot.result.steps)
-        self._emit(self.recorder.last(*seen, conclusion, slot.index), slot.result)
-
-    def _emit(self, row: Row, result: EpisodeResult) -> None:
-        if self.on_row is None:
-            result.rows.append(row)
-        else:
-            self.on_row(row, result)
+        self.on_row(self.recorder.last(*seen, conclusion, slot.index), slot.result)
 
 
 def rollout(
@@ -248,7 +242,7 @@ def rollout(
     seeds: Iterator[int],
     *,
     recorder: RowBuilder | None = None,
-    on_row: RowListener | None = None,
+    on_row: RowListener = lambda row, result: result.rows.append(row),
     stop: Callable[[], bool] = lambda: False,
     note: Callable[[str], None] = _to_stderr,
 ) -> Iterator[EpisodeResult]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -28,64 +29,52 @@ class _Command(NamedTuple):
     due: int = 0  # physics steps until it takes effect
 
 
+@dataclass(eq=False)
 class SimRobot:
     """A 7-joint arm in MuJoCo, driven by Cartesian increments, its gripper and cameras.
 
     Without a gripper column in the task's action the fingers stay where they are at the start, and
     are not measured.
 
-    Args:
-        task: The simulated task; it is attached to the world that is built for it.
-        model: Path of the arm's MJCF, beginning with `hardware/`.
-        home_joints: Joint angles (7,) [rad] near which start poses are solved.
-        limits: What the arm may be asked for.
-        gripper: What moves the fingers where the task's action has a gripper column.
-        cameras: What it sees with.
-        domain: How it may differ from its model, in each episode anew.
-
     Raises:
         RobotRLError: The task is not a simulated one.
     """
 
+    task: Task  # a simulated one; it is attached to the world that is built for it
+    model: str  # path of the arm's MJCF, beginning with `hardware/`
+    home_joints: Sequence[float]  # joint angles (7,) [rad] near which start poses are solved
+    limits: CartesianLimits  # what the arm may be asked for
+    gripper: GripperMotor  # what moves the fingers where the task's action has a gripper column
+    cameras: Sequence[CameraOptions] = ()  # what it sees with
+    domain: Domain = IDEAL  # how it may differ from its model, in each episode anew
     simulated = True
     opens_grippers = True
 
-    def __init__(
-        self,
-        task: Task,
-        model: str,
-        home_joints: Sequence[float],
-        limits: CartesianLimits,
-        gripper: GripperMotor,
-        cameras: Sequence[CameraOptions] = (),
-        domain: Domain = IDEAL,
-    ) -> None:
-        sim_task = put_in_world(task, model, gripper)
+    def __post_init__(self) -> None:
+        sim_task = put_in_world(self.task, self.model, self.gripper)
         self.world = sim_task.world
-        self.cameras = tuple(SimCamera(self.world, options) for options in cameras)
+        self._cameras = [SimCamera(self.world, options) for options in self.cameras]
         self._bystander: SceneRenderer | None = None
-        images = (field for camera in self.cameras for field in camera.fields)
-        self.observation_fields = (*state_fields(len(home_joints)), *images)
-        self.limiter = CartesianLimiter(limits)
+        images = (field for camera in self._cameras for field in camera.fields)
+        self.observation_fields = (*state_fields(len(self.home_joints)), *images)
+        self.limiter = CartesianLimiter(self.limits)
         self.clamped = False
-        self._home_joints = np.array(home_joints)
         self.action_names = sim_task.action_names
         self._columns = [ARM_ACTIONS.index(n) for n in self.action_names if n != GRIPPER_ACTION]
         self._has_gripper = GRIPPER_ACTION in self.action_names
         self._opening = self._finger_opening = sim_task.finger_opening
-        self._domain = domain
         self._delay = self._latency = 0  # of actions and of pictures [physics steps]
         self._pending: deque[_Command] = deque()
 
     def reset(self, start_pose: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
         """Put the arm at rest with the TCP at `start_pose` (7,) in the base frame."""
         self._draw_conditions(rng)
-        self.world.reset(start_pose, self._home_joints)
+        self.world.reset(start_pose, np.array(self.home_joints))
         self.world.set_finger_opening(self._finger_opening)
         self.limiter.reset(start_pose)
         self._opening = self._finger_opening
         self._pending.clear()
-        for camera in self.cameras:
+        for camera in self._cameras:
             camera.reset(rng)
 
     def resume(self, rng: np.random.Generator) -> None:
@@ -134,7 +123,7 @@ class SimRobot:
             "state/gripper_position": np.array([1.0 - opening / FINGER_STROKE]),
         }
         seen: Observation = {name: value.astype(np.float32) for name, value in state.items()}
-        for camera in self.cameras:
+        for camera in self._cameras:
             seen |= camera.observe(self._latency)
         return seen
 
@@ -155,7 +144,7 @@ class SimRobot:
 
     def close(self) -> None:
         """Release the cameras; the world goes with its last reference."""
-        for camera in self.cameras:
+        for camera in self._cameras:
             camera.close()
         if self._bystander is not None:
             self._bystander.close()
@@ -163,13 +152,13 @@ class SimRobot:
     def _draw_conditions(self, rng: np.random.Generator) -> None:
         # A generator of their own: a seed has the same scene in every domain.
         (own,) = rng.spawn(1)
-        conditions = self._domain.draw(own)
+        conditions = self.domain.draw(own)
         self.world.meet(conditions, own)
         self._delay = self.world.steps(conditions.action_delay)
         self._latency = self.world.steps(conditions.camera_latency)
 
     def _take_pictures(self) -> None:
-        for camera in self.cameras:
+        for camera in self._cameras:
             camera.shoot()
 
     def _send(self, command: _Command) -> None:
