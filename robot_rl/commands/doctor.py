@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 from robot_rl.errors import RobotRLError
 
 if TYPE_CHECKING:
-    from robot_rl.env.device_attendant import Device
+    from robot_rl.env.factory import Device
 
 _GIBIBYTE = 2**30
 _ENOUGH_DISK = 4 * _GIBIBYTE  # a long run on states with its store, several times over

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from policies import registry
-from robot_rl.data.schema import RowSchema
+from robot_rl.data.schema import Observation, RowSchema
 from robot_rl.env.clock import make_clock
-from robot_rl.env.device_attendant import DeviceAttendant
 from robot_rl.env.intervention import Attendant, Intervention, unmovable_columns
 from robot_rl.env.operator import JOG_TIMEOUT_S, OperatorInbox
-from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, OperatorServer, Robot
+from robot_rl.env.robot import (
+    ARM_ACTIONS,
+    GRIPPER_ACTION,
+    OperatorServer,
+    Robot,
+    RobotInterrupted,
+)
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.several_arms import SeveralArms
 from robot_rl.env.task import Expert, Task
 from robot_rl.errors import RobotRLError
+from robot_rl.safety import rotations
 
 
 def make_env(
@@ -187,3 +194,75 @@ def observed_widths(config: Mapping[str, Any], schema: RowSchema) -> dict[str, i
             hint="name what it sees with observation.states=[...]",
         )
     return {str(name): int(np.prod(schema.dtype[str(name)].shape)) for name in names}
+
+
+class Device(Protocol):
+    """What is used of a teleoperation device; see `drivers.teleop.base.TeleopDevice`."""
+
+    events: Mapping[str, str]
+
+    def connect(self) -> None:
+        """Open the device."""
+
+    def read(
+        self, tool_orientation: npt.NDArray[np.float64] | None = None, gripper: float | None = None
+    ) -> Any:
+        """What the operator does now: motion, gripper and buttons; never waits."""
+
+    def close(self) -> None:
+        """Release the device."""
+
+
+class DeviceAttendant:
+    """Writes what a device says to the inbox, at the tick at which the loop reads that.
+
+    A device that fails takes the operator's hand from the robot: the robot then holds still, and no
+    episode begins before the device is connected again. It is connected here, or raises
+    `RobotRLError`.
+    """
+
+    def __init__(self, device: Device, inbox: OperatorInbox) -> None:
+        self._device, self._inbox, self._lost = device, inbox, False
+        device.connect()
+
+    def begin(self, seed: int) -> None:
+        """Connect the device anew if it was lost."""
+        if self._lost:
+            self._or_lost(self._device.connect)
+            self._lost = False
+
+    def watch(self, observation: Observation) -> None:
+        """Read the device; raises `RobotInterrupted` where it has failed."""
+        pose = observation.get("state/tcp_pose")
+        orientation = None if pose is None else np.asarray(pose[3:], np.float64)
+        state = self._or_lost(lambda: self._device.read(orientation, self._inbox.gripper))
+        for button in sorted(state.buttons):
+            if button in self._device.events:
+                self._inbox.post(self._device.events[button])
+        self._inbox.jog(state.motion, state.gripper, source="device")
+
+    def listen(self, observation: Observation) -> None:
+        """As `watch`; a device that was lost is connected anew first.
+
+        Before the first episode the tool's orientation is not known. Nothing moves then, so that
+        any will do to tell whether the operator moves.
+        """
+        self.begin(0)
+        downward = np.concatenate([np.zeros(3), rotations.DOWNWARD])
+        self.watch({"state/tcp_pose": downward, **observation})
+
+    def close(self) -> None:
+        """Release the device."""
+        self._device.close()
+
+    def _or_lost(self, act: Callable[[], Any]) -> Any:
+        try:
+            return act()
+        except RobotRLError as error:
+            self._lost = True
+            self._inbox.jog(np.zeros(6), source="device")
+            raise RobotInterrupted(
+                "the operator's device is gone, so nobody could correct the robot",
+                got=error,
+                hint="connect it again",
+            ) from error

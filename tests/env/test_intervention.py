@@ -11,8 +11,7 @@ from drivers.teleop.base import Shaping
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY
 from robot_rl.env.controllers import decided
-from robot_rl.env.device_attendant import DeviceAttendant
-from robot_rl.env.factory import make_env, make_intervention
+from robot_rl.env.factory import DeviceAttendant, make_env, make_intervention
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorError, OperatorInbox
 from robot_rl.env.robot import RobotInterrupted

@@ -7,8 +7,7 @@ from scripted_device import HandheldDevice
 
 from robot_rl.data.rows import RowBuilder
 from robot_rl.env.controllers import ExpertController
-from robot_rl.env.device_attendant import DeviceAttendant
-from robot_rl.env.factory import make_env, make_expert
+from robot_rl.env.factory import DeviceAttendant, make_env, make_expert
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.rollout import rollout
 from robot_rl.rewards.source import DistanceReward, HumanReward, PoseReward, RewardError, TaskReward

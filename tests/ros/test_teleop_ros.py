@@ -20,8 +20,7 @@ from drivers.teleop.base import Shaping
 from drivers.teleop.node import TeleopNode
 from drivers.teleop.topics import JoyTopic, TwistTopic
 from robot_rl.config import compose
-from robot_rl.env.device_attendant import DeviceAttendant
-from robot_rl.env.factory import make_env
+from robot_rl.env.factory import DeviceAttendant, make_env
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.robot import RobotInterrupted

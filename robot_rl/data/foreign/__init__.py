@@ -1,10 +1,10 @@
 """Demonstrations that others recorded: a reader a format, and one mapping to rows.
 
-HDF5 of robomimic 0.3 (`data/demo_0/obs/NAME`, filter keys in `mask`), of Minari 0.5
-(`episode_0/observations`) and of D4RL, and NumPy's `.npz`, are read here; `lerobot` reads v3.0 and
-v2.1. D4RL, and a single `.npz`, have the steps of all episodes one after the other. The readers
-give columns as they are. What these mean, a person says in a mapping file (`mapping`), and `mapped`
-makes rows by it.
+Reads HDF5 of robomimic 0.3 (`data/demo_0/obs/NAME`, filter keys in `mask`), of Minari 0.5
+(`episode_0/observations`) and of D4RL, NumPy's `.npz`, and LeRobot: v3.0 as of release 0.4.4, v2.1
+as of 0.3.3. D4RL, and a single `.npz`, have the steps of all episodes one after the other. The
+readers give columns as they are. What these mean, a person says in a mapping file (`mapping`), and
+`mapped` makes rows by it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 
+from robot_rl.data import lerobot as layout
 from robot_rl.data.episodes import DatasetDamaged, DatasetError, NotADataset
-from robot_rl.data.lerobot import INFO_PATH, require_packages
-from robot_rl.data.schema import Array
+from robot_rl.data.lerobot import INDEX_FEATURES, Feature
+from robot_rl.data.schema import DTYPES, Array
 from robot_rl.errors import require
 
 ALL = "all"
@@ -35,6 +37,7 @@ _TERMINATIONS = ("terminals", "terminations", "terminated")
 _FLAGS = (*_TERMINATIONS, "timeouts", "truncations", "truncated", "dones", "done")
 _NEXT = "next_"  # robomimic, D4RL: what was seen after the action of the same row
 
+_PICTURES = (layout.VIDEO, layout.IMAGE)
 # Arrays or HDF5 datasets by name, and the rows of an episode in them.
 _Arrays = Mapping[str, Any]
 _Part = tuple[_Arrays, int, int]
@@ -65,11 +68,9 @@ def open_foreign(path: Path) -> ForeignDataset:
         MissingExtra: The package that reads the format is not installed.
         DatasetError: It is none, or cannot be read.
     """
-    if (path / INFO_PATH).is_file():
-        require_packages()
-        from robot_rl.data.foreign.lerobot import open_lerobot
-
-        return open_lerobot(path)
+    if (path / layout.INFO_PATH).is_file():
+        layout.require_packages()
+        return _open_lerobot(path)
     minari = path / "data" / "main_data.hdf5"
     if minari.is_file() or path.suffix in (".hdf5", ".h5"):
         return _open_hdf5(minari if minari.is_file() else path)
@@ -217,6 +218,56 @@ def _minari_answers(path: Path) -> dict[str, Any]:
         low, high = (np.ravel(space[key]).tolist() for key in ("low", "high"))
         answers |= {"action_low": low, "action_high": high, "action_convention": "environment"}
     return {key: answer for key, answer in answers.items() if answer is not None}
+
+
+def _open_lerobot(path: Path) -> ForeignDataset:
+    from robot_rl.data.lerobot.reader import LeRobotFrames, read_information
+
+    information = read_information(path, (layout.VERSION, "v2.1"))
+    own = {feature.key for feature in INDEX_FEATURES}
+    try:
+        rate = float(information["fps"])
+        found = [_feature(*item) for item in information["features"].items() if item[0] not in own]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DatasetDamaged(
+            f"{path / layout.INFO_PATH}: 'fps' or 'features' cannot be read", got=repr(error)
+        ) from error
+    features = {f.key: f for f in found if f.dtype in DTYPES or f.dtype in _PICTURES}
+
+    def frames(names: Collection[str]) -> LeRobotFrames:
+        wanted = [*INDEX_FEATURES, *(features[name] for name in names)]
+        exact = Fraction(rate).limit_denominator(layout.LARGEST_DENOMINATOR)
+        return LeRobotFrames(path, information, wanted, exact, ["tasks"])
+
+    def episodes(names: Collection[str], _: str) -> Episodes:
+        for record, given in frames(names).episodes():
+            values = {feature.key: column for feature, column in given.items()}
+            steps = np.diff(values["timestamp"][:, 0].astype(np.float64))
+            if (np.abs(steps * rate - 1.0) > 0.5).any():
+                raise DatasetDamaged(
+                    f"episode {record['episode_index']} is not at the rate that info.json says",
+                    got=f"steps of {steps.min():g} to {steps.max():g} s",
+                    expected=f"{1.0 / rate:g} s",
+                )
+            told = record["tasks"] or [""]
+            yield {name: values[name] for name in names}, str(told[0])
+
+    return ForeignDataset(
+        f"LeRobot {information['codebase_version']}, robot {information.get('robot_type')}",
+        {ALL: len(frames(()).records)},
+        {key: feature.names or () for key, feature in features.items()},
+        episodes,
+        rate,
+    )
+
+
+def _feature(key: str, told: Mapping[str, Any]) -> Feature:
+    shape, names, dtype = tuple(map(int, told["shape"])), told.get("names"), str(told["dtype"])
+    if dtype in _PICTURES and names and str(names[0]).startswith("channel"):
+        shape = (*shape[1:], shape[0])  # some are described so; all are stored rows first
+    if isinstance(names, dict):  # {"motors": [...]}
+        names = next(iter(names.values()), None)
+    return Feature(key, dtype, shape, tuple(map(str, names)) if isinstance(names, list) else None)
 
 
 @contextmanager
