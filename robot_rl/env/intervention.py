@@ -170,9 +170,12 @@ class Intervention(RobotEnvWrapper):
         if over:
             self.robot.hold()
             said = said._replace(motion=np.zeros(6), gripper=None)
-        sent = self._operators_action(said) if intervened or over else action
+        if intervened or over:
+            told = self._observation[LAST_COMMAND][self._gripper_columns]
+            grippers = told if said.gripper is None else said.gripper
+            action = action_of_motion(self._names, said.motion, grippers)
         with self._faults_noted():
-            observation, reward, terminated, truncated, info = super().step(sent)
+            observation, reward, terminated, truncated, info = super().step(action)
         self._observation = observation
         self._note_gripper(observation)
         # Even where the task says that it is done: who judges otherwise would let it go on.
@@ -192,8 +195,18 @@ class Intervention(RobotEnvWrapper):
         return said
 
     def _polled(self) -> OperatorInput:
+        """Read the inbox, and note what the robot waits for from now on."""
         said = self._inbox.poll()
-        self._note_halts(said.events)
+        for event in said.events:
+            if event is OperatorEvent.STOP:
+                why = self._inbox.why_stopped() or _STOPPED
+                self._waits_for.setdefault(OperatorEvent.CLEAR_ERRORS, why)
+                if not self.robot.simulated:
+                    self._waits_for.setdefault(OperatorEvent.START, why)
+            elif event is OperatorEvent.PAUSE:
+                self._waits_for[OperatorEvent.RESUME] = _PAUSED
+            elif event is not OperatorEvent.START or len(self._waits_for) == 1:
+                self._waits_for.pop(event, None)
         return said
 
     def attend(self) -> None:
@@ -309,23 +322,6 @@ class Intervention(RobotEnvWrapper):
         self._moved_steps -= holding
         return self._kept or holding
 
-    def _note_halts(self, events: Sequence[OperatorEvent]) -> None:
-        for event in events:
-            if event is OperatorEvent.STOP:
-                why = self._inbox.why_stopped() or _STOPPED
-                self._waits_for.setdefault(OperatorEvent.CLEAR_ERRORS, why)
-                if not self.robot.simulated:
-                    self._waits_for.setdefault(OperatorEvent.START, why)
-            elif event is OperatorEvent.PAUSE:
-                self._waits_for[OperatorEvent.RESUME] = _PAUSED
-            elif event is not OperatorEvent.START or len(self._waits_for) == 1:
-                self._waits_for.pop(event, None)
-
-    def _operators_action(self, said: OperatorInput) -> Action:
-        told = self._observation[LAST_COMMAND][self._gripper_columns]
-        grippers = told if said.gripper is None else said.gripper
-        return action_of_motion(self._names, said.motion, grippers)
-
 
 def unmovable_columns(names: Sequence[str]) -> tuple[str, ...]:
     """Those of the action columns that no operator can move: of any but one arm and its gripper."""
@@ -333,12 +329,9 @@ def unmovable_columns(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def action_of_motion(names: Sequence[str], motion: Motion, grippers: npt.ArrayLike) -> Action:
-    """The action of an operator's motion.
+    """The action (d,) of a motion (6,) in [-1, 1], base frame; 0 in columns of other names.
 
-    Args:
-        names: Names of the d action columns; the action (d,) is 0 in those of other names.
-        motion: (6,) in [-1, 1], base frame.
-        grippers: -1 open to +1 closed, of each gripper's column, or one number for all.
+    Grippers are -1 open to +1 closed: of each gripper's column, or one number for all.
     """
     values = dict(zip(ARM_ACTIONS, motion.tolist(), strict=True))
     action = np.array([values.get(name, 0.0) for name in names], np.float32)

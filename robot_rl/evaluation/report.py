@@ -81,9 +81,11 @@ def _content(run: RunRecords) -> dict[str, Any]:
     chosen = {**(run.config.get("choices") or {}), **run.summary}
     task, algorithm = (chosen.get(word) or f"unknown {word}" for word in ("task", "algorithm"))
     seed = run.summary.get("seed", run.config.get("seed", "unknown"))
+    told = dict.fromkeys(e.domain for e in run.evaluations if e.domain)
+    domain = f", domain {' and '.join(told)}" if told else ""
     return {
         "title": f"{task} · {algorithm}",
-        "subtitle": f"Run {run.directory.name}, seed {seed}" + _domain(run),
+        "subtitle": f"Run {run.directory.name}, seed {seed}{domain}",
         "notes": [*run.notes, *_setbacks(run), *_conduct(run)],
         "bc": run.summary.get("demonstrations") != 0 and _success(run.final(cloned=True)),
         "rl": _success(run.final(cloned=False)),
@@ -97,12 +99,6 @@ def _content(run: RunRecords) -> dict[str, Any]:
         "facts": _facts(run),
         "configuration": run.configuration,
     }
-
-
-def _domain(run: RunRecords) -> str:
-    """In which domain the run was made and evaluated."""
-    told = dict.fromkeys(e.domain for e in run.evaluations if e.domain)
-    return f", domain {' and '.join(told)}" if told else ""
 
 
 def _clips(folder: Path) -> list[dict[str, Any]]:

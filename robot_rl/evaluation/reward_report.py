@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib import image
 
 from robot_rl.evaluation.report import write_page
@@ -111,20 +110,17 @@ def _galleries(
         for e in scored
         for row in np.flatnonzero(e.labels.positive | e.labels.negative).tolist()
     ]
-    wrong = [f for f in frames if f[0] >= threshold and not f[1]]
-    missed = [f for f in frames if f[0] < threshold and f[1]]
-    close = [f for f in frames if f[0] < threshold and not f[1]]
-    right = [f for f in frames if f[0] >= threshold and f[1]]
-    kinds = (
-        ("Taken for success, and is none", sorted(wrong, reverse=True)),
-        ("Success that is not seen", sorted(missed)),
-        ("No success, and nearest to being taken for one", sorted(close, reverse=True)),
-        ("Success, the least certain first", sorted(right)),
-    )
-    return [
-        {"title": title, "count": len(found), "pictures": list(_pictures(examples, found))}
-        for title, found in kinds
-    ]
+    galleries = []
+    for title, taken, success in (
+        ("Taken for success, and is none", True, False),
+        ("Success that is not seen", False, True),
+        ("No success, and nearest to being taken for one", False, False),
+        ("Success, the least certain first", True, True),
+    ):
+        found = [f for f in frames if (f[0] >= threshold, f[1]) == (taken, success)]
+        pictures = list(_pictures(examples, sorted(found, reverse=not success)))
+        galleries.append({"title": title, "count": len(found), "pictures": pictures})
+    return galleries
 
 
 def _pictures(
@@ -139,28 +135,20 @@ def _pictures(
             return
         shown.add(index)
         images = examples.episode(index).images
-        side_by_side = np.concatenate(_same_height([images[n][row] for n in images]), 1)
+        pictures = [column[row] for column in images.values()]
+        height = max(picture.shape[0] for picture in pictures)
+        padded = [np.pad(p, ((0, height - p.shape[0]), (0, 0), (0, 0))) for p in pictures]
+        file = io.BytesIO()
+        image.imsave(file, np.concatenate(padded, 1), format="png")
         yield {
-            "uri": f"data:image/png;base64,{_png(side_by_side)}",
+            "uri": f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}",
             "words": f"episode {index}, frame {row}: {100 * probability:.1f} %",
         }
 
 
-def _same_height(images: Sequence[npt.NDArray[np.uint8]]) -> list[npt.NDArray[np.uint8]]:
-    height = max(picture.shape[0] for picture in images)
-    return [np.pad(p, ((0, height - p.shape[0]), (0, 0), (0, 0))) for p in images]
-
-
-def _png(picture: npt.NDArray[np.uint8]) -> str:
-    file = io.BytesIO()
-    image.imsave(file, picture, format="png")
-    return base64.b64encode(file.getvalue()).decode()
-
-
 def _cell(rate: Rate) -> Mapping[str, str]:
-    share = "–" if rate.rate is None else f"{100 * rate.rate:.2f} %"
     return {
-        "rate": share,
+        "rate": "–" if rate.rate is None else f"{100 * rate.rate:.2f} %",
         "count": f"{rate.count} of {rate.trials}",
         "bound": f"95 % bound {100 * rate.bound:.2f} %",
     }

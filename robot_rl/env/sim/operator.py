@@ -118,11 +118,19 @@ class SimulatedOperator:
         action = self.hand.act(self._rng)
         self._wanted = np.zeros(6)
         self._wanted[self._arm] = action[: len(self._arm)]
-        self._ways = self._ways_on()
-        if self._gives_up():
+        destination = self.hand.destination()
+        straight = [] if destination is None else [self.hand.motion(destination)]
+        self._ways = [self._wanted, *straight]  # what would be progress now
+        looks = self._watching or self._driving
+        hopeless = looks and self.hand.is_beyond_help()
+        if self._resignation.has_come(hopeless, self._drawn_reaction):
             self.inbox.post(OperatorEvent.FAILURE)
         elif self._driving:
-            self._drive_on()
+            if not self._helped and self._makes_progress(self.habits.correction_s):
+                self._driving, self._helped = False, True
+                self._forget()
+                self.inbox.post(OperatorEvent.HAND_BACK)
+                self.inbox.jog(np.zeros(6), source=_SOURCE)
         else:
             self._turn_attention()
             if self._notices():
@@ -131,7 +139,9 @@ class SimulatedOperator:
                 self.inbox.post(OperatorEvent.TAKE_OVER)
         if self._driving:
             gripper = float(action[-1]) if self._has_gripper else None
-            self.inbox.jog(self._moved_by_hand(), gripper, source=_SOURCE)
+            noise = self.habits.motor_noise * self._rng.standard_normal(6)
+            moved = np.clip(self._wanted * (1.0 + noise), -1.0, 1.0)
+            self.inbox.jog(moved, gripper, source=_SOURCE)
 
     def listen(self, observation: Observation) -> None:
         """Lets go between episodes, and says nothing."""
@@ -152,12 +162,6 @@ class SimulatedOperator:
         while len(self._judged) > self._steps(span):
             self._judged.popleft()
 
-    def _ways_on(self) -> list[Motion]:
-        """The motions (6,) that would be progress now: the person's own, and the straight one."""
-        destination = self.hand.destination()
-        straight = [] if destination is None else [self.hand.motion(destination)]
-        return [self._wanted, *straight]
-
     def _makes_progress(self, span_s: float) -> bool | None:
         """Whether the last steps were progress; None before there are enough of them."""
         if len(self._judged) < self._steps(span_s):
@@ -174,28 +178,11 @@ class SimulatedOperator:
         stuck = told or self._makes_progress(self.habits.patience_s) is False
         return self._reaction.has_come(stuck, self._drawn_reaction)
 
-    def _gives_up(self) -> bool:
-        """Whether the person has seen that nothing can be done, and has got to say so."""
-        looks = self._watching or self._driving
-        hopeless = looks and self.hand.is_beyond_help()
-        return self._resignation.has_come(hopeless, self._drawn_reaction)
-
     def _drawn_reaction(self) -> int:
         """A time from seeing something to the motion of a hand [control steps]."""
         habits = self.habits
         delay = self._rng.uniform(habits.reaction_low_s, habits.reaction_high_s)
         return self._steps(float(delay))
-
-    def _drive_on(self) -> None:
-        if not self._helped and self._makes_progress(self.habits.correction_s):
-            self._driving, self._helped = False, True
-            self._forget()
-            self.inbox.post(OperatorEvent.HAND_BACK)
-            self.inbox.jog(np.zeros(6), source=_SOURCE)
-
-    def _moved_by_hand(self) -> Motion:
-        noise = self.habits.motor_noise * self._rng.standard_normal(6)
-        return np.clip(self._wanted * (1.0 + noise), -1.0, 1.0)
 
     def _look(self) -> None:
         """See the goal anew, with new errors."""

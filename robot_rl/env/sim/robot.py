@@ -99,13 +99,14 @@ class SimRobot:
     def advance(self, period: float) -> None:
         """Simulate one control period [s]; what is late takes effect when it is due."""
         steps = max(1, self.world.steps(period))
-        events = []
+        events: list[Event] = []
         while self._pending and self._pending[0].due < steps:
             command = self._pending.popleft()
             events.append(Event(command.due, partial(self._send, command)))
         self._pending = deque(c._replace(due=c.due - steps) for c in self._pending)
         if self._latency:
-            events.append(Event(steps - self._latency % steps, self._take_pictures))
+            after = steps - self._latency % steps
+            events += [Event(after, camera.shoot) for camera in self._cameras]
         self.world.step(period, events)
 
     def observe(self) -> Observation:
@@ -156,10 +157,6 @@ class SimRobot:
         self.world.meet(conditions, own)
         self._delay = self.world.steps(conditions.action_delay)
         self._latency = self.world.steps(conditions.camera_latency)
-
-    def _take_pictures(self) -> None:
-        for camera in self._cameras:
-            camera.shoot()
 
     def _send(self, command: _Command) -> None:
         self.world.set_target(command.target)

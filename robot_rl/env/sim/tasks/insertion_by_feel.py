@@ -127,18 +127,12 @@ class PegInsertByFeel(TipExpert):
         measured = self.task.world.tcp_wrench()
         into_frame = rotations.conjugate(socket[3:])
         wrench = [rotations.rotate(into_frame, part) for part in (measured[:3], measured[3:])]
-        goal = self.insertion.next_tip(
-            rotations.relative(socket, self.tip()),
-            np.concatenate(wrench),
-            inside=self._is_inside(),
-        )
+        # Whether the tip truly is in the hole, anyone would see.
+        x, y, z = rotations.relative(self.task.socket_pose(), self.task.tip_pose())[:3]
+        inside = bool(z < -self.visible_depth and max(abs(x), abs(y)) < PEG_WIDTH / 4)
+        seen = rotations.relative(socket, self.tip())
+        goal = self.insertion.next_tip(seen, np.concatenate(wrench), inside=inside)
         return rotations.compose(socket, goal)
-
-    def _is_inside(self) -> bool:
-        """Whether the tip truly is in the hole, as anyone would see."""
-        task = self.task
-        x, y, z = rotations.relative(task.socket_pose(), task.tip_pose())[:3]
-        return bool(z < -self.visible_depth and max(abs(x), abs(y)) < PEG_WIDTH / 4)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -221,16 +221,13 @@ class PegInsertExpert(TipExpert):
             self._descending = True
         believed = self.believed_socket()
         if self._descending:
-            self._notice_stuck(float(tip[2]))
+            self._depths.append(float(tip[2]))
+            recent = self._depths[-self.stuck_steps :]
+            if len(recent) == self.stuck_steps and recent[0] - recent[-1] < 0.001:
+                self.correct()
+                self._depths = []
         height = -HOLE_DEPTH if self._descending else self.hover
         return rotations.compose(believed, np.array([0.0, 0.0, height, 0.0, 0.0, 0.0, 1.0]))
-
-    def _notice_stuck(self, height: float) -> None:
-        self._depths.append(height)
-        recent = self._depths[-self.stuck_steps :]
-        if len(recent) == self.stuck_steps and recent[0] - recent[-1] < 0.001:
-            self.correct()
-            self._depths = []
 
 
 @dataclass(kw_only=True, eq=False)
