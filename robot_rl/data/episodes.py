@@ -121,7 +121,7 @@ class EpisodeWriter:
         success: bool,
         source: int,
     ) -> int:
-        """Add one finished episode; it is committed when this returns.
+        """Add one finished episode; it is committed when this returns. Returns its index.
 
         Args:
             rows: T + 1 rows, T >= 1, of which exactly the final one has `is_last`.
@@ -129,9 +129,6 @@ class EpisodeWriter:
             instruction: What the robot was told to do.
             success: Whether the episode reached its goal.
             source: SOURCE code of the episode: 0 demo, 1 policy, 2 intervention.
-
-        Returns:
-            Index of the episode.
 
         Raises:
             SchemaMismatch: A row has a wrong, missing, non-finite or out-of-range field.
@@ -290,20 +287,12 @@ class EpisodeDataset:
         self.instructions = [str(text) for text in columns["meta/instruction"]]
 
     def expect(self, schema: RowSchema) -> EpisodeDataset:
-        """Check that the rows are those of `schema`, and return the dataset.
-
-        Raises:
-            SchemaMismatch: Names the field, what was expected and what the dataset has.
-        """
+        """Return the dataset, or raise `SchemaMismatch` where its rows are of another schema."""
         schema.compare(self.schema, what=f"the dataset {self.path}")
         return self
 
     def read(self, field: str) -> Array:
-        """Read one column of all episodes in view, shape (rows_total, ...).
-
-        Raises:
-            DatasetError: The schema has no such field, or rows are damaged.
-        """
+        """Read one column (rows_total, ...) of all episodes in view, or raise `DatasetError`."""
         names = [f.name for f in self.stored_schema.fields]
         if field not in names:
             raise DatasetError(f"{self.path} has no field {field!r}", expected=names)

@@ -103,11 +103,8 @@ def failures_allowed(trials: int, claim: float, confidence: float = 0.95) -> int
 
     The claim is proved where, were it false, so few failures had a probability of 1 - confidence at
     the most: where the lower bound of a one-sided interval of Clopper and Pearson reaches it. The
-    number of trials is fixed before the first of them. -1 where even no failure would prove too
-    little.
-
-    Raises:
-        StatisticsError: The claim or the level is not in (0, 1).
+    number of trials is fixed before the first of them. -1: even without a failure too little.
+    `StatisticsError` where the claim or the level is not in (0, 1).
     """
     _check(0, 0, claim)
     _check(0, trials, confidence)

@@ -218,11 +218,7 @@ class RowSchema:
         return [*parts, b"".join(small)]
 
     def unpack(self, buffer: Packed) -> npt.NDArray[Any]:
-        """View the bytes of n rows as a structured array of shape (n,), without a copy.
-
-        Raises:
-            SchemaMismatch: The length is not a whole number of rows.
-        """
+        """View the bytes of n whole rows as a structured array (n,), without a copy."""
         size = self.dtype.itemsize
         rows, rest = divmod(len(buffer), size)
         if rest or not rows:
@@ -247,11 +243,7 @@ class RowSchema:
 
     @classmethod
     def from_json(cls, text: str) -> RowSchema:
-        """Read what `to_json` wrote.
-
-        Raises:
-            SchemaMismatch: The text is not a schema, or of another version.
-        """
+        """Read what `to_json` wrote; raises `SchemaMismatch`, of another version too."""
         try:
             content = json.loads(text)
             version = int(content["version"])

@@ -72,11 +72,7 @@ OpenSink = Callable[[Path, RowSchema, Mapping[str, Any]], AbstractContextManager
 
 
 class DatasetEpisodes:
-    """The chosen episodes of the episode dataset in a directory; see `EpisodeSource`.
-
-    Raises:
-        DatasetError: There is no dataset, or it is damaged.
-    """
+    """The chosen episodes of the dataset in a directory; see `EpisodeDataset` for the errors."""
 
     def __init__(self, path: Path, selection: Selection) -> None:
         self._dataset = EpisodeDataset(path)
@@ -93,11 +89,7 @@ class DatasetEpisodes:
         return len(self._indices)
 
     def episodes(self) -> Iterator[Episode]:
-        """Yield them.
-
-        Raises:
-            DatasetDamaged: Rows are missing or fail their checksum.
-        """
+        """Yield them, or raise `DatasetDamaged`."""
         return map(self._dataset.whole, self._indices)
 
 

@@ -78,11 +78,7 @@ Clock = SteppedClock | RealtimeClock
 
 
 def make_clock(name: str, control_rate_hz: Any) -> Clock:
-    """Make the clock of a configuration's `clock: stepped | realtime`.
-
-    Raises:
-        ClockError: Another name, or a rate that is not a positive number.
-    """
+    """Make the clock of a configuration's `clock: stepped | realtime`, or raise `ClockError`."""
     if name not in ("stepped", "realtime"):
         raise ClockError("unknown clock", got=name, expected="stepped or realtime")
     if not (isinstance(control_rate_hz, float | int) and 0.0 < control_rate_hz < math.inf):

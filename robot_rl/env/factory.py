@@ -81,13 +81,8 @@ def make_expert(
 ) -> Expert:
     """Make the scripted expert of the configured task, looking at `env`'s true state.
 
-    Over topics that is a copy of the simulated world, which the robot keeps.
-
-    Args:
-        config: The configuration.
-        env: The environment.
-        part: Which of the task's: the `expert`, or the `hand` of a simulated operator.
-        **replaced: Arguments that replace those of the configuration.
+    Over topics that is a copy of the simulated world, which the robot keeps. It is the `part` of
+    the task: `expert`, or `hand` of a simulated operator, with some arguments `replaced`.
 
     Raises:
         RobotRLError: The task has none.
@@ -116,11 +111,7 @@ def make_inbox(config: Mapping[str, Any]) -> OperatorInbox:
 
 
 def check_device(config: Mapping[str, Any]) -> None:
-    """Check, before anything is started, that the device of `teleop` can be used on this machine.
-
-    Raises:
-        RobotRLError: It cannot: there is no display for a keyboard, for example.
-    """
+    """Raise `RobotRLError` where this machine cannot use the device of `teleop`."""
     if config["teleop"]["device"] is not None:
         registry.make(config["teleop"]["device"])
 
@@ -180,8 +171,7 @@ def _make_device_attendant(
 def observed_widths(config: Mapping[str, Any], schema: RowSchema) -> dict[str, int]:
     """Keys and widths of what the policy sees: `observation.states`, or all of `state/`.
 
-    Raises:
-        RobotRLError: It is to see what the robot does not observe.
+    `RobotRLError` where it is to see what the robot does not observe.
     """
     every = [name for name in schema.observation_names if name.startswith("state/")]
     names = config["observation"]["states"] or every

@@ -120,8 +120,7 @@ class Intervention(RobotEnvWrapper):
         """Begin an episode with the policy acting.
 
         Raises:
-            RobotInterrupted: The operator has halted the robot, or has to look at it; it holds
-                still.
+            RobotInterrupted: The operator has halted the robot, or has to look at it; it holds.
         """
         self.overhear()
         self.check_free()
@@ -214,10 +213,9 @@ class Intervention(RobotEnvWrapper):
         self.check_free(self.overhear().events)
 
     def check_free(self, heard: Sequence[OperatorEvent] = ()) -> None:
-        """Look whether the robot may move; among `heard` a halt counts even if taken back since.
+        """Raise `RobotInterrupted` where the robot may not move.
 
-        Raises:
-            RobotInterrupted: The operator has halted the robot.
+        Among the events `heard` a halt counts even if it was taken back since.
         """
         if self._waits_for or any(event in HALTS for event in heard):
             raise self._halted()

@@ -93,9 +93,8 @@ class BackwardReset(RobotEnvWrapper):
     def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
         """Undo the last episode, then begin one.
 
-        Raises:
-            RobotInterrupted: The operator has halted the robot, a measurement is missing, or the
-                process is to end; the robot holds still.
+        `RobotInterrupted`, with the robot at rest, where the operator has halted it, a measurement
+        is missing, or the process is to end.
         """
         self._check_free()
         number = 0 if seed is None else seed

@@ -246,20 +246,17 @@ def rollout(
     stop: Callable[[], bool] = lambda: False,
     note: Callable[[str], None] = _to_stderr,
 ) -> Iterator[EpisodeResult]:
-    """Run episodes, one environment a slot; a slot that ends takes the next seed.
+    """Run episodes, one environment a slot, and yield each as it ends.
 
     Args:
         envs: One environment per slot.
         controller: Decides for all slots at once.
-        seeds: Seeds of the episodes; the rollout ends with the last of them.
+        seeds: A slot that ends takes the next one; the rollout ends with the last.
         recorder: Makes rows; without one no rows are made.
         on_row: Called with each finished row. Without it a result keeps its rows.
         stop: Asked at each step; when true, running episodes end as truncated.
         note: Told what a robot waits for that cannot begin an episode; it is asked again until it
             can, or until `stop`.
-
-    Yields:
-        Each episode as it ends.
     """
     slots = [_Slot(index, env) for index, env in enumerate(envs)]
     run = _Rollout(slots, controller, recorder, on_row)

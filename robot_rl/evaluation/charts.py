@@ -104,7 +104,7 @@ def learning_curve(
         axes.set_yticks(np.arange(0, 1.01, 0.2))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
         _finish(axes, "success rate", columns=6)
-    return svg.text
+    return svg[0]
 
 
 def line_chart(title: str, series: Sequence[Series], *, stop: float, unit: str = "") -> str:
@@ -122,7 +122,7 @@ def line_chart(title: str, series: Sequence[Series], *, stop: float, unit: str =
             axes.set_ylim(centre - margin, centre + margin)
         axes.set_xlim(0, max(1.0, 1.02 * stop))
         _finish(axes, unit, columns=2 if len(series) > 1 else 0)
-    return svg.text
+    return svg[0]
 
 
 def rolling_mean(values: Sequence[float], window: int) -> list[float]:
@@ -134,14 +134,10 @@ def rolling_mean(values: Sequence[float], window: int) -> list[float]:
     return means
 
 
-@dataclass
-class _Drawing:
-    text: str = ""
-
-
 @contextmanager
-def _figure(title: str, width: float, height: float) -> Iterator[tuple[Axes, _Drawing]]:
-    drawing = _Drawing()
+def _figure(title: str, width: float, height: float) -> Iterator[tuple[Axes, list[str]]]:
+    """Give axes to draw on; the SVG is in the list afterwards."""
+    drawing: list[str] = []
     # The salt makes the identifiers of several drawings in one page differ, and repeatable.
     salt = f"{title} {width}"
     with mpl.rc_context({**_STYLE, "svg.hashsalt": salt}):
@@ -150,7 +146,10 @@ def _figure(title: str, width: float, height: float) -> Iterator[tuple[Axes, _Dr
         yield figure.add_subplot(), drawing
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    drawing.text = _inline(buffer.getvalue(), title)
+    # Strip what only a file of its own needs, and name the drawing for screen readers.
+    svg = buffer.getvalue()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    drawing.append(svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1))
 
 
 def _finish(axes: Axes, y_label: str, *, columns: int) -> None:
@@ -168,10 +167,3 @@ def _finish(axes: Axes, y_label: str, *, columns: int) -> None:
             handlelength=1.8,
             columnspacing=1.4,
         )
-
-
-def _inline(svg: str, title: str) -> str:
-    """Strip what only a file of its own needs, and name the drawing for screen readers."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)

@@ -48,10 +48,7 @@ class Evaluator:
 
     Simulated time is stepped, many episodes side by side. A robot that has only the wall clock is
     attended by people as in training: see `AttendedRobot`. `note` is told of every episode that is
-    made again, and why.
-
-    Raises:
-        ConfigError: See `check_counts`.
+    made again, and why. `ConfigError`: see `check_counts`.
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory, note: Callable[[str], None]) -> None:
@@ -128,10 +125,7 @@ class Evaluator:
         """Run the behaviour's best guess, as many episodes side by side as `slots` says.
 
         Yields each episode that says something of the policy, as it ends. What a person has driven
-        is none of its successes.
-
-        Raises:
-            RobotRLError: As `evaluate`.
+        is none of its successes. Raises as `evaluate`.
         """
         self.check_fit(behaviour)
         acting = behaviour.exploring("mean").to(compute_device(self._config))
@@ -242,7 +236,10 @@ class AttendedRobot:
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory, note: Callable[[str], None]) -> None:
-        alone = _without_simulation(config)
+        alone = config.copy()  # without what trains in simulation only
+        OmegaConf.update(alone, "operator.simulated", None)
+        if "backward" in config.reset:
+            OmegaConf.update(alone, "reset.wrapper", None)
         form = alone.task[alone.robot.get("task", "environment")]
         detected = form.get("reports_success", True)
         inner, hidden = make_watched_env(alone, [] if detected else None)
@@ -282,12 +279,3 @@ class AttendedRobot:
             f"evaluation: the label {'success' if success else 'failure'} came after the end of"
             " its episode and does not count"
         )
-
-
-def _without_simulation(config: DictConfig) -> DictConfig:
-    """The configuration without what trains in simulation only: its operator and the way back."""
-    alone = config.copy()
-    OmegaConf.update(alone, "operator.simulated", None)
-    if "backward" in config.reset:
-        OmegaConf.update(alone, "reset.wrapper", None)
-    return alone

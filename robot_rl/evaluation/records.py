@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,8 +61,7 @@ class RunRecords:
 def intervention_rates(episodes: Sequence[Record], window: int) -> list[tuple[float, float]]:
     """Share of steps that an operator took, over the last `window` episodes at each one's end.
 
-    Returns:
-        Environment steps and share in [0, 1]; empty where nobody ever intervened.
+    Gives environment steps and share in [0, 1]; nothing where nobody ever intervened.
     """
     told = [e for e in episodes if "intervened_steps" in e and e.get("length")]
     if not any(e["intervened_steps"] for e in told):
@@ -76,13 +76,10 @@ def intervention_rates(episodes: Sequence[Record], window: int) -> list[tuple[fl
 
 
 def read_json_lines(path: Path) -> tuple[list[Record], int]:
-    """Read the objects of a file with one JSON object a line.
+    """Read the objects of a file with one JSON object a line; returns them, and how many are cut.
 
     A process that is killed leaves a cut line, and a resumed one goes on behind it, so that
-    unreadable lines are no error here; but they are counted, for the caller to report.
-
-    Returns:
-        The objects in order, none of a missing file, and the number of unreadable lines.
+    unreadable lines are no error here. A missing file has no lines.
     """
     if not path.exists():
         return [], 0
@@ -124,13 +121,19 @@ def read_run(directory: Path) -> RunRecords:
     notes: list[str] = []
     lines = {name: _lines(directory / name, notes) for name in files[2:]}
     configuration, config = _configuration(directory / "config.yaml", notes)
+    # Each actor counts by itself the steps that all of them have done.
+    actors: dict[str, list[Record]] = defaultdict(list)
+    for record in lines["episodes.jsonl"]:
+        actors[str(record.get("actor", 1))].append(record)
+    mine = (without_superseded(actors[name], "environment_steps") for name in sorted(actors))
+    kept = itertools.chain.from_iterable(mine)
     return RunRecords(
         directory=directory.resolve(),
         configuration=configuration,
         config=config,
         summary=_summary(directory / "summary.json", notes),
         evaluations=_evaluations(lines["evaluations.jsonl"], notes),
-        episodes=_episodes(lines["episodes.jsonl"]),
+        episodes=sorted(kept, key=lambda record: float(record["environment_steps"])),
         learner=without_superseded(lines["learner.jsonl"], "environment_steps"),
         notes=notes,
     )
@@ -168,14 +171,6 @@ def _configuration(path: Path, notes: list[str]) -> tuple[str, dict[str, Any]]:
         notes.append(f"config.yaml could not be read: {error}")
         return text, {}
     return text, {str(k): v for k, v in content.items()} if isinstance(content, dict) else {}
-
-
-def _episodes(records: Sequence[Record]) -> list[Record]:
-    """In the order of their steps: each actor counts by itself what all of them have done."""
-    actors = {str(record.get("actor", 1)) for record in records}
-    mine = [[r for r in records if str(r.get("actor", 1)) == actor] for actor in sorted(actors)]
-    kept = [r for own in mine for r in without_superseded(own, "environment_steps")]
-    return sorted(kept, key=lambda record: float(record["environment_steps"]))
 
 
 def _evaluations(records: Sequence[Record], notes: list[str]) -> list[EvaluationResult]:

@@ -32,10 +32,7 @@ def first_confirmed(
 ) -> int | None:
     """Environment steps of the first of two evaluations in a row at or above `threshold`, or None.
 
-    Args:
-        steps: Environment steps of each evaluation, in order of time.
-        rates: Success rate of each evaluation, in [0, 1].
-        threshold: Rate that both have to reach.
+    `steps` and success `rates`, in [0, 1], are those of each evaluation, in order of time.
     """
     pairs = zip(steps, itertools.pairwise(rates), strict=False)
     return next((int(step) for step, pair in pairs if min(pair) >= threshold), None)
@@ -91,11 +88,7 @@ class Comparison:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Comparison:
-        """Read it from a line that `robot-rl compare` wrote.
-
-        Raises:
-            StatisticsError: It is another line.
-        """
+        """Read it from a line of `robot-rl compare`, or raise `StatisticsError`."""
         try:
             return msgspec.convert(record.get("comparison"), cls)
         except msgspec.ValidationError as error:
@@ -256,12 +249,12 @@ class EvaluationResult:
     def of_episodes(
         cls, successes: npt.ArrayLike, seconds: npt.ArrayLike, **facts: Any
     ) -> EvaluationResult:
-        """Summarise finished episodes; the facts are attributes that do not follow from these.
+        """Summarise finished episodes.
 
         Args:
             successes: (n,) bool in the order of the seeds, n >= 1.
             seconds: (n,) task time of each episode, from reset to success.
-            **facts: See above.
+            **facts: Attributes that do not follow from these.
 
         Raises:
             StatisticsError: No episodes, or arrays of different lengths.
@@ -295,11 +288,7 @@ class EvaluationResult:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> EvaluationResult:
-        """Read a JSON object; keys that are not known are ignored.
-
-        Raises:
-            StatisticsError: A key is missing, or has another type.
-        """
+        """Read a JSON object, or raise `StatisticsError`; keys that are not known are ignored."""
         try:
             return msgspec.convert(dict(content), cls)
         except msgspec.ValidationError as error:

@@ -141,11 +141,7 @@ def propose(path: Path, out: Path, file: Path, dataset: ForeignDataset) -> None:
 
 
 def read_mapping(file: Path, dataset: ForeignDataset) -> ForeignMapping:
-    """Read a mapping file that somebody has filled in.
-
-    Raises:
-        SchemaMismatch: It cannot be read, has a blank, or names what the dataset does not have.
-    """
+    """Read a mapping file that somebody has filled in, or raise `SchemaMismatch`."""
     keys = {field.name: str(field.type) for field in fields(ForeignMapping)}
     try:
         told = dict(yaml.safe_load(file.read_text(encoding="utf-8")))

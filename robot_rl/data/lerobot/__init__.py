@@ -153,8 +153,7 @@ INDEX_FEATURES = (
 def features_of(schema: RowSchema) -> tuple[Feature, ...]:
     """Return the features that hold the rows of a schema.
 
-    Raises:
-        SchemaMismatch: A camera gives no RGB pictures, or two fields would have one name.
+    `SchemaMismatch` where a camera gives no RGB pictures, or two fields would have one name.
     """
     state: list[Field] = []
     features: list[Feature] = []

@@ -33,11 +33,8 @@ _COPY = "restore it from a copy"
 class LeRobotFrames:
     """The frames of any LeRobot dataset of v3.0 or v2.1, as the features name them.
 
-    Attributes:
-        records: What is known of each episode, in order.
-
-    Raises:
-        DatasetDamaged: A file is missing, cut, or not as `meta/` says; then, or from `episodes`.
+    `records` is what is known of each episode, in order. Raises `DatasetDamaged`, from `episodes`
+    too, where a file is missing, cut, or not as `meta/` says.
     """
 
     path: Path  # directory of the dataset
@@ -148,10 +145,6 @@ class LeRobotFrames:
 class LeRobotEpisodes:
     """The episodes of the LeRobot dataset in a directory, ended as `close_episode` says.
 
-    Attributes:
-        steps: Number of frames.
-        successes: Number of episodes that reached their goal.
-
     Raises:
         NotADataset: There is none, or one that `robot-rl export` did not write.
         DatasetError: Another version of the layout, or another rate.
@@ -184,11 +177,7 @@ class LeRobotEpisodes:
         return len(self._frames.records)
 
     def episodes(self) -> Iterator[Episode]:
-        """Yield the episodes that have a step left.
-
-        Raises:
-            DatasetDamaged: A file of frames or pictures is missing, cut or of another shape.
-        """
+        """Yield the episodes that have a step left, or raise `DatasetDamaged`."""
         for record, found in self._frames.episodes():
             count = record["dataset_to_index"] - record["dataset_from_index"]
             rows = np.zeros(count, self.schema.dtype)

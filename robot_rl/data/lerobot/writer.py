@@ -41,10 +41,8 @@ class LeRobotSink:
     """Writes episodes; a context manager whose end without an error completes the dataset.
 
     Holds the episodes of one file in memory, all but their pictures. The path is an empty
-    directory; ``robot`` of the metadata, JSON values, becomes the robot type.
-
-    Raises:
-        SchemaMismatch: A field has no place in the layout.
+    directory; ``robot`` of the metadata, JSON values, becomes the robot type. `SchemaMismatch`
+    where a field has no place in the layout.
     """
 
     def __init__(self, path: Path, schema: RowSchema, metadata: Mapping[str, Any]) -> None:
@@ -59,11 +57,7 @@ class LeRobotSink:
         self._episodes = self._frames = self._file = 0
 
     def add(self, episode: Episode) -> None:
-        """Write one episode, without its final row.
-
-        Raises:
-            DatasetWriteFailed: It cannot be written.
-        """
+        """Write one episode, without its final row, or raise `DatasetWriteFailed`."""
         rows = episode.rows[:-1]
         task = episode.instruction or self._schema.task
         self._tasks.setdefault(task, len(self._tasks))
@@ -213,10 +207,7 @@ class VideoFile:
         """Append the pictures of an episode, uint8 (frames, height, width, 3) RGB.
 
         The file is the same one until `close`. Returns the times in it of the first picture and of
-        the end of the last [s].
-
-        Raises:
-            DatasetWriteFailed: They cannot be encoded or written.
+        the end of the last [s]; raises `DatasetWriteFailed`.
         """
         start = self._frames
         with _video_errors(path):

@@ -42,15 +42,11 @@ class CameraOptions:
 
 
 class SimCamera:
-    """Renders one camera of a world.
+    """Renders one camera of a world, or raises `CameraError` where it has none of that name.
 
     Observes ``images/<name>`` uint8 (height, width, 3) RGB and, where asked,
-    ``images/<name>_depth`` uint16 (height, width, 1) in millimetres, 0 where nothing is within
-    65 m, as a depth camera gives it.
-
-    Raises:
-        CameraError: No such camera in the model, a size beyond the model's off-screen buffer,
-            or no library for rendering.
+    ``images/<name>_depth`` uint16 (height, width, 1) in millimetres, 0 where nothing is within 65
+    m, as a depth camera gives it.
     """
 
     def __init__(self, world: World, options: CameraOptions) -> None:
@@ -102,7 +98,7 @@ class SimCamera:
 
 
 class SceneRenderer:
-    """Renders a world off-screen (height, width), without the markers that only people need.
+    """Renders a world off-screen, without the markers that only people need.
 
     Raises:
         CameraError: A size beyond the model's off-screen buffer, or no library for rendering.

@@ -56,11 +56,7 @@ class SimTask(ABC):
 
     @property
     def world(self) -> World:
-        """The world that the task is in.
-
-        Raises:
-            RobotRLError: It is in none yet.
-        """
+        """The world that the task is in; `RobotRLError` before there is one."""
         if self._world is None:
             raise RobotRLError(
                 f"the task {self.name!r} is in no world",
@@ -120,11 +116,7 @@ class SimTask(ABC):
 
 
 def put_in_world(task: Task, model: str, gripper: GripperMotor) -> SimTask:
-    """Build the world of a simulated task, and attach the task to it; see `SimRobot`.
-
-    Raises:
-        RobotRLError: The task is not a simulated one.
-    """
+    """Build the world of a task as `SimRobot` does; `RobotRLError` if it is no simulated one."""
     if not isinstance(task, SimTask):
         raise RobotRLError(
             f"the simulated arm cannot do the task {task.name!r}",
@@ -273,10 +265,7 @@ class TopGrasp:
         self._descending = self._closing = 0
 
     def waypoint(self, expert: ScriptedExpert, grasp: Vector) -> Vector:
-        """Where the TCP should be next to close the fingers at `grasp` (7,), base frame.
-
-        Also sets the expert's gripper.
-        """
+        """Where the TCP should be next to close at `grasp` (7,); tells the gripper, too."""
         offset = grasp[:3] - expert.task.world.tcp_pose()[:3]
         if self._descending or float(np.hypot(offset[0], offset[1])) < self.align:
             self._descending += 1

@@ -171,9 +171,8 @@ class World:
     def tcp_velocity(self) -> Vector:
         """Linear [m/s] and angular [rad/s] velocity (6,) of the TCP in the base frame."""
         velocity = np.zeros(6)
-        mujoco.mj_objectVelocity(
-            self.model, self.data, mujoco.mjtObj.mjOBJ_SITE, self._tcp, velocity, 0
-        )
+        site = mujoco.mjtObj.mjOBJ_SITE
+        mujoco.mj_objectVelocity(self.model, self.data, site, self._tcp, velocity, 0)
         return np.concatenate([velocity[3:], velocity[:3]])
 
     def tcp_wrench(self) -> Vector:
@@ -203,16 +202,11 @@ class World:
 
     def set_body_pose(self, name: str, pose: Vector) -> None:
         """Place a fixed body (one without a joint) at a pose (7,) in its parent's frame."""
-        body = self.model.body(name).id
-        self.model.body_pos[body] = pose[:3]
-        self.model.body_quat[body] = pose[3:][_WXYZ]
+        body = self.model.body(name)
+        body.pos[:], body.quat[:] = pose[:3], pose[3:][_WXYZ]
 
     def body_pose(self, name: str) -> Vector:
-        """Where `set_body_pose` has placed a body: its pose (7,) in its parent's frame.
-
-        Raises:
-            RobotRLError: The scene has no such body.
-        """
+        """The pose (7,) of a fixed body, as `set_body_pose` has it; `RobotRLError` without one."""
         number = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_BODY, name)
         if number < 0:
             bodies = [self.model.body(index).name for index in range(1, self.model.nbody)]
@@ -319,11 +313,7 @@ class SceneState:
 
     The vector is all joint positions (nq,), then the pose (7,) of the impedance target, then those
     of all fixed bodies that a task may have placed (k, 7), in the units and order of MuJoCo: it is
-    only for copies that were compiled from the same model, which `fingerprint` tells.
-
-    Attributes:
-        size: Length of the vector.
-        fingerprint: The same for worlds that were compiled from the same model.
+    only for copies that were compiled from the same model, which have the same `fingerprint`.
     """
 
     def __init__(self, world: World) -> None:
@@ -349,8 +339,7 @@ class SceneState:
     def restore(self, state: Vector) -> None:
         """Make the world look as `state` (size,) says; velocities and forces stay as they are.
 
-        Raises:
-            RobotRLError: Another length, or not finite.
+        `RobotRLError` where it has another length, or is not finite.
         """
         if state.shape != (self.size,) or not np.isfinite(state).all():
             raise RobotRLError(

@@ -19,10 +19,8 @@ _MARKERS = 2
 
 def _add_marker(spec: mujoco.MjSpec, name: str, radius: float, rgba: Sequence[float]) -> None:
     """Add a ball that nothing collides with."""
-    marker = spec.worldbody.add_body(name=name)
-    size = [radius, 0, 0]
-    ball = mujoco.mjtGeom.mjGEOM_SPHERE
-    marker.add_geom(type=ball, size=size, rgba=rgba, contype=0, conaffinity=0)
+    ball = {"type": mujoco.mjtGeom.mjGEOM_SPHERE, "size": [radius, 0, 0], "rgba": rgba}
+    spec.worldbody.add_body(name=name).add_geom(**ball, contype=0, conaffinity=0)
 
 
 @dataclass(kw_only=True, eq=False)
