@@ -122,17 +122,13 @@ class Tracked:
                 got=list(self.start_pose),
                 expected="7 numbers",
             )
-        self._tracker: Tracker | None = None
+        self.tracker: Tracker  # the robot, which sets this
 
     @property
     def objects(self) -> int:
         """How many objects are tracked."""
         poses = (f for f in self.observation_fields if f.name == "state/object_poses")
         return next((field.shape[0] for field in poses), 0)
-
-    def attach(self, tracker: Tracker) -> None:
-        """Take the robot that reports."""
-        self._tracker = tracker
 
     def reset(self, rng: np.random.Generator) -> Vector:
         """Draw where the episode starts; the objects lie where they lie."""
@@ -144,14 +140,10 @@ class Tracked:
 
     def observe(self) -> Observation:
         """The task's part of the observation."""
-        tracked = self._tracked()
+        tracked = self.tracker.tracked
         return seen(self.task, tracked["object_poses"], tracked["tcp_pose"])
 
     def outcome(self) -> Outcome:
         """The sparse reward: 1 and the end of the episode at success, 0 before."""
-        success = bool(self._tracked().get("success", False))
+        success = bool(self.tracker.tracked.get("success", False))
         return Outcome(float(success), terminated=success, truncated=False, success=success)
-
-    def _tracked(self) -> Mapping[str, Any]:
-        assert self._tracker is not None, "attach the task to its robot first"
-        return self._tracker.tracked

@@ -84,7 +84,7 @@ class RosRobot:
         self._shown = 0.0  # when the arm's node was last shown that somebody is there [s]
         self._operator: OperatorServices | None = None
         self._attend: Callable[[], None] = lambda: None
-        self.task.attach(self)
+        self.task.tracker = self
 
     # -- Robot ------------------------------------------------------------------------------------
 
