@@ -33,8 +33,6 @@ _OPTIONS = {"crf": "18", "preset": "veryfast", "tune": "zerolatency", "g": "2"}
 _QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 # As LeRobot does, statistics of pictures are taken of some of them, and of some of their pixels.
 _SAMPLED_PICTURES, _SAMPLED_SIDE = 100, 150
-# Which sizes LeRobot's own files have.
-_DATA_MEGABYTES, _VIDEO_MEGABYTES = 100, 200
 
 
 class LeRobotSink:
@@ -74,18 +72,30 @@ class LeRobotSink:
             "robot_rl/source": episode.source,
             "robot_rl/instruction": episode.instruction,
         }
-        columns: dict[Feature, Array] = {}
-        made = self._numbering(len(rows), self._tasks[task])
+        columns: dict[str, pa.Array] = {}
+        numbers = np.arange(len(rows))
+        made = {  # what holds no field of a row
+            layout.DONE: numbers == len(rows) - 1,
+            "timestamp": numbers / float(self._rate),
+            "frame_index": numbers,
+            "episode_index": np.full(len(rows), self._episodes),
+            "index": self._frames + numbers,
+            "task_index": np.full(len(rows), self._tasks[task]),
+        }
         for feature in self._features:
             values = feature.values(rows) if feature.fields else made[feature.key][:, None]
             if feature.is_video:
-                record |= self._add_pictures(feature, values)
+                prefix = f"videos/{feature.key}"
+                path = self._target(layout.VIDEO_PATH, video_key=feature.key)
+                start, end = self._videos[feature].add(path, values)
+                times = {f"{prefix}/from_timestamp": start, f"{prefix}/to_timestamp": end}
+                record |= {**self._place(prefix), **times}
             else:
-                columns[feature] = values
+                columns[feature.key] = _column(feature, values)
             found = statistics_of(values)
             self._statistics[feature.key].append(found)
             record |= {f"stats/{feature.key}/{n}": value.tolist() for n, value in found.items()}
-        self._tables.append(_frames_table(columns))
+        self._tables.append(pa.table(columns))
         self._records.append(record)
         self._episodes += 1
         self._frames += len(rows)
@@ -102,28 +112,6 @@ class LeRobotSink:
         finally:
             for video in self._videos.values():
                 video.release()
-
-    def _add_pictures(self, feature: Feature, pictures: Array) -> dict[str, Any]:
-        prefix = f"videos/{feature.key}"
-        path = self._target(layout.VIDEO_PATH, video_key=feature.key)
-        start, end = self._videos[feature].add(path, pictures)
-        return {
-            **self._place(prefix),
-            f"{prefix}/from_timestamp": start,
-            f"{prefix}/to_timestamp": end,
-        }
-
-    def _numbering(self, frames: int, task: int) -> dict[str, Array]:
-        """Values (frames,) of the features that hold no field of a row."""
-        numbers = np.arange(frames)
-        return {
-            layout.DONE: numbers == frames - 1,
-            "timestamp": numbers / float(self._rate),
-            "frame_index": numbers,
-            "episode_index": np.full(frames, self._episodes),
-            "index": self._frames + numbers,
-            "task_index": np.full(frames, task),
-        }
 
     def _place(self, prefix: str) -> dict[str, int]:
         chunk, file = divmod(self._file, layout.FILES_PER_CHUNK)
@@ -180,8 +168,8 @@ class LeRobotSink:
             "total_frames": self._frames,
             "total_tasks": len(self._tasks),
             "chunks_size": layout.FILES_PER_CHUNK,
-            "data_files_size_in_mb": _DATA_MEGABYTES,
-            "video_files_size_in_mb": _VIDEO_MEGABYTES,
+            "data_files_size_in_mb": 100,  # as of LeRobot's own files
+            "video_files_size_in_mb": 200,
             "fps": fps,
             "splits": {"train": f"0:{self._episodes}"},
             "data_path": layout.DATA_PATH,
@@ -303,15 +291,11 @@ def _video_errors(path: Path) -> Iterator[None]:
         raise DatasetWriteFailed(f"the video {path} cannot be written", got=repr(error)) from error
 
 
-def _frames_table(columns: Mapping[Feature, Array]) -> pa.Table:
-    """Build the table of an episode's frames from (frames, n) columns."""
-    arrays = {}
-    for feature, values in columns.items():
-        kind = pa.from_numpy_dtype(np.dtype(feature.dtype))
-        flat = pa.array(np.ascontiguousarray(values, feature.dtype).reshape(-1), kind)
-        (width,) = feature.shape
-        arrays[feature.key] = flat if width == 1 else pa.FixedSizeListArray.from_arrays(flat, width)
-    return pa.table(arrays)
+def _column(feature: Feature, values: Array) -> pa.Array:
+    """The column of a table for values (frames, n)."""
+    (width,), kind = feature.shape, pa.from_numpy_dtype(np.dtype(feature.dtype))
+    flat = pa.array(np.ascontiguousarray(values, feature.dtype).reshape(-1), kind)
+    return flat if width == 1 else pa.FixedSizeListArray.from_arrays(flat, width)
 
 
 def _tasks_table(tasks: Sequence[str]) -> pa.Table:
