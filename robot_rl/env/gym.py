@@ -289,7 +289,6 @@ def _make(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
 
 
 def _explained(id: str, error: Exception) -> tuple[str, str]:
-    """Why an environment cannot be made, and what to do."""
     named = f"the environment {id!r}"
     if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled):  # or of a display
         return f"{named} cannot be imported", (
@@ -328,7 +327,6 @@ def _spaces(env: gymnasium.Env[Any, Any]) -> tuple[Any, Any]:
 
 
 def _own_rate(env: gymnasium.Env[Any, Any]) -> tuple[float, str | None]:
-    """Steps per second [Hz], and what of the environment says so."""
     # A wrapper that repeats actions can have its own dt.
     step = env.get_wrapper_attr("dt") if env.has_wrapper_attr("dt") else None
     for source, told in (("dt", step), ("render_fps", (env.metadata or {}).get("render_fps"))):
@@ -348,7 +346,6 @@ def _finite_reward(now: str, given: Any) -> float:
 
 
 def _read(now: str, observation: Any, path: tuple[str, ...], column: Field) -> npt.NDArray[Any]:
-    """A column of an observation, as its field declares it."""
     try:
         given = np.asarray(functools.reduce(operator.getitem, path, observation))
         if column.dtype == "uint8" and given.dtype != np.uint8:

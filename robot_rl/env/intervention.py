@@ -161,7 +161,6 @@ class Intervention(RobotEnvWrapper):
         self._kept, self._moved_steps = False, 0
 
     def _act(self, action: Action) -> Stepped:
-        """Hear what the operator says, and send their action or the policy's."""
         said = self._polled()
         self.ended_by = next((event for event in said.events if event in _ENDS), None)
         over = bool(self._waits_for) or self.ended_by is not None
@@ -277,7 +276,6 @@ class Intervention(RobotEnvWrapper):
         self._waits_for[OperatorEvent.START] = why
 
     def _halted(self) -> _Halted:
-        """Why the robot does not move, and what to say."""
         if not self._waits_for:
             return _Halted(
                 "the operator has halted the robot",

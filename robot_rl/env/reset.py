@@ -166,7 +166,6 @@ def make_reset(
 
 
 def _backward_task(backward: Mapping[str, Any], operated: Intervention) -> SimTask:
-    """The backward task in the world of the forward one."""
     forward = operated.task
     if not isinstance(forward, SimTask):
         raise ConfigError(

@@ -136,8 +136,6 @@ class Seeds(Iterator[int]):
 
 @dataclass
 class _Slot:
-    """One environment and the episode that runs in it."""
-
     index: int
     env: EpisodeEnv
     observation: Observation = field(default_factory=dict)
@@ -172,8 +170,6 @@ class _Slot:
 
 @dataclass
 class _Rollout:
-    """The slots of a rollout, and what they share; see `rollout`."""
-
     slots: list[_Slot]
     controller: Controller
     recorder: RowBuilder | None

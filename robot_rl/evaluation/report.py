@@ -102,7 +102,6 @@ def _content(run: RunRecords) -> dict[str, Any]:
 
 
 def _clips(folder: Path) -> list[dict[str, Any]]:
-    """The films that an evaluation has left, as parts of the page."""
     listed = folder / CLIPS
     if not listed.exists():
         return []
@@ -116,7 +115,6 @@ def _clips(folder: Path) -> list[dict[str, Any]]:
 
 
 def _setbacks(run: RunRecords) -> list[str]:
-    """Say when what was learned was worse than the cloned policy."""
     steps = worse_than_cloned(run.periodic())
     if not steps:
         return []
@@ -181,7 +179,6 @@ def _confirmed(results: Sequence[EvaluationResult]) -> int | None:
 
 
 def _learning_curve(run: RunRecords) -> Markup | None:
-    """Draw it; None while there is nothing."""
     curve = [e for e in run.periodic() if not e.cloned]
     steps, won = _columns(run.episodes, "environment_steps", "success")
     if not curve and not steps:

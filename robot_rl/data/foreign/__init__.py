@@ -104,7 +104,6 @@ def _open_hdf5(path: Path) -> ForeignDataset:
 
 
 def _open_npz(path: Path) -> ForeignDataset:
-    """Open a `.npz` with all episodes, or a folder with one an episode."""
     arrays: dict[str, _Arrays] = {}
     files = path.glob("*.npz") if path.is_dir() else [path]
     for file in sorted(files, key=lambda file: (len(file.name), file.name)):  # 9 before 10
@@ -209,7 +208,6 @@ def _steps(arrays: _Arrays) -> int:
 
 
 def _minari_answers(path: Path) -> dict[str, Any]:
-    """What Minari says beside the episodes."""
     file = path.with_name("metadata.json")
     told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     spec, space = (json.loads(told.get(key) or "{}") for key in ("env_spec", "action_space"))

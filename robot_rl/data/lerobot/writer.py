@@ -125,7 +125,6 @@ class LeRobotSink:
         return path
 
     def _write_file(self) -> None:
-        """Complete the open file of every kind; the next episode begins another."""
         _write_table(self._target(layout.DATA_PATH), pa.concat_tables(self._tables))
         _write_table(self._target(layout.EPISODES_PATH), pa.Table.from_pylist(self._records))
         for video in self._videos.values():

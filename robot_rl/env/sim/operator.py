@@ -185,7 +185,6 @@ class SimulatedOperator:
         return self._steps(float(delay))
 
     def _look(self) -> None:
-        """See the goal anew, with new errors."""
         self._next_look -= 1
         if self._next_look < 0:
             habits = self.habits
@@ -194,7 +193,6 @@ class SimulatedOperator:
             self._next_look = self._steps(habits.look_s) - 1
 
     def _turn_attention(self) -> None:
-        """Look elsewhere, or back, now and then."""
         habits = self.habits
         leave = 1.0 / self._steps(habits.spell_s)
         come_back = leave * habits.attention / max(1.0 - habits.attention, 1e-9)

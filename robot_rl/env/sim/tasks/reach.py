@@ -18,7 +18,6 @@ _MARKERS = 2
 
 
 def _add_marker(spec: mujoco.MjSpec, name: str, radius: float, rgba: Sequence[float]) -> None:
-    """Add a ball that nothing collides with."""
     ball = {"type": mujoco.mjtGeom.mjGEOM_SPHERE, "size": [radius, 0, 0], "rgba": rgba}
     spec.worldbody.add_body(name=name).add_geom(**ball, contype=0, conaffinity=0)
 
