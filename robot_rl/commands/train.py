@@ -241,10 +241,7 @@ def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> 
         "environment_steps": learned_steps(run),
         "exploration_steps": exploration_steps(run),
         "intervention_rate": intervened[-1][1] if intervened else 0.0,
-        "steps_to_97": first_confirmed(
-            [record.environment_steps for record in learned],
-            [record.success_rate for record in learned],
-        ),
+        "steps_to_97": first_confirmed(learned),
         "gradient_updates": blocks[-1]["gradient_updates"] if blocks else 0,
         "machine": describe_machine(),
     }

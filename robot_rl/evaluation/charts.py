@@ -21,7 +21,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.evaluation.statistics import THRESHOLD, EvaluationResult
 
 # Okabe and Ito's palette: distinct under the common colour-vision deficiencies.
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#AA4499", "#5F6B76"
@@ -47,8 +47,6 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
 }
-
-THRESHOLD = 0.97  # success rate that counts as solved
 
 Numbers = Sequence[float]
 

@@ -148,14 +148,14 @@ def _success(result: EvaluationResult | None) -> dict[str, str]:
     }
 
 
-def _figures(run: RunRecords) -> list[dict[str, str]]:
+def _figures(run: RunRecords) -> list[tuple[str, str]]:
     summary = run.summary
     final = run.final(cloned=summary.get("deployed") == "cloned")
-    confirmed = _confirmed([e for e in run.periodic() if not e.cloned])
+    confirmed = first_confirmed([e for e in run.periodic() if not e.cloned])
     written = [*run.episodes, *run.learner, *(e.to_json() for e in run.evaluations)]
     memory = summary.get("peak_memory_bytes")
     seconds = final.mean_seconds_to_success if final else None
-    figures = [
+    return [
         ("Steps to 97 %", "not reached" if confirmed is None else _count(confirmed)),
         ("Environment steps", _count(_largest(written, "environment_steps"))),
         ("Gradient updates", _count(_largest(written, "gradient_updates"))),
@@ -165,22 +165,15 @@ def _figures(run: RunRecords) -> list[dict[str, str]]:
         ("Wall time", _duration(summary.get("wall_seconds"))),
         ("Peak memory", _ABSENT if memory is None else f"{memory / 2**30:.2f} GiB"),
     ]
-    return [{"name": name, "value": value} for name, value in figures]
 
 
 def _largest(records: Iterable[Record], name: str) -> float | None:
     return max((r[name] for r in records if _is_number(r.get(name))), default=None)
 
 
-def _confirmed(results: Sequence[EvaluationResult]) -> int | None:
-    return first_confirmed(
-        [e.environment_steps for e in results], [e.success_rate for e in results]
-    )
-
-
 def _learning_curve(run: RunRecords) -> Markup | None:
     curve = [e for e in run.periodic() if not e.cloned]
-    steps, won = _columns(run.episodes, "environment_steps", "success")
+    steps, won = _columns(run.episodes, "success")
     if not curve and not steps:
         return None
     # The first means would be of few episodes and jump.
@@ -188,7 +181,7 @@ def _learning_curve(run: RunRecords) -> Markup | None:
     rolling = charts.rolling_mean(won, _ROLLING_EPISODES)
     training = Series(f"last {_ROLLING_EPISODES} training episodes", steps[full:], rolling[full:])
     cloned, final = run.final(cloned=True), run.final(cloned=False)
-    return Markup(charts.learning_curve(curve, training, _confirmed(curve), cloned, final))
+    return Markup(charts.learning_curve(curve, training, first_confirmed(curve), cloned, final))
 
 
 def _charts(run: RunRecords) -> list[dict[str, Any]]:
@@ -198,13 +191,9 @@ def _charts(run: RunRecords) -> list[dict[str, Any]]:
         intervened = Series("by the operator", [r[0] for r in rates], [100 * r[1] for r in rates])
         title = f"Steps by the operator, last {_ROLLING_EPISODES} episodes"
         drawn.append((title, [intervened], "%"))
-    times = [
-        (e.environment_steps, e.mean_seconds_to_success)
-        for e in run.periodic()
-        if not e.cloned and e.mean_seconds_to_success is not None
-    ]
-    if times:
-        seconds = Series("evaluation", [t[0] for t in times], [t[1] for t in times])
+    learned = [e.to_json() for e in run.periodic() if not e.cloned]
+    seconds = Series("evaluation", *_columns(learned, "mean_seconds_to_success"))
+    if seconds.x:
         drawn.append(("Mean time to success", [seconds], "seconds"))
     drawn += [(title, series, "") for title, series in _metrics(run.learner)]
     stop = max((x for _, lines, _ in drawn for line in lines for x in line.x), default=0.0)
@@ -223,17 +212,14 @@ def _metrics(learner: Sequence[Record]) -> Iterable[tuple[str, list[Series]]]:
         title = "Q values" if name == "q" or name.startswith("q_") else _words(name)
         groups.setdefault(title, []).append(name)
     for title, group in groups.items():
-        lines = [(_words(name), *_columns(learner, "environment_steps", name)) for name in group]
-        yield title, [Series(*line) for line in lines]
+        yield title, [Series(_words(name), *_columns(learner, name)) for name in group]
 
 
-def _columns(records: Sequence[Record], x: str, y: str) -> tuple[list[float], list[float]]:
-    pairs = [
-        (float(r[x]), float(r[y]))
-        for r in records
-        if _is_number(r.get(x)) and y in r and isinstance(r[y], int | float)
-    ]
-    return [a for a, _ in pairs], [b for _, b in pairs]
+def _columns(records: Sequence[Record], name: str) -> tuple[list[float], list[float]]:
+    """Environment steps, and the numbers of that name."""
+    known = [r for r in records if _is_number(r.get("environment_steps"))]
+    known = [r for r in known if isinstance(r.get(name), int | float)]
+    return [float(r["environment_steps"]) for r in known], [float(r[name]) for r in known]
 
 
 def _is_number(value: Any) -> bool:

@@ -17,6 +17,7 @@ from robot_rl.data.intervals import StatisticsError, clopper_pearson
 
 # One-sided level of the comparisons of a whole run.
 NOISE_LEVEL = 0.05
+THRESHOLD = 0.97  # success rate that counts as solved
 # Of the beta distribution over a coin's bias: larger is quicker to see small biases.
 _PRIOR = 2.0
 
@@ -27,15 +28,12 @@ def longest_run(successes: Iterable[bool]) -> int:
     return max((len(list(run)) for success, run in runs if success), default=0)
 
 
-def first_confirmed(
-    steps: Sequence[int], rates: Sequence[float], threshold: float = 0.97
-) -> int | None:
-    """Environment steps of the first of two evaluations in a row at or above `threshold`, or None.
-
-    `steps` and success `rates`, in [0, 1], are those of each evaluation, in order of time.
-    """
-    pairs = zip(steps, itertools.pairwise(rates), strict=False)
-    return next((int(step) for step, pair in pairs if min(pair) >= threshold), None)
+def first_confirmed(results: Sequence[EvaluationResult]) -> int | None:
+    """Environment steps of the first of two evaluations in a row that count as solved."""
+    for one, following in itertools.pairwise(results):
+        if min(one.success_rate, following.success_rate) >= THRESHOLD:
+            return one.environment_steps
+    return None
 
 
 @dataclass(frozen=True)

@@ -167,8 +167,11 @@ def test_longest_run_of_successes():
     ],
 )
 def test_a_threshold_counts_when_the_next_evaluation_confirms_it(rates, expected):
-    steps = [500 * (i + 1) for i in range(len(rates))]
-    assert first_confirmed(steps, rates) == expected
+    results = [
+        replace(evaluation(1), environment_steps=500 * i, success_rate=rate)
+        for i, rate in enumerate(rates, 1)
+    ]
+    assert first_confirmed(results) == expected
 
 
 def evaluation(successes, episodes=10, seconds=2.0, **options):
