@@ -36,10 +36,9 @@ def tasks() -> dict[str, str]:
     from robot_rl.processes.resources import find_resource
 
     places = (find_resource("configs"), *registry.config_folders())
-    files = (path for place in places for path in sorted(place.glob("task/[!_]*.yaml")))
-    names = [path.stem for path in files]
-    camel = {name: name.title().replace("_", "") for name in names if name not in _NOT_SIMULATED}
-    return {name: f"robot_rl/{words}-v0" for name, words in camel.items()}
+    names = [path.stem for place in places for path in sorted(place.glob("task/[!_]*.yaml"))]
+    simulated = (name for name in names if name not in _NOT_SIMULATED)
+    return {name: f"robot_rl/{name.title().replace('_', '')}-v0" for name in simulated}
 
 
 def register_when_gymnasium_is_there() -> None:

@@ -180,9 +180,8 @@ class SimulatedOperator:
 
     def _drawn_reaction(self) -> int:
         """A time from seeing something to the motion of a hand [control steps]."""
-        habits = self.habits
-        delay = self._rng.uniform(habits.reaction_low_s, habits.reaction_high_s)
-        return self._steps(float(delay))
+        low, high = self.habits.reaction_low_s, self.habits.reaction_high_s
+        return self._steps(float(self._rng.uniform(low, high)))
 
     def _look(self) -> None:
         self._next_look -= 1

@@ -92,8 +92,8 @@ class PickInsert(PegInsert):
     def seen_poses(self) -> Vector:
         """Socket and tip of the peg (2, 7), with the errors with which they are seen."""
         tip = self.tip_pose()
-        seen_tip = np.concatenate([tip[:3] + self._peg_error, tip[3:]])
-        return np.concatenate([super().seen_poses(), seen_tip[None]])
+        tip[:3] += self._peg_error
+        return np.concatenate([super().seen_poses(), tip[None]])
 
     def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
         """See `TaskView`; the objects are the socket and the tip of the peg, z up."""
