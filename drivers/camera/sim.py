@@ -8,15 +8,13 @@ from dataclasses import dataclass
 
 from drivers.camera.base import Frame
 from drivers.errors import DriverError, DriverTimeout
-from drivers.sim_world import WorldCopy
+from drivers.sim_world import SimDevice
 from robot_rl.calibration.board import Intrinsics
 from robot_rl.env.sim.cameras import SceneRenderer
-from robot_rl.env.sim.world import GripperMotor
-from robot_rl.env.task import Task
 
 
-@dataclass(eq=False)
-class SimCamera:
+@dataclass(eq=False, kw_only=True)
+class SimCamera(SimDevice):
     """One camera of the simulated arm's model, in the process of another node.
 
     Cameras of one rate on one machine look at the same time, as cameras with a common trigger do. A
@@ -27,19 +25,15 @@ class SimCamera:
         DriverError: The model has no such camera.
     """
 
-    task: Task  # the simulated one, the same as the arm's
-    model: str  # path of the arm's MJCF, beginning with `hardware/`
-    gripper: GripperMotor  # see `drivers.gripper.sim.SimGripper`
     camera: str  # its name in the model
     width: int = 128  # pixels
     height: int = 128  # pixels
     rate_hz: float = 30.0  # pictures per second
     depth: bool = False  # whether it sees depth too
-    namespace: str = ""  # of the arm's node
 
     def __post_init__(self) -> None:
-        self._copy = WorldCopy(self.task, self.model, self.gripper, self.namespace)
-        compiled = self._copy.world.model
+        super().__post_init__()
+        compiled = self._world.model
         known = [compiled.camera(i).name for i in range(compiled.ncam)]
         if self.camera not in known:
             raise DriverError("the arm's model has no such camera", got=self.camera, expected=known)
@@ -49,7 +43,7 @@ class SimCamera:
 
     def connect(self) -> None:
         """Listen to the world."""
-        self._copy.connect(f"sim_camera_{self.camera}")
+        self.listen()
         self._next_due()
 
     def read(self, timeout_s: float) -> Frame:
@@ -58,10 +52,10 @@ class SimCamera:
         time.sleep(max(0.0, min(self._due, deadline) - time.monotonic()))
         if self._due > deadline:
             raise DriverTimeout("no picture of the simulated camera is due yet")
-        stamp = self._copy.wait(max(0.0, deadline - time.monotonic()))
+        stamp = self.wait(max(0.0, deadline - time.monotonic()))
         number = self._next_due()
         if self._renderer is None:  # here, since OpenGL wants one thread
-            self._renderer = SceneRenderer(self._copy.world, self.width, self.height)
+            self._renderer = SceneRenderer(self._world, self.width, self.height)
         color = self._renderer.color(self.camera)
         depth = self._renderer.depth(self.camera)[..., 0] if self.depth else None
         return Frame(stamp, number, color, depth)
@@ -69,7 +63,7 @@ class SimCamera:
     def intrinsics(self) -> Intrinsics:
         """Those of the model's camera, which has no distortion."""
         width, height = self.width, self.height
-        angle = math.radians(float(self._copy.world.model.camera(self.camera).fovy[0]))
+        angle = math.radians(float(self._world.model.camera(self.camera).fovy[0]))
         focal = 0.5 * height / math.tan(0.5 * angle)
         return Intrinsics(width, height, focal, focal, 0.5 * (width - 1), 0.5 * (height - 1))
 
@@ -81,7 +75,7 @@ class SimCamera:
 
     def close(self) -> None:
         """Stop listening, and release the renderer."""
-        self._copy.close()
+        super().close()
         renderer, self._renderer = self._renderer, None
         if renderer is not None:
             renderer.close()

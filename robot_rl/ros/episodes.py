@@ -35,60 +35,54 @@ _AGAIN_SECONDS = 1.0  # a parameter may be set twice
 _LARGEST_SEED = 2**63
 
 
-def scene_sensor(client: RosClient, scene: SceneState, limit_s: float) -> Sensor:
-    """The state of the world that the simulated arm's node owns, for copies of it.
-
-    Args:
-        client: The node that listens.
-        scene: The copy.
-        limit_s: Age at which a state is too old [s].
-    """
-
-    def decode(message: JointState) -> Vector:
-        if message.header.frame_id != scene.fingerprint:
-            raise MessageError(
-                "the state is of another simulated model",
-                got=message.header.frame_id,
-                expected=scene.fingerprint,
-                hint="give this process and the simulated arm's node the same task and model",
-            )
-        return np.asarray(message.position, np.float64)
-
-    return Sensor(client, JointState, "sim/state", limit_s, decode)
-
-
 class SceneMirror:
     """A copy of the world that the simulated arm's node owns, and the task in it.
+
+    One thread uses it; messages arrive in another.
 
     Args:
         task: The simulated task, the same as the arm's.
         model: Path of the arm's MJCF, beginning with `hardware/`.
         gripper: What moves the fingers where the task's action has a gripper column.
+
+    Attributes:
+        sensor: The state of the world; None before `listen`.
     """
 
     def __init__(self, task: Task, model: str, gripper: GripperMotor) -> None:
         self.task = put_in_world(task, model, gripper)
+        self.sensor: Sensor | None = None
         self._scene = SceneState(self.task.world)
-        self._sensor: Sensor | None = None
 
-    def listen(self, client: RosClient, limit_s: float) -> Sensor:
+    def listen(self, client: RosClient, limit_s: float) -> None:
         """Begin to follow the world; a state older than `limit_s` is too old."""
-        if self._sensor is None:
-            self._sensor = scene_sensor(client, self._scene, limit_s)
-        return self._sensor
+        self.sensor = Sensor(client, JointState, "sim/state", limit_s, self._state)
 
     def begin(self, seed: int) -> None:
         """Let the task know what the episode of a seed is about."""
         self.task.reset(np.random.default_rng(seed))
 
-    def update(self) -> None:
-        """Show the newest state, if anybody listens.
+    def update(self) -> int:
+        """Show the newest state, if anybody listens; returns its stamp [ns].
 
         Raises:
             RobotInterrupted: It is late, or of another model.
         """
-        if self._sensor is not None:
-            self._scene.restore(self._sensor.value(self._sensor.newest()))
+        if self.sensor is None:
+            return 0
+        newest = self.sensor.newest()
+        self._scene.restore(self.sensor.value(newest))
+        return newest.stamp_ns
+
+    def _state(self, message: JointState) -> Vector:
+        if message.header.frame_id != self._scene.fingerprint:
+            raise MessageError(
+                "the state is of another simulated model",
+                got=message.header.frame_id,
+                expected=self._scene.fingerprint,
+                hint="give this process and the simulated arm's node the same task and model",
+            )
+        return np.asarray(message.position, np.float64)
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,8 @@ class RosRobot:
         """The task with its true state, kept as new as observations are; None on a real robot."""
         if self.mirror is None:
             return None
-        self.mirror.listen(self.client, self.limits.tracker_s)
+        if self.mirror.sensor is None:
+            self.mirror.listen(self.client, self.limits.tracker_s)
         return self.mirror.task
 
     def tcp_pose(self) -> Vector:
