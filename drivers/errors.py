@@ -21,14 +21,7 @@ class DriverFault(DriverError):
 
 
 class Stale(DriverError):
-    """The newest measurement is too old to act on.
-
-    Args:
-        what: The measurement or topic.
-        age_s: How old it is [s].
-        limit_s: How old it may be [s].
-        hint: What to look at.
-    """
+    """The newest measurement, `what`, is too old to act on: older than `limit_s` [s]."""
 
     def __init__(self, what: str, age_s: float, limit_s: float, hint: str | None = None) -> None:
         super().__init__(
@@ -42,12 +35,8 @@ class Stale(DriverError):
 def check_ranges(device: str, ranges: Mapping[str, tuple[float, float, float]]) -> None:
     """Check a driver's numbers before its device is touched.
 
-    Args:
-        device: Its name, for the error.
-        ranges: Value, lowest and highest value of each argument.
-
-    Raises:
-        DriverError: Names the first argument that is out of range or not a number.
+    Each argument has its value, and the lowest and highest one. The `DriverError` names the first
+    that is out of range or not a number.
     """
     for name, (value, low, high) in ranges.items():
         if not low <= value <= high:
@@ -59,15 +48,8 @@ def check_ranges(device: str, ranges: Mapping[str, tuple[float, float, float]]) 
 def check_reachable(device: str, host: str, port: int, timeout_s: float) -> None:
     """Open and close a TCP connection, before a vendor's SDK waits for it for minutes.
 
-    Args:
-        device: What is expected there, for the error.
-        host: Name or IP address.
-        port: TCP port.
-        timeout_s: Longest wait [s].
-
-    Raises:
-        DriverError: The name is unknown, or nothing listens there.
-        DriverTimeout: No answer in time.
+    Raises `DriverError` where the name is unknown or nothing listens there, and `DriverTimeout`
+    where there is no answer within `timeout_s` [s].
     """
     try:
         socket.create_connection((host, port), timeout_s).close()

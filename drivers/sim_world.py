@@ -61,9 +61,7 @@ class SimDevice:
     def wait(self, timeout_s: float) -> int:
         """Wait for the next state of the world, and show it; returns its stamp [ns].
 
-        Raises:
-            DriverTimeout: None came in time.
-            RobotInterrupted: It is the state of another model.
+        Raises `DriverTimeout` without one, `RobotInterrupted` where it is that of another model.
         """
         sensor = self._sensor()
         seen = sensor.count

@@ -6,6 +6,7 @@ And the law of a Cartesian spring, for arms that take a wrench or show a pose er
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +18,14 @@ from drivers.errors import DriverError, DriverFault
 from robot_rl.safety import Compliance, rotations
 
 Vector = npt.NDArray[np.float64]
+# Lowest and highest joint positions, each (n,) [rad].
+JointLimits = tuple[tuple[float, ...], tuple[float, ...]]
+
+_REST_SECONDS = 0.5
+_REST_SPEED = 0.002  # m/s
+# UR's data sheets: a measured force is good to 3.5 to 5.5 N.
+_STEADY_FORCE = 5.0  # N, between the smallest and the largest along an axis
+_LARGEST_OFFSET = 20.0  # N: more is no drift, but a contact or a wrong payload
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,44 +47,41 @@ class ArmState:
 class Arm(Protocol):
     """An arm under Cartesian control. Limits are not its business: `robot_rl.safety.ArmGuard`'s.
 
-    A driver is used by one thread at a time. Attributes:
+    A driver is used by one thread at a time. If its force sensor drifts, it also has `zero_ft`: the
+    sensor reads zero from then on; the arm does not move, and holds where it is.
+
+    Attributes:
         compliance: How it yields to contact: `impedance` (the target is the equilibrium of a
             spring), `force_mode` (the same, made of measured forces), or `position` (not at all).
         joint_names: Names of the joints, in the order of `ArmState`.
-        joint_limits: Lowest and highest joint positions, each (n,) [rad]; both empty where they
-            are left to the controller.
+        joint_limits: Both empty where they are left to the controller.
         fault: What the controller reports, None while it works; never cleared but by
             `clear_errors`.
     """
 
     compliance: Compliance
     joint_names: tuple[str, ...]
-    joint_limits: tuple[tuple[float, ...], tuple[float, ...]]
+    joint_limits: JointLimits
     fault: str | None
 
     def connect(self) -> None:
         """Reach the arm, ready to hold where it is; after `close` or an error, once more.
 
-        Raises:
-            DriverTimeout: It does not answer.
-            DriverError: Its address or settings are wrong.
-            MissingExtra: The vendor's SDK is not installed.
+        Raises `DriverTimeout` where it does not answer, `DriverError` where its address or settings
+        are wrong, and `MissingExtra` where the vendor's SDK is not installed.
         """
 
     def read(self) -> ArmState:
         """The newest measurement; a fault of the arm does not keep it from being read.
 
-        Raises:
-            DriverTimeout: The arm does not answer.
-            Stale: The newest measurement is too old.
+        Raises `DriverTimeout` where the arm does not answer, and `Stale` where it is too old.
         """
 
     def command(self, target_pose: Vector) -> None:
         """Set the equilibrium pose (7,), base frame, and return at once.
 
-        Raises:
-            DriverFault: The arm has a fault, or is stopped; nothing was sent.
-            DriverTimeout: The arm does not answer.
+        Raises `DriverFault` where the arm has a fault, or is stopped, and nothing was sent; and
+        `DriverTimeout` where it does not answer.
         """
 
     def hold(self) -> None:
@@ -84,15 +90,13 @@ class Arm(Protocol):
     def stop(self) -> None:
         """Stop as the vendor does it; motion is refused until `clear_errors`.
 
-        Raises:
-            DriverError: The arm did not take it; motion is refused all the same.
+        So it is where the arm does not take the stop, too, which is a `DriverError`.
         """
 
     def clear_errors(self) -> None:
         """Clear faults and a stop after a person has looked; the arm then holds where it is.
 
-        Raises:
-            DriverFault: The fault is still there.
+        Raises `DriverFault` where the fault is still there.
         """
 
     def close(self) -> None:
@@ -100,11 +104,7 @@ class Arm(Protocol):
 
 
 def check_free(arm: str, fault: str | None, stopped: bool) -> None:
-    """Check that an arm may be commanded.
-
-    Raises:
-        DriverFault: A fault or a stop holds it; nothing was sent.
-    """
+    """Check that neither a fault nor a stop holds an arm, before anything is sent to it."""
     if fault is not None or stopped:
         raise DriverFault(
             f"the {arm} does not move",
@@ -122,11 +122,7 @@ def pose_of(position: Sequence[float], metre: float = 1.0) -> Vector:
 
 @dataclass(frozen=True)
 class Spring:
-    """A spring and damper between the TCP and its target, the same along and about all axes.
-
-    Raises:
-        DriverError: A number is not positive.
-    """
+    """A spring and damper between the TCP and its target, the same along and about all axes."""
 
     stiffness_translation: float = 1000.0  # [N/m]
     stiffness_rotation: float = 50.0  # [Nm/rad]
@@ -143,13 +139,7 @@ class Spring:
                 )
 
     def wrench(self, target: Vector, pose: Vector, velocity: Vector) -> Vector:
-        """Force [N] and torque [Nm] (6,) on the TCP, base frame.
-
-        Args:
-            target: Equilibrium pose (7,).
-            pose: Measured pose (7,).
-            velocity: Measured velocity (6,).
-        """
+        """Force [N] and torque [Nm] (6,) on the TCP; all in the base frame."""
         way = rotations.between(pose, target)
         force = self.stiffness_translation * way[:3] - self.damping_translation * velocity[:3]
         torque = self.stiffness_rotation * way[3:] - self.damping_rotation * velocity[3:]
@@ -160,3 +150,48 @@ def at_most(vector: Vector, limit: float) -> Vector:
     """The vector, shortened to a length of at most `limit`."""
     length = math.hypot(*vector)
     return vector if length <= limit else vector * (limit / length)
+
+
+class Rest:
+    """The newest measurements of an arm, and whether it was at rest in them.
+
+    For the zeroing of a force sensor, which is right only under a small, steady force.
+    """
+
+    def __init__(self, rate_hz: float) -> None:
+        self._states: deque[ArmState] = deque(maxlen=max(2, round(_REST_SECONDS * rate_hz)))
+
+    def take(self, state: ArmState) -> None:
+        """Take a measurement in."""
+        self._states.append(state)
+
+    def forget(self) -> None:
+        """Nothing is known any more of how the arm stood."""
+        self._states.clear()
+
+    def force(self) -> float:
+        """The mean force that a zeroing would take away [N].
+
+        A light, steady contact cannot be told from a sensor that has drifted. Raises `DriverFault`
+        where the arm was not at rest, or that is no force that a sensor drifts by.
+        """
+        if len(self._states) < (self._states.maxlen or 0):
+            raise DriverFault(
+                "the force sensor is not zeroed",
+                got=f"{len(self._states)} measurements",
+                expected=f"{_REST_SECONDS:g} s of them, {self._states.maxlen}",
+                hint="call it again",
+            )
+        forces = np.array([state.tcp_wrench[:3] for state in self._states])
+        speed = max(math.hypot(*state.tcp_velocity[:3]) for state in self._states)
+        force, change = math.hypot(*forces.mean(axis=0)), float(np.ptp(forces, axis=0).max())
+        # So, for one of them may be NaN.
+        if not (force <= _LARGEST_OFFSET and change <= _STEADY_FORCE and speed <= _REST_SPEED):
+            raise DriverFault(
+                "the force sensor is not zeroed",
+                got=f"{force:.1f} N that changed by {change:.1f} N, at {speed * 1e3:.1f} mm/s",
+                expected=f"at most {_LARGEST_OFFSET:g} N, {_STEADY_FORCE:g} N and"
+                f" {_REST_SPEED * 1e3:g} mm/s for {_REST_SECONDS:g} s",
+                hint="let nothing touch the tool, and see that its payload is set right",
+            )
+        return force

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from drivers.arm.base import ArmState, Spring, Vector, check_free
+from drivers.arm.base import ArmState, JointLimits, Spring, Vector, check_free
 from drivers.errors import (
     DriverError,
     DriverFault,
@@ -33,6 +33,7 @@ _OTHER_FIRMWARE = (
     " Panda has server version 5 or lower. Install the wheel for your arm's server version from the"
     " index that franky's README names (see hardware/arms.md)"
 )
+_NOT_READY = "unlock the joints, activate FCI in Desk, and run a real-time kernel"
 # Of the data sheets of Panda and FR3, the narrower of both [rad].
 _LOW = (-2.7437, -1.7628, -2.8973, -3.0421, -2.8065, 0.5445, -2.8973)
 _HIGH = (2.7437, 1.7628, 2.8973, -0.1518, 2.8065, 3.7525, 2.8973)
@@ -41,15 +42,10 @@ _JOINTS = tuple(f"fr3_joint{number}" for number in range(1, 8))
 
 @dataclass(eq=False)
 class FrankaArm:
-    """One Franka arm, reached through FCI.
-
-    Raises:
-        MissingExtra: `franky-control` is not installed.
-        DriverError: A number is out of range.
-    """
+    """One Franka arm, reached through FCI; needs `franky-control`."""
 
     compliance: ClassVar[Compliance] = "impedance"
-    joint_limits: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]] = (_LOW, _HIGH)
+    joint_limits: ClassVar[JointLimits] = (_LOW, _HIGH)
 
     host: str  # name or IP address of the control unit
     spring: Spring = field(default_factory=Spring)  # its stiffness; damping is critical, see franky
@@ -83,12 +79,10 @@ class FrankaArm:
     def connect(self) -> None:
         """Set the collision reflex and begin the impedance controller where the arm is.
 
-        A reflex of before is not cleared: it is the `fault` until a person clears it.
-
-        Raises:
-            DriverTimeout: No answer.
-            DriverError: FCI is not active, another client controls the arm, no real-time kernel, or
-                firmware for which another franky-control must be installed.
+        A reflex of before is not cleared: it is the `fault` until a person clears it. Raises
+        `DriverTimeout` without an answer, and `DriverError` where FCI is not active, another client
+        controls the arm, the kernel is no real-time one, or the firmware needs another
+        franky-control.
         """
         check_reachable("Franka control unit", self.host, _FCI_PORT, self.timeout_s)
         try:
@@ -102,9 +96,7 @@ class FrankaArm:
             raise DriverError(
                 f"the Franka arm at {self.host} cannot be controlled",
                 got=error,
-                hint=_OTHER_FIRMWARE
-                if other
-                else "unlock the joints, activate FCI in Desk, and run a real-time kernel",
+                hint=_OTHER_FIRMWARE if other else _NOT_READY,
             ) from error
 
     def read(self) -> ArmState:
@@ -117,9 +109,8 @@ class FrankaArm:
             state = self._robot.state
             self.fault = self.fault or self._reported_fault()
         except self._franky.Exception as error:
-            raise DriverTimeout(
-                f"the Franka arm at {self.host} does not answer", got=error
-            ) from error
+            problem = f"the Franka arm at {self.host} does not answer"
+            raise DriverTimeout(problem, got=error) from error
         pose, twist = state.O_T_EE, state.O_dP_EE_est
         velocity = np.full(6, np.nan)
         if twist is not None:
@@ -153,8 +144,7 @@ class FrankaArm:
     def clear_errors(self) -> None:
         """Recover from a reflex, and hold where the arm is.
 
-        Raises:
-            DriverFault: It cannot be recovered from, for example with the user stop pressed.
+        Raises `DriverFault` where that fails, for example with the user stop pressed.
         """
         if self._robot is None:
             raise DriverFault("the Franka arm is not connected", hint="wait until it is")

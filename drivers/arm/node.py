@@ -28,8 +28,7 @@ from sensor_msgs.msg import JointState
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
-from drivers.arm.base import ArmState
-from drivers.arm.force_zero import ForceSensor, Rest
+from drivers.arm.base import ArmState, Rest
 from drivers.arm.parameters import ArmParameters
 from drivers.errors import DriverError, DriverFault
 from robot_rl.errors import RobotRLError, described
@@ -71,9 +70,8 @@ class ArmNode(DeviceNode):
     def setup(self) -> None:
         """Make the guard of this driver's arm.
 
-        Raises:
-            RobotRLError: Limits that could not hold, an arm too stiff for a contact task, or a
-                stop that could not be kept.
+        Raises `RobotRLError` for limits that could not hold, an arm too stiff for a contact task,
+        or a stop that could not be kept.
         """
         limits = self._settings.limits(*self.driver.joint_limits)
         if self._settings.contact_task:
@@ -105,7 +103,7 @@ class ArmNode(DeviceNode):
         source = SoleSource(self.guard.limits.command_deadline)
         self.subscribe_to_commands(PoseStamped, "target_pose", source, self._take_target)
         self.serve("stop", self._stop)
-        if isinstance(self.driver, ForceSensor):
+        if hasattr(self.driver, "zero_ft"):  # its force sensor drifts
             self.serve("zero_ft", self._zero_ft)
         self._clearing = self.serve("clear_errors", self._clear_errors)
         # It waits for the motion to end; in a group of its own it keeps nothing else from running.
@@ -131,11 +129,8 @@ class ArmNode(DeviceNode):
     def publish_state(self, state: ArmState) -> None:
         """Publish a new measurement; a velocity and a wrench only where they are known."""
         stamp, joints = state.stamp_ns, self.driver.joint_names
-        self._joint_states.publish(
-            messages.joint_state_message(
-                joints, state.joint_positions, state.joint_velocities, stamp
-            )
-        )
+        measured = (state.joint_positions, state.joint_velocities, stamp)
+        self._joint_states.publish(messages.joint_state_message(joints, *measured))
         self._pose.publish(messages.pose_message(state.tcp_pose, stamp, state.frame))
         if np.isfinite(state.tcp_velocity).all():
             self._twist.publish(messages.twist_message(state.tcp_velocity, stamp, state.frame))
@@ -204,11 +199,7 @@ class ArmNode(DeviceNode):
         self.guard.refuse("publishers", problem)
 
     def _take_target(self, message: PoseStamped) -> None:
-        """Take a command: check it, and move at once instead of at the next poll.
-
-        Raises:
-            CommandRefused: It is not followed.
-        """
+        """Take a command: check it, and move at once instead of at the next poll."""
         guard = self.guard
         self._heard = now = time.monotonic()
         if self._resets.busy:  # it shows that somebody is there
@@ -272,20 +263,18 @@ class ArmNode(DeviceNode):
     async def _on_reset(
         self, request: Trigger.Request, answer: Trigger.Response
     ) -> Trigger.Response:
-        if not (self.is_connected and self.is_polling):
-            missing = "connected" if self.is_polling else "active"
-            answer.success, answer.message = False, f"the arm's node is not {missing}"
-            return answer
         try:
+            if not (self.is_connected and self.is_polling):
+                missing = "connected" if self.is_polling else "active"
+                raise DriverError(f"the arm's node is not {missing}")
             self._resets.begin(self._settings.reset_pose())
         except RobotRLError as error:
             answer.success, answer.message = False, str(error)
             return answer
         self._reset_is_accompanied = False
         self._reset_done = Future()
-        outcome: ResetOutcome = await self._reset_done
+        answer.success, answer.message = await self._reset_done
         self._reset_done = None
-        answer.success, answer.message = outcome
         return answer
 
     def _conclude_reset(self, outcome: ResetOutcome | None) -> None:

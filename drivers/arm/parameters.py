@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from drivers.arm.base import Vector
-from robot_rl.safety import ArmLimits, CommandRefused, ResetOptions, default_stop_folder
+from robot_rl.safety import (
+    ArmLimits,
+    CommandRefused,
+    ResetOptions,
+    checked_reset_pose,
+    default_stop_folder,
+)
 
 if TYPE_CHECKING:
     from rcl_interfaces.msg import SetParametersResult
@@ -17,8 +22,10 @@ if TYPE_CHECKING:
 
     from robot_rl.ros.device_node import DeviceNode
 
+Table = Mapping[str, tuple[float, str, float, float]]
+
 # Default, description, lowest and highest value of each limit that is one number.
-_LIMITS: dict[str, tuple[float, str, float, float]] = {
+_LIMITS: Table = {
     "max_tilt": (0.6, "largest angle of the tool's axis to the reference's [rad]", 0.01, 3.1416),
     "max_yaw": (3.1416, "largest turn about the tool's axis; 3.1416: any [rad]", 0.01, 3.1416),
     "max_lead_translation": (0.02, "largest lead of the target per axis [m]", 0.001, 0.2),
@@ -36,7 +43,7 @@ _LIMITS: dict[str, tuple[float, str, float, float]] = {
     "command_deadline": (0.2, "time without a command after which it holds [s]", 0.01, 2.0),
     "max_stamp_age": (0.5, "difference of a command's stamp to the clock here [s]", 0.01, 10.0),
 }
-_RESET: dict[str, tuple[float, str, float, float]] = {
+_RESET: Table = {
     "retract_distance": (0.08, "how far the tool is drawn back first [m]", 0.001, 0.5),
     "speed_translation": (0.08, "speed of a reset [m/s]", 0.001, 0.25),
     "speed_rotation": (0.4, "speed of its rotation [rad/s]", 0.001, 1.0),
@@ -48,10 +55,7 @@ _UNSET_POSE = [0.0] * 7
 
 
 class ArmParameters:
-    """Declares the parameters at a node, and reads them.
-
-    Args:
-        node: The arm's.
+    """Declares the parameters at the arm's node, and reads them.
 
     Attributes:
         contact_task: Whether the task makes contact.
@@ -67,33 +71,23 @@ class ArmParameters:
         for corner in ("workspace_low", "workspace_high"):
             text = f"{corner.removeprefix('workspace_')}est position of the target (3,) [m]"
             self._limits[corner] = node.parameter(f"limits.{corner}", [0.0] * 3, text)
+        text = "quaternion xyzw (4,) that tilt and yaw are measured from"
         self._limits["reference_orientation"] = node.parameter(
-            "limits.reference_orientation",
-            [1.0, 0.0, 0.0, 0.0],
-            "quaternion xyzw (4,) that tilt and yaw are measured from",
+            "limits.reference_orientation", [1.0, 0.0, 0.0, 0.0], text
         )
         self.contact_task: bool = node.parameter(
             "contact_task", True, "whether the task makes contact: stiff arms are then refused"
         )
         self._reset = self._numbers("reset", _RESET)
-        node.parameter(
-            _RESET_POSE,
-            _UNSET_POSE,
-            "where `reset` moves to: position [m], quaternion xyzw (7,)",
-            read_only=False,
-        )
-        folder = node.parameter(
-            "stop_folder", str(default_stop_folder()), "where a stop of the arm is kept"
-        )
-        self.stop_folder = Path(folder)
+        text = "where `reset` moves to: position [m], quaternion xyzw (7,)"
+        node.parameter(_RESET_POSE, _UNSET_POSE, text, read_only=False)
+        folder = str(default_stop_folder())
+        text = "where a stop of the arm is kept"
+        self.stop_folder = Path(node.parameter("stop_folder", folder, text))
         node.add_on_set_parameters_callback(_checked)
 
     def limits(self, joint_low: Sequence[float], joint_high: Sequence[float]) -> ArmLimits:
-        """The limits of an arm with these limits of its joints, each (n,) [rad].
-
-        Raises:
-            RobotRLError: They could not hold.
-        """
+        """The limits of an arm with these of its joints, each (n,) [rad]; raises as `ArmLimits`."""
         values: dict[str, Any] = {
             name: tuple(value) if np.iterable(value) else value
             for name, value in self._limits.items()
@@ -106,25 +100,19 @@ class ArmParameters:
         """How a reset moves."""
         return ResetOptions(**self._reset)
 
-    def reset_pose(self) -> Vector:
-        """Where `reset` moves to (7,).
+    def reset_pose(self) -> Any:
+        """Where `reset` moves to, which is not known to be a pose (7,).
 
         Raises:
-            CommandRefused: No pose has been set, or what the node was started with is none.
+            CommandRefused: Nothing has been set.
         """
         value = self._node.get_parameter(_RESET_POSE).value
-        if (problem := _problem_of(value)) is not None:
-            unset = value is not None and list(value) == _UNSET_POSE
-            raise CommandRefused(
-                "malformed",
-                "no reset pose is set" if unset else problem,
-                hint="set the parameter reset.pose",
-            )
-        return np.array(value, np.float64)
+        if value is None or list(value) == _UNSET_POSE:
+            hint = "set the parameter reset.pose"
+            raise CommandRefused("malformed", "no reset pose is set", hint=hint)
+        return value
 
-    def _numbers(
-        self, group: str, table: Mapping[str, tuple[float, str, float, float]]
-    ) -> dict[str, Any]:
+    def _numbers(self, group: str, table: Table) -> dict[str, Any]:
         return {
             name: self._node.parameter(f"{group}.{name}", default, text, low=low, high=high)
             for name, (default, text, low, high) in table.items()
@@ -135,18 +123,10 @@ def _checked(parameters: Sequence[Parameter]) -> SetParametersResult:
     """Refuse a reset pose that is none."""
     from rcl_interfaces.msg import SetParametersResult
 
-    problems = [_problem_of(p.value) for p in parameters if p.name == _RESET_POSE]
-    problem = next((one for one in problems if one is not None), None)
-    return SetParametersResult(successful=problem is None, reason=problem or "")
-
-
-def _problem_of(value: Any) -> str | None:
-    """Why this cannot be a reset pose, None if it can."""
     try:
-        pose = np.array(value, np.float64)
-    except (TypeError, ValueError):  # a text, for example
-        pose = np.zeros(0)
-    rotation = float(np.linalg.norm(pose[3:])) if pose.shape == (7,) else 0.0
-    if np.isfinite(pose).all() and abs(rotation - 1.0) < 1e-3:
-        return None
-    return f"reset.pose is no pose: got {value}, expected 3 numbers [m] and a unit quaternion xyzw"
+        for parameter in parameters:
+            if parameter.name == _RESET_POSE:
+                checked_reset_pose(parameter.value)
+    except CommandRefused as refusal:
+        return SetParametersResult(successful=False, reason=str(refusal))
+    return SetParametersResult(successful=True)

@@ -12,8 +12,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from drivers.arm.base import ArmState, Vector, check_free
+from drivers.arm.base import ArmState, JointLimits, Vector, check_free
 from drivers.errors import DriverError, Stale
+from drivers.gripper.base import check_position
 from robot_rl.env.robot import GRIPPER_ACTION
 from robot_rl.env.sim.robot import FINGER_STROKE
 from robot_rl.env.sim.task import put_in_world
@@ -44,9 +45,6 @@ class SimArm:
     Physics runs in a thread of its own. As on a real Panda, a contact force over `reflex_force`
     stops the arm until `clear_errors`. It is the measured one, a mean over 0.1 s: the joint torque
     sensors of a real arm do not see the first millisecond of an impact either.
-
-    Raises:
-        RobotRLError: The task is not a simulated one.
     """
 
     compliance: ClassVar[Compliance] = "impedance"
@@ -76,8 +74,8 @@ class SimArm:
         self.reset(self.seed)
 
     @property
-    def joint_limits(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Lowest and highest joint positions of the model, each (7,) [rad]."""
+    def joint_limits(self) -> JointLimits:
+        """Those of the model."""
         low, high = self._world.model.jnt_range[: len(ARM_JOINTS)].T
         return tuple(low.tolist()), tuple(high.tolist())
 
@@ -139,10 +137,10 @@ class SimArm:
     # -- of a simulation only ---------------------------------------------------------------------
 
     def reset(self, seed: int) -> Vector:
-        """Begin an episode: the seed alone decides the scene, as it does in `SimRobot`.
+        """Begin an episode; returns the pose (7,) at which the arm now stands.
 
-        Returns:
-            The pose (7,) at which the arm now stands. A fault is cleared: it is another scene.
+        The seed alone decides the scene, as it does in `SimRobot`. A fault is cleared: it is
+        another scene.
         """
         with self._lock:
             start_pose = self._task.reset(np.random.default_rng(seed))
@@ -154,13 +152,8 @@ class SimArm:
         return start_pose
 
     def command_gripper(self, position: float) -> None:
-        """Move the fingers to a position, 0 open to 1 closed, where the task uses them.
-
-        Raises:
-            DriverError: It is not in [0, 1]; nothing was sent.
-        """
-        if not 0.0 <= position <= 1.0:
-            raise DriverError("a gripper cannot go there", got=position, expected="0 to 1")
+        """Move the fingers to a position, 0 open to 1 closed, where the task uses them."""
+        check_position(position)
         if GRIPPER_ACTION in self._task.action_names:
             with self._lock:
                 self._world.set_finger_target((1.0 - position) * FINGER_STROKE)

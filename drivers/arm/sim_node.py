@@ -44,11 +44,7 @@ class SimArmNode(ArmNode):
         )
 
     def setup(self) -> None:
-        """Make the guard of the simulated arm.
-
-        Raises:
-            ParameterError: The driver is not the simulated arm.
-        """
+        """Make the guard of the simulated arm; `ParameterError` where the driver is another."""
         if not isinstance(self.driver, SimArm):
             raise ParameterError(
                 "the node of the simulated arm has another driver",

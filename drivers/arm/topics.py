@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from drivers.arm.base import ArmState, Vector
+from drivers.arm.base import ArmState, JointLimits, Vector
 from drivers.errors import DriverError, DriverFault, check_ranges
 from robot_rl.errors import RobotRLError, require
 from robot_rl.processes.resources import find_resource
@@ -29,12 +29,7 @@ _COMMAND_RATE_HZ = 100.0
 
 @dataclass(eq=False)
 class TopicArm(ABC):
-    """Reads an arm's state from topics; a subclass publishes its commands.
-
-    Raises:
-        MissingExtra: ROS 2 is not installed.
-        DriverError: A number is out of range.
-    """
+    """Reads an arm's state from topics; a subclass publishes its commands."""
 
     fault: ClassVar[str | None] = None  # always None: the controller's faults are its own business
     namespace: str  # of the controller's topics
@@ -60,7 +55,7 @@ class TopicArm(ABC):
         }
         check_ranges("arm on topics", ranges)
         require("rclpy", "ros")
-        self.joint_limits: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+        self.joint_limits: JointLimits = ((), ())
         self._client: RosClient | None = None
         self._sensors: dict[str, Sensor] = {}
         self._publisher: Any = None
@@ -68,13 +63,13 @@ class TopicArm(ABC):
     def connect(self) -> None:
         """Subscribe, and wait for the first message of each topic.
 
-        Raises:
-            RobotInterrupted: A topic is silent, or two publishers measure the same; names it.
+        Raises `RobotInterrupted`, with the topic, where one is silent, or measured by two
+        publishers.
         """
         from geometry_msgs.msg import PoseStamped, TwistStamped, WrenchStamped
         from sensor_msgs.msg import JointState
 
-        from robot_rl.ros import messages
+        from robot_rl.ros import messages, qos
         from robot_rl.ros.client import RosClient
         from robot_rl.ros.sensors import Sensor, wait_for_all
 
@@ -106,17 +101,17 @@ class TopicArm(ABC):
             for name, (topic, kind, decode) in topics.items()
             if topic
         }
-        self._advertise(client)
+        kind, topic = self._commands()
+        profile = qos.command_publisher(_COMMAND_RATE_HZ)
+        self._publisher = client.node.create_publisher(kind, topic, profile)
         wait_for_all(self._sensors.values(), 1, self.timeout_s)
 
     def read(self) -> ArmState:
         """The newest messages; velocity and wrench NaN without a topic.
 
-        Raises:
-            DriverError: It is not connected.
-            RobotInterrupted: A topic has become silent, a message cannot be used, for example
-                without one of the joints, two publishers measure the same, or they were not
-                measured together.
+        Raises `DriverError` where it is not connected, and `RobotInterrupted` where a topic has
+        become silent, a message cannot be used, for example without one of the joints, two
+        publishers measure the same, or they were not measured together.
         """
         from robot_rl.ros.sensors import first_trouble, together
 
@@ -144,11 +139,7 @@ class TopicArm(ABC):
 
     @abstractmethod
     def command(self, target_pose: Vector) -> None:
-        """Publish what leads to a target pose (7,).
-
-        Raises:
-            DriverFault: It cannot be reached; nothing was sent.
-        """
+        """Publish what leads to a target pose (7,), or nothing and raise `DriverFault`."""
 
     def hold(self) -> None:  # noqa: B027 - nothing to do is an answer
         """Nothing: the controller keeps its last target, which leads the arm by a bounded way."""
@@ -166,8 +157,8 @@ class TopicArm(ABC):
             client.close()
 
     @abstractmethod
-    def _advertise(self, client: RosClient) -> None:
-        """Make the publisher of commands."""
+    def _commands(self) -> tuple[Any, str]:
+        """Type and topic of the commands."""
 
     def _base_frame(self) -> str:
         """What is configured, or else what the measured pose says, or else this stack's name."""
@@ -194,9 +185,6 @@ class PoseTopicArm(TopicArm):
 
     What the arm does when this process is killed is the controller's business: unless it has a
     watchdog of its own it keeps its last target, which leads the arm by a bounded distance.
-
-    Raises:
-        DriverError: As `TopicArm`, or there is no `pose_topic`.
     """
 
     _: KW_ONLY
@@ -219,13 +207,10 @@ class PoseTopicArm(TopicArm):
 
         self._publisher.publish(pose_message(target_pose, time.time_ns(), self._base_frame()))
 
-    def _advertise(self, client: RosClient) -> None:
+    def _commands(self) -> tuple[Any, str]:
         from geometry_msgs.msg import PoseStamped
 
-        from robot_rl.ros import qos
-
-        profile = qos.command_publisher(_COMMAND_RATE_HZ)
-        self._publisher = client.node.create_publisher(PoseStamped, self.target_topic, profile)
+        return PoseStamped, self.target_topic
 
 
 @dataclass(eq=False)
@@ -235,9 +220,6 @@ class TrajectoryTopicArm(TopicArm):
     It is position controlled. Each command is a trajectory of one point, `horizon_s` ahead: when
     this process is killed, the controller ends it and holds. Without a `pose_topic` the model tells
     the pose from the joints, whose names are those of the model too.
-
-    Raises:
-        DriverError: As `TopicArm`, or the model lacks a joint or the site.
     """
 
     compliance: ClassVar[Compliance] = "position"
@@ -284,8 +266,7 @@ class TrajectoryTopicArm(TopicArm):
     def command(self, target_pose: Vector) -> None:
         """Publish a trajectory of one point, the joint angles of a target pose (7,).
 
-        Raises:
-            DriverFault: It cannot be reached, or a joint would jump; nothing was sent.
+        Where it cannot be reached, or a joint would jump, it is a `DriverFault`; nothing was sent.
         """
         from builtin_interfaces.msg import Duration
         from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
@@ -305,14 +286,10 @@ class TrajectoryTopicArm(TopicArm):
         mujoco.mj_kinematics(self._model, self._data)
         return site_pose(self._data, self._chain.site)
 
-    def _advertise(self, client: RosClient) -> None:
+    def _commands(self) -> tuple[Any, str]:
         from trajectory_msgs.msg import JointTrajectory
 
-        from robot_rl.ros import qos
-
-        self._publisher = client.node.create_publisher(
-            JointTrajectory, self.command_topic, qos.command_publisher(_COMMAND_RATE_HZ)
-        )
+        return JointTrajectory, self.command_topic
 
     def _solved(self, target_pose: Vector) -> Vector:
         from robot_rl.env.sim.world import solve_inverse_kinematics

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from drivers.arm.base import ArmState, Spring, Vector, check_free, pose_of
+from drivers.arm.base import ArmState, JointLimits, Spring, Vector, check_free, pose_of
 from drivers.errors import (
     DriverError,
     DriverFault,
@@ -46,6 +46,10 @@ _END_SECONDS = 0.5
 _PART_SECONDS = 5.0
 # Longest wait for a change that the controller was asked for; the library's own for its program.
 _CHANGE_SECONDS = 5.0
+_JOINTS = (
+    *("shoulder_pan_joint", "shoulder_lift_joint", "elbow_joint"),
+    *("wrist_1_joint", "wrist_2_joint", "wrist_3_joint"),
+)
 _ROBOT_RUNS = 7  # the robot mode of an arm whose brakes are open
 _FULL_TURN = 2.0 * math.pi
 _FORCE_FRAME_UNCHANGED = 2
@@ -54,26 +58,11 @@ _COMPLIANT = [1] * 6
 
 @dataclass(eq=False)
 class UrArm:
-    """One UR arm.
-
-    Raises:
-        MissingExtra: `ur-rtde` is not installed.
-        DriverError: A number is out of range.
-    """
+    """One UR arm; needs `ur-rtde`."""
 
     compliance: ClassVar[Compliance] = "force_mode"
-    joint_names: ClassVar[tuple[str, ...]] = (
-        "shoulder_pan_joint",
-        "shoulder_lift_joint",
-        "elbow_joint",
-        "wrist_1_joint",
-        "wrist_2_joint",
-        "wrist_3_joint",
-    )
-    joint_limits: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]] = (
-        (-_FULL_TURN,) * 6,
-        (_FULL_TURN,) * 6,
-    )
+    joint_names: ClassVar[tuple[str, ...]] = _JOINTS
+    joint_limits: ClassVar[JointLimits] = ((-_FULL_TURN,) * 6, (_FULL_TURN,) * 6)
 
     host: str  # name or IP address of the controller
     spring: Spring = field(default_factory=Spring)  # the impedance
@@ -119,9 +108,8 @@ class UrArm:
     def connect(self) -> None:
         """Upload the control script; the first `read` begins force mode.
 
-        Raises:
-            DriverTimeout: No answer.
-            DriverError: Not in remote control, or another program runs.
+        Raises `DriverTimeout` without an answer, and `DriverError` where the controller is not in
+        remote control, or runs another program.
         """
         check_reachable("UR controller", self.host, _RTDE_PORT, self.timeout_s)
         try:
@@ -140,10 +128,8 @@ class UrArm:
         """The newest measurement, with the stamp of when it was seen first.
 
         After `connect`, `hold` and `clear_errors` it begins force mode, at the measured pose.
-
-        Raises:
-            DriverTimeout: The connection is cut.
-            Stale: The controller sends nothing new.
+        Raises `DriverTimeout` where the connection is cut, `Stale` where the controller sends
+        nothing new.
         """
         receive = self._receive
         if receive is None or not receive.isConnected():
@@ -189,10 +175,8 @@ class UrArm:
     def clear_errors(self) -> None:
         """Unlock a protective stop and start the program again; the next `read` begins force mode.
 
-        Switching the arm on and releasing its brakes is left to a person at the pendant.
-
-        Raises:
-            DriverFault: The stop cannot be unlocked, or the program does not run.
+        Switching the arm on and releasing its brakes is left to a person at the pendant. Raises
+        `DriverFault` where the stop cannot be unlocked, or the program does not run.
         """
         self._end_stream()
         receive = self._receive
@@ -214,8 +198,8 @@ class UrArm:
     def zero_ft(self) -> None:
         """Zero the force sensor out of force mode, in which another reading would move the arm.
 
-        Raises:
-            DriverFault: A fault or a stop holds the arm, or its controller does not do it.
+        Raises `DriverFault` where a fault or a stop holds the arm, or its controller does not do
+        it.
         """
         if self._receive is None or self.fault is not None or self._stopped:
             held = self.fault or ("stopped" if self._stopped else "not connected")
@@ -252,11 +236,7 @@ class UrArm:
         self._thread.start()
 
     def _end_stream(self) -> bool:
-        """End force mode, without waiting for a library that waits for the controller.
-
-        Returns:
-            Whether it ended; else the library still waits.
-        """
+        """End force mode; returns whether it did, or else the library waits for the controller."""
         self._ending.set()
         self._resting, self._target = True, None
         thread, self._thread = self._thread, None

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from drivers.arm.base import ArmState, Vector, at_most, check_free, pose_of
+from drivers.arm.base import ArmState, JointLimits, Vector, at_most, check_free, pose_of
 from drivers.errors import (
     DriverError,
     DriverFault,
@@ -40,15 +40,10 @@ _VALUE_IS_GOOD = (0, 1, 2)
 
 @dataclass(eq=False)
 class XArm:
-    """One xArm.
-
-    Raises:
-        MissingExtra: `xarm-python-sdk` is not installed.
-        DriverError: A number is out of range.
-    """
+    """One xArm; needs `xarm-python-sdk`."""
 
     compliance: ClassVar[Compliance] = "position"
-    joint_limits: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]] = ((), ())
+    joint_limits: ClassVar[JointLimits] = ((), ())
 
     host: str  # IP address of the control box
     joints: int = 7  # how many it has
@@ -81,11 +76,8 @@ class XArm:
     def connect(self) -> None:
         """Switch the arm to Cartesian velocity control, at rest.
 
-        An error of before is not cleared: it is the `fault` until a person clears it.
-
-        Raises:
-            DriverTimeout: No answer.
-            DriverError: The SDK cannot use the arm.
+        An error of before is not cleared: it is the `fault` until a person clears it. Raises
+        `DriverTimeout` without an answer, and `DriverError` where the SDK cannot use the arm.
         """
         check_reachable("xArm's control box", self.host, _PORT, self.timeout_s)
         try:
@@ -135,8 +127,7 @@ class XArm:
     def stop(self) -> None:
         """Stop as the controller does, with its own deceleration.
 
-        Raises:
-            DriverError: The controller does not confirm it; the last velocity still runs out.
+        Where the controller does not confirm it the last velocity still runs out: a `DriverError`.
         """
         self._stopped = True
         if self._api is not None:
@@ -151,9 +142,8 @@ class XArm:
     def clear_errors(self) -> None:
         """Clear the controller's errors and warnings, and stand still.
 
-        Raises:
-            DriverFault: An error stays, for example with the emergency stop pressed.
-            DriverTimeout: The control box does not answer.
+        Raises `DriverFault` where one stays, for example with the emergency stop pressed, and
+        `DriverTimeout` without an answer.
         """
         api = self._connected()
         api.clean_error()
@@ -174,19 +164,16 @@ class XArm:
             api.disconnect()
 
     def _begin(self) -> None:
-        api = self._api
-        steps = [
-            ("motion_enable", api.motion_enable(True)),
-            (
-                "set_collision_sensitivity",
-                api.set_collision_sensitivity(self.collision_sensitivity),
-            ),
-            ("set_mode", api.set_mode(_VELOCITY_MODE)),
-            ("set_state", api.set_state(_READY)),
-        ]
+        steps = {
+            "motion_enable": True,
+            "set_collision_sensitivity": self.collision_sensitivity,
+            "set_mode": _VELOCITY_MODE,
+            "set_state": _READY,
+        }
         if self.force_torque_sensor:
-            steps.append(("set_ft_sensor_enable", api.set_ft_sensor_enable(1)))
-        for name, code in steps:
+            steps["set_ft_sensor_enable"] = 1
+        for name, value in steps.items():
+            code = getattr(self._api, name)(value)
             if code not in _VALUE_IS_GOOD:
                 raise DriverError(
                     f"the xArm refuses {name}",
@@ -195,9 +182,8 @@ class XArm:
                 )
 
     def _send(self, speeds: list[float]) -> None:
-        code = self._api.vc_set_cartesian_velocity(
-            speeds, is_radian=True, duration=WATCHDOG_SECONDS
-        )
+        options = {"is_radian": True, "duration": WATCHDOG_SECONDS}
+        code = self._api.vc_set_cartesian_velocity(speeds, **options)
         if code != 0:
             self.fault = self._reported_fault() or f"it refuses a velocity: code {code}"
             raise DriverFault("the xArm does not move", got=self.fault)
@@ -229,9 +215,7 @@ class XArm:
         return self._api
 
     def _reported_fault(self) -> str | None:
-        if self._api.has_error:
-            return f"controller error {self._api.error_code}"
-        return None
+        return f"controller error {self._api.error_code}" if self._api.has_error else None
 
 
 def _velocity(before: Vector | None, pose: Vector, seconds: float) -> Vector:

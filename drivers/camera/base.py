@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from drivers.errors import DriverError, DriverTimeout
+from drivers.errors import DriverError
 from robot_rl.calibration.board import Intrinsics
 
 Image = npt.NDArray[np.uint8]
@@ -38,20 +37,15 @@ class Camera(Protocol):
     def connect(self) -> None:
         """Find the device and start it; after `close` or an error, once more.
 
-        Raises:
-            DriverError: It is not there, or does not have the size or rate that was asked for.
-            MissingExtra: The library for it is not installed.
+        Raises `DriverError` where it is not there, or does not have the size or rate that was asked
+        for, and `MissingExtra` where its library is not installed.
         """
 
     def read(self, timeout_s: float) -> Frame:
-        """Wait for a frame that was not read before; of several, the newest.
+        """Wait up to `timeout_s` [s] for a frame that was not read before; of several, the newest.
 
-        Args:
-            timeout_s: How long to wait at most [s].
-
-        Raises:
-            DriverTimeout: There was none.
-            DriverError: A frame has another size or encoding than configured.
+        Raises `DriverTimeout` where there was none, and `DriverError` where a frame has another
+        size or encoding than configured.
         """
 
     def intrinsics(self) -> Intrinsics | None:
@@ -62,17 +56,7 @@ class Camera(Protocol):
 
 
 def check_color(what: str, color: Image, width: int, height: int) -> None:
-    """Check the size of a picture.
-
-    Args:
-        what: The device or topic that it comes from.
-        color: The picture.
-        width: Expected width [pixels].
-        height: Expected height [pixels].
-
-    Raises:
-        DriverError: It has another size, or is no uint8 RGB.
-    """
+    """Check that a picture of the device or topic `what` is uint8 RGB of this size [pixels]."""
     if color.dtype != np.uint8 or color.shape != (height, width, 3):
         shape = "×".join(map(str, color.shape[1::-1])) if color.ndim == 3 else color.shape
         raise DriverError(
@@ -81,49 +65,3 @@ def check_color(what: str, color: Image, width: int, height: int) -> None:
             expected=f"{width}×{height} uint8 RGB",
             hint="set width and height in its configuration to what it gives, or set the camera",
         )
-
-
-class NewestFrame:
-    """A place for one frame: a newer one replaces it, and each is taken at most once.
-
-    Args:
-        what: The device or topic, for errors.
-    """
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._changed = threading.Condition()
-        self._frame: Frame | None = None
-        self._failure: DriverError | None = None
-
-    def put(self, frame: Frame) -> None:
-        """Leave a frame."""
-        with self._changed:
-            self._frame = frame
-            self._changed.notify_all()
-
-    def fail(self, failure: DriverError) -> None:
-        """Let every `take` from now on raise what ended the receiving."""
-        with self._changed:
-            self._failure = failure
-            self._changed.notify_all()
-
-    def take(self, timeout_s: float) -> Frame:
-        """Wait for a frame that was not taken before.
-
-        Raises:
-            DriverTimeout: None came in time.
-            DriverError: What ended the receiving.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._frame or self._failure, timeout_s)
-            if self._failure is not None:
-                raise self._failure
-            if self._frame is None:
-                raise DriverTimeout(
-                    f"{self._what} gave no picture",
-                    got=f"none within {timeout_s:g} s",
-                    hint="is it plugged in and running?",
-                )
-            frame, self._frame = self._frame, None
-            return frame

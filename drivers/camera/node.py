@@ -32,10 +32,6 @@ class CameraNode(DeviceNode):
 
     Parameters (ROS), beside those of `DeviceNode`: `camera`, its name in topics and frames;
     `frame_rate_hz`, what it is expected to give; `first_frame_s`, how long it may take to begin.
-
-    Args:
-        name: Default name of the node.
-        **options: See `DeviceNode`.
     """
 
     default_rate_hz = 200.0

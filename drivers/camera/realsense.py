@@ -32,9 +32,8 @@ class RealSenseCamera:
 
     Frames wait in a queue of one inside the library, so that a slow reader gets the newest.
 
-    Raises:
-        DriverError: Both a serial number and a recording.
-        MissingExtra: pyrealsense2 is not installed, or lacks libusb.
+    Raises `DriverError` for both a serial number and a recording, and `MissingExtra` where
+    pyrealsense2 is not installed, or lacks libusb.
     """
 
     serial: str | int | None = None  # as `robot-rl doctor` lists it; None takes the only one
@@ -78,7 +77,10 @@ class RealSenseCamera:
         rs = self._rs
         config = rs.config()
         if self.recording is not None:
-            self._check_recording()
+            try:
+                open(self.recording, "rb").close()
+            except OSError as error:
+                raise DriverError("the recording cannot be read", got=error) from error
             rs.config.enable_device_from_file(config, self.recording, repeat_playback=True)
         else:
             config.enable_device(self._found()[0])
@@ -89,7 +91,13 @@ class RealSenseCamera:
         try:
             profile = pipeline.start(config, queue)
         except RuntimeError as error:
-            raise self._unstartable(error) from error
+            raise DriverError(
+                f"{self.name} does not start",
+                got=error,
+                expected=f"colour {'and depth ' if self.depth else ''}of"
+                f" {self.width}×{self.height} at {self.rate_hz} Hz; {self._abilities()}",
+                hint="choose one of these, and use no other program with it at the same time",
+            ) from error
         self._pipeline, self._queue, self._last = pipeline, queue, None
         try:
             self._set_up(profile)
@@ -128,7 +136,12 @@ class RealSenseCamera:
         pipeline, self._pipeline, self._queue = self._pipeline, None, None
         if pipeline is not None:
             try:
-                _pause(pipeline.get_active_profile().get_device())
+                device = pipeline.get_active_profile().get_device()
+                # The library stops a recording in the caller's thread while its own may still read,
+                # which now and then ends the process (librealsense issue 9446). At a pause that
+                # thread ends.
+                if device.is_playback():
+                    device.as_playback().pause()
                 pipeline.stop()
             except RuntimeError:
                 return  # it was unplugged: nothing is left to stop
@@ -182,14 +195,11 @@ class RealSenseCamera:
         scaled = np.rint(raw * scale)
         return np.where(scaled > np.iinfo(np.uint16).max, 0, scaled).astype(np.uint16)
 
-    def _cameras(self) -> tuple[dict[str, Any], list[str]]:
-        """The cameras by serial number, and what is wrong with those that cannot be asked for it.
-
-        Raises:
-            DriverError: The library cannot list them.
-        """
+    def _found(self) -> tuple[str, Any]:
+        """The serial number of the camera to use, which is there, and the library's device."""
         number = self._rs.camera_info.serial_number
-        cameras, mute = {}, []
+        cameras: dict[str, Any] = {}  # by serial number
+        mute = []  # what is wrong with those that cannot be asked for it
         try:
             devices = self._context.query_devices()
         except RuntimeError as error:
@@ -202,15 +212,6 @@ class RealSenseCamera:
                     cameras[str(device.get_info(number))] = device
             except RuntimeError as error:
                 mute.append(f"one that cannot be asked ({error})")
-        return cameras, mute
-
-    def _found(self) -> tuple[str, Any]:
-        """The serial number of the camera to use, which is there, and the library's device.
-
-        Raises:
-            DriverError: It is not there, or several are and none is named.
-        """
-        cameras, mute = self._cameras()
         if self._serial is not None and self._serial in cameras:
             return self._serial, cameras[self._serial]
         if self._serial is None and len(cameras) == 1 and not mute:
@@ -225,24 +226,6 @@ class RealSenseCamera:
             got=f"there: {', '.join(there) or 'none'}",
             hint="plug it into USB 3, install the udev rules of hardware/udev; robot-rl doctor"
             " lists what it sees",
-        )
-
-    def _check_recording(self) -> None:
-        try:
-            with open(str(self.recording), "rb"):
-                return
-        except OSError as error:
-            raise DriverError("the recording cannot be read", got=error) from error
-
-    def _unstartable(self, error: RuntimeError) -> DriverError:
-        """The error of a camera that does not start, with the sizes that it could do."""
-        width, height = self._size
-        return DriverError(
-            f"{self.name} does not start",
-            got=error,
-            expected=f"colour {'and depth ' if self.depth else ''}of {width}×{height} at"
-            f" {self.rate_hz} Hz; {self._abilities()}",
-            hint="choose one of these, and use no other program with it at the same time",
         )
 
     def _abilities(self) -> str:
@@ -270,13 +253,18 @@ def set_color_options(
 ) -> None:
     """Set exposure, gain and white balance of the sensor that takes the coloured pictures.
 
-    What is None is left to the camera.
-
-    Raises:
-        DriverError: The sensor lacks an option, or does not take the number.
+    What is None is left to the camera. Raises `DriverError` where the sensor lacks an option, or
+    does not take the number.
     """
-    option = load_library().option
-    sensor = _color_sensor(device)
+    library = load_library()
+    option, color = library.option, library.stream.color
+    seeing = [
+        sensor
+        for sensor in device.query_sensors()
+        if any(profile.stream_type() == color for profile in sensor.get_stream_profiles())
+    ]
+    # A D405 has no sensor for colour alone: there it is the stereo module.
+    sensor = min(seeing, key=lambda one: bool(one.is_depth_sensor()))
     tick = 1.0 if sensor.is_depth_sensor() else _RGB_TICK_US
     wanted = {
         option.enable_auto_exposure: (None if exposure_us is None else 0.0, 1.0),
@@ -293,7 +281,7 @@ def set_color_options(
         except RuntimeError as error:
             limits = sensor.get_option_range(kind) if sensor.supports(kind) else None
             raise DriverError(
-                f"the {_name_of(sensor)} of {name} refuses {kind}",
+                f"the {sensor.get_info(library.camera_info.name)} of {name} refuses {kind}",
                 got=value,
                 expected="another camera: it lacks this"
                 if limits is None
@@ -302,36 +290,10 @@ def set_color_options(
             ) from error
 
 
-def _color_sensor(device: Any) -> Any:
-    """The sensor of colour; of a D405, which has none apart, the stereo module."""
-    color = load_library().stream.color
-    seeing = [
-        sensor
-        for sensor in device.query_sensors()
-        if any(profile.stream_type() == color for profile in sensor.get_stream_profiles())
-    ]
-    return min(seeing, key=lambda sensor: bool(sensor.is_depth_sensor()))
-
-
-def _name_of(sensor: Any) -> str:
-    return str(sensor.get_info(load_library().camera_info.name))
-
-
-def _pause(device: Any) -> None:
-    """Let a recording come to rest before it is stopped.
-
-    The library stops it in the caller's thread while its own thread may still read, which now and
-    then ends the process (librealsense issue 9446). That thread ends at a pause.
-    """
-    if device.is_playback():
-        device.as_playback().pause()
-
-
 def load_library() -> ModuleType:
     """Import pyrealsense2; it needs libusb, which the extra brings along.
 
-    Raises:
-        MissingExtra: It is not installed, or does not load.
+    Raises `MissingExtra` where it is not installed, or does not load.
     """
     try:
         return require("pyrealsense2", "realsense")
@@ -344,18 +306,11 @@ def load_library() -> ModuleType:
 
 
 def _intrinsics(values: Any) -> Intrinsics:
-    """Turn the library's intrinsics into ours.
+    """Turn the library's intrinsics into ours, as realsense-ros does.
 
-    As in realsense-ros, coefficients of the inverse Brown and Conrady model, which the library
-    names for its colour cameras, are passed on as those of the forward one.
+    Coefficients of the inverse Brown and Conrady model, which the library names for its colour
+    cameras, are passed on as those of the forward one.
     """
     k1, k2, p1, p2, k3 = (float(value) for value in values.coeffs)
-    return Intrinsics(
-        values.width,
-        values.height,
-        values.fx,
-        values.fy,
-        values.ppx,
-        values.ppy,
-        (k1, k2, p1, p2, k3),
-    )
+    lens = (values.fx, values.fy, values.ppx, values.ppy, (k1, k2, p1, p2, k3))
+    return Intrinsics(values.width, values.height, *lens)

@@ -20,9 +20,6 @@ class SimCamera(SimDevice):
     Cameras of one rate on one machine look at the same time, as cameras with a common trigger do. A
     picture shows the first state of the world after it was due, and is stamped with that instant.
     Pictures that were due while nobody read, or while the world stood still, are left out.
-
-    Raises:
-        DriverError: The model has no such camera.
     """
 
     camera: str  # its name in the model

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drivers.camera.base import Frame, NewestFrame, check_color
-from drivers.errors import DriverError
+from drivers.camera.base import Frame, check_color
+from drivers.errors import DriverError, DriverTimeout
 from robot_rl.calibration.board import Intrinsics
 from robot_rl.errors import require
 
@@ -20,6 +22,8 @@ _STOP_S = 5.0
 _PLAUSIBLE_DELAY_S = 1.0
 # So many pictures in a row that are damaged or too old are a failure of the camera.
 _LOST_IN_A_ROW = 30
+# A place for the newest frame, or for what ended the receiving.
+Place = queue.Queue[Frame | DriverError]
 
 
 class UvcCamera:
@@ -59,7 +63,7 @@ class UvcCamera:
         self._encoding = encoding
         self._repeat = repeat
         self._intrinsics = None if intrinsics is None else _intrinsics(intrinsics, width, height)
-        self._newest = NewestFrame(device)
+        self._newest = Place(1)
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -68,7 +72,7 @@ class UvcCamera:
         self.close()
         source = self._open()
         # Of its own for each connection: a thread that hung must not wake up in the next.
-        self._newest, self._ending = NewestFrame(self.device), threading.Event()
+        self._newest, self._ending = Place(1), threading.Event()
         self._thread = threading.Thread(
             target=self._receive,
             args=(source, self._newest, self._ending),
@@ -79,7 +83,18 @@ class UvcCamera:
 
     def read(self, timeout_s: float) -> Frame:
         """Wait for a new frame."""
-        return self._newest.take(timeout_s)
+        try:
+            newest = self._newest.get(timeout=max(timeout_s, 0.0))
+        except queue.Empty:
+            raise DriverTimeout(
+                f"{self.device} gave no picture",
+                got=f"none within {timeout_s:g} s",
+                hint="is it plugged in and running?",
+            ) from None
+        if isinstance(newest, DriverError):
+            self._newest.put(newest)  # for every later read, too
+            raise newest
+        return newest
 
     def intrinsics(self) -> Intrinsics | None:
         """Those of the configuration."""
@@ -127,7 +142,7 @@ class UvcCamera:
                 " group video; v4l2-ctl --list-formats-ext shows what it can do",
             ) from error
 
-    def _receive(self, source: Any, newest: NewestFrame, ending: threading.Event) -> None:
+    def _receive(self, source: Any, newest: Place, ending: threading.Event) -> None:
         """Pass every frame on until `close` or a failure, which the reader then meets."""
         try:
             with source:
@@ -139,15 +154,13 @@ class UvcCamera:
                     if ending.is_set():
                         return
                     check_color(self.device, frame.color, *self._size)
-                    newest.put(frame)
-            if ending.is_set():
-                return
-            newest.fail(DriverError(f"{self.device} gives no more pictures: it is at its end"))
+                    _put(newest, frame)
+            _put(newest, DriverError(f"{self.device} gives no more pictures: it is at its end"))
         except DriverError as error:
-            newest.fail(error)
+            _put(newest, error)
         except Exception as error:  # FFmpeg's, or the system's when the camera is unplugged
             stopped = f"the camera {self.device} stopped"
-            newest.fail(DriverError(stopped, got=error, hint="is it still plugged in?"))
+            _put(newest, DriverError(stopped, got=error, hint="is it still plugged in?"))
 
     def _film(self, source: Any, ending: threading.Event) -> Iterator[Frame]:
         """The film's pictures, each when it is due."""
@@ -165,27 +178,34 @@ class UvcCamera:
             source.seek(0)
 
 
+def _put(place: Place, newest: Frame | DriverError) -> None:
+    """Replace what is there; only one thread may put."""
+    with contextlib.suppress(queue.Empty):
+        place.get_nowait()
+    place.put(newest)
+
+
 def live_frames(packets: Iterable[Any], name: str) -> Iterator[Frame]:
-    """The pictures of a camera as they come.
+    """The pictures of a camera as they come, from PyAV's packets, each with one picture.
 
-    A packet that is damaged or empty, as cameras send now and then, leaves a gap in `sequence`; so
-    does a picture that waited too long.
-
-    Args:
-        packets: PyAV's, each with one picture.
-        name: Of the camera, for errors.
-
-    Raises:
-        DriverError: Too many in a row gave no picture.
+    They are stamped by the camera's word, if the first one can be believed: what is too old later
+    is old. A packet that is damaged or empty, as cameras send now and then, leaves a gap in
+    `sequence`; so does a picture that waited too long. Too many in a row are a `DriverError`.
     """
-    stamps, lost = _Stamps(), 0
+    believed: bool | None = None
+    lost = 0
     for sequence, packet in enumerate(packets):
-        picture = _picture(packet)
-        stamp = None if picture is None else stamps.of(picture)
-        if picture is not None and stamp is not None:
-            lost = 0
-            yield Frame(stamp, sequence, picture.to_ndarray(format="rgb24"))
-            continue
+        picture, now = _picture(packet), time.time_ns()
+        if picture is not None:
+            said = now if picture.time is None else round(picture.time * 1e9)
+            plausible = 0 <= now - said <= _PLAUSIBLE_DELAY_S * 1e9
+            if believed is None:
+                believed = plausible and picture.time is not None
+            if plausible or not believed:
+                lost = 0
+                pixels = picture.to_ndarray(format="rgb24")
+                yield Frame(said if believed else now, sequence, pixels)
+                continue
         lost += 1
         if lost == _LOST_IN_A_ROW:
             raise DriverError(
@@ -203,27 +223,6 @@ def _picture(packet: Any) -> Any:
         return next(iter(packet.decode()), None)
     except require("av", "uvc").error.InvalidDataError:
         return None
-
-
-class _Stamps:
-    """When pictures were taken, on the system clock: by the camera's word, if it can be believed.
-
-    What its first picture says decides, once for a connection: what is too old later is old.
-    """
-
-    def __init__(self) -> None:
-        self._believed: bool | None = None
-
-    def of(self, picture: Any) -> int | None:
-        """The stamp [ns] of a picture that has just come; None: it is too old."""
-        now = time.time_ns()
-        said = now if picture.time is None else round(picture.time * 1e9)
-        plausible = 0 <= now - said <= _PLAUSIBLE_DELAY_S * 1e9
-        if self._believed is None:
-            self._believed = plausible and picture.time is not None
-        if not self._believed:
-            return now
-        return said if plausible else None
 
 
 def _intrinsics(values: Mapping[str, Any], width: int, height: int) -> Intrinsics:

@@ -19,35 +19,25 @@ class GripperState:
 
 
 class Gripper(Protocol):
-    """A gripper whose fingers can be sent to a position.
-
-    A driver is used by one thread at a time.
-    """
+    """A gripper whose fingers can be sent to a position; one thread at a time uses it."""
 
     def connect(self) -> None:
         """Reach the device and make it ready to move; after `close` or an error, once more.
 
-        Raises:
-            DriverTimeout: It does not answer.
-            DriverFault: It reports a fault.
-            MissingExtra: The vendor's SDK is not installed.
+        Raises `DriverTimeout` where it does not answer, `DriverFault` where it reports a fault, and
+        `MissingExtra` where the vendor's SDK is not installed.
         """
 
     def read(self) -> GripperState:
         """Measure.
 
-        Raises:
-            DriverTimeout: The device does not answer.
-            DriverFault: It reports a fault.
-            Stale: The newest measurement is too old.
+        Raises as `connect`, and `Stale` where the newest measurement is too old.
         """
 
     def command(self, position: float) -> None:
         """Send the fingers to a position, 0 open to 1 closed, and return at once.
 
-        Raises:
-            DriverError: The position is not in [0, 1]; nothing was sent.
-            DriverTimeout: The device does not answer.
+        Raises `DriverError` for another position, where nothing is sent, and as `connect`.
         """
 
     def stop(self) -> None:
@@ -65,11 +55,7 @@ class Gripper(Protocol):
 
 
 def check_position(position: float) -> float:
-    """Return a commanded position as a float.
-
-    Raises:
-        DriverError: It is not a number in [0, 1].
-    """
+    """Return a commanded position as a float; `DriverError` where it is no number in [0, 1]."""
     if not 0.0 <= position <= 1.0:  # false for NaN
         raise DriverError(
             "a gripper cannot go there",

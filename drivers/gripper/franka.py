@@ -54,10 +54,6 @@ class FrankaHand:
         host: Address of the arm's controller.
         speed: Of the fingers towards each other [m/s], at most 0.2.
         force: Of a grasp [N], at most 70 for long.
-
-    Raises:
-        DriverError: A number out of its range.
-        MissingExtra: franky-control is not installed.
     """
 
     def __init__(self, host: str, speed: float = 0.1, force: float = 30.0) -> None:
@@ -127,8 +123,7 @@ class FrankaHand:
     def stop(self) -> None:
         """Stop the fingers; afterwards no motion goes on, nor is the hand homed.
 
-        Raises:
-            DriverTimeout: The motion does not end.
+        Raises `DriverTimeout` where the motion does not end.
         """
         self._homing = False
         motions = self._connected()

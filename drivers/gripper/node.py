@@ -32,13 +32,9 @@ _SILENCE_S, _SETTLE_S = 1.0, 1.5
 class GripperNode(DeviceNode):
     """A lifecycle node over a `drivers.gripper.base.Gripper`.
 
-    A command is sent at the next poll, if it differs from the one before. What was commanded
-    before the device was lost, or before `stop`, is forgotten: a gripper that comes back does not
-    move by itself.
-
-    Args:
-        name: Default name of the node.
-        **options: See `DeviceNode`.
+    A command is sent at the next poll, if it differs from the one before. What was commanded before
+    the device was lost, or before `stop`, is forgotten: a gripper that comes back does not move by
+    itself.
     """
 
     default_rate_hz = 50.0

@@ -72,10 +72,6 @@ class Robotiq2F:
     once**. Later ones do not, so that a gripper that was switched off and on, or whose activation
     failed, holds still until `clear_errors`. Each `clear_errors` lets the next `connect` activate
     it once, also if that fails; a `stop` in between takes that back.
-
-    Raises:
-        DriverError: A number out of its range, or an address that cannot be read.
-        MissingExtra: pymodbus is not installed.
     """
 
     # `/dev/ttyUSB0` for its RS-485 adapter; `tcp://HOST:502` for Modbus TCP; `rtu+tcp://HOST:PORT`
@@ -172,11 +168,7 @@ class Robotiq2F:
         self._client.close()
 
     def status(self) -> Status:
-        """Ask for the status registers.
-
-        Raises:
-            DriverTimeout: No answer, or none that can be read.
-        """
+        """Ask for the status registers; `DriverTimeout` without an answer that can be read."""
         answer = self._ask("read_input_registers", self.status_register, count=3)
         if len(answer.registers) != 3:
             raise DriverTimeout(

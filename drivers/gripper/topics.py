@@ -22,9 +22,6 @@ class TopicsGripper:
     """Moves a gripper through its controller's topics.
 
     Positions of the joint between `open_at` and `closed_at` become 0 to 1, and back.
-
-    Raises:
-        DriverError: An unknown type, or an open position that is the closed one.
     """
 
     joint: str  # its name in the states
@@ -87,11 +84,7 @@ class TopicsGripper:
             )
 
     def read(self) -> GripperState:
-        """The newest state.
-
-        Raises:
-            RobotInterrupted: It is too old, or cannot be used.
-        """
+        """The newest state; raises `RobotInterrupted` where it is too old, or cannot be used."""
         self._connected().check()
         newest = self._sensor.newest()
         (value,) = self._sensor.value(newest)

@@ -46,11 +46,7 @@ class Axes(NamedTuple):
 
 @dataclass(frozen=True)
 class Shaping:
-    """How the axes of a device become a motion; the same for all devices.
-
-    Raises:
-        DriverError: No device can be shaped so; names the setting.
-    """
+    """How the axes of a device become a motion; the same for all devices."""
 
     # `base`: along the axes of the robot's base, turned by `rotation`; `tool`: along those of the
     # tool as it is now, with the operator's view as that of the tool's camera.
@@ -87,8 +83,7 @@ class Shaping:
     def motion(self, axes: Vector, tool_orientation: Vector | None) -> Vector:
         """The motion (6,) in [-1, 1], base frame, of a device's axes (6,).
 
-        Raises:
-            DriverError: The frame is the tool's, and its orientation is not known.
+        Raises `DriverError` where the frame is the tool's, whose orientation is not known.
         """
         scaled = np.asarray(axes, np.float64) * np.asarray(self.scale)
         parts = [self._beyond_dead_zone(part) for part in (scaled[:3], scaled[3:])]
@@ -120,10 +115,7 @@ class Shaping:
 
 @dataclass
 class TeleopDevice(ABC):
-    """A device with axes and buttons that an operator moves a robot with.
-
-    A subclass says how they are read.
-    """
+    """A device with axes and buttons that moves a robot; a subclass says how they are read."""
 
     shaping: Shaping = field(default_factory=Shaping)
     # What its buttons say: name of a button → one of `robot_rl.env.operator.OperatorEvent`.
@@ -132,18 +124,13 @@ class TeleopDevice(ABC):
 
     @abstractmethod
     def connect(self) -> None:
-        """Open the device.
-
-        Raises:
-            DriverError: It is not there, or may not be opened.
-        """
+        """Open the device; `DriverError` where it is not there, or may not be opened."""
 
     @abstractmethod
     def axes(self) -> Axes:
         """The present axes, and the buttons that went down since the last call; never waits.
 
-        Raises:
-            DriverError: The device has failed.
+        Raises `DriverError` where the device has failed.
         """
 
     @abstractmethod

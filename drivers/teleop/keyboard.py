@@ -50,12 +50,7 @@ class Keyboard(TeleopDevice):
     _listener: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Look for what it needs, before anything else of a robot is started.
-
-        Raises:
-            MissingExtra: pynput is not installed.
-            DriverError: There is no display to listen on.
-        """
+        """Look for pynput and a display, before anything else of a robot is started."""
         if not os.environ.get("DISPLAY") and os.name == "posix" and os.uname().sysname == "Linux":
             raise DriverError(
                 "the keyboard needs a display",

@@ -31,10 +31,6 @@ class TeleopNode(DeviceNode):
 
     Parameters (ROS), beside those of `DeviceNode`: `full_translation` and `full_rotation`, the
     velocities of the largest action; `drives_gripper`, whether the gripper is told directly.
-
-    Args:
-        name: Default name of the node.
-        **options: See `DeviceNode`.
     """
 
     default_rate_hz = 50.0

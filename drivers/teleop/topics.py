@@ -55,8 +55,7 @@ class TopicDevice(TeleopDevice):
     def connect(self) -> None:
         """Subscribe. Nobody has to publish yet: until then nothing moves.
 
-        Raises:
-            DriverError: The device was lost, and has not spoken since.
+        Raises `DriverError` where the device was lost, and has not spoken since.
         """
         from robot_rl.ros import qos
         from robot_rl.ros.client import RosClient
@@ -76,9 +75,7 @@ class TopicDevice(TeleopDevice):
     def axes(self) -> Axes:
         """The newest message; at rest where that did not move anything and is too old.
 
-        Raises:
-            DriverError: The topic is not subscribed to, or the device is lost.
-            RosUnavailable: The thread of ROS has ended.
+        Raises `DriverError` where the topic is not subscribed to, or the device is lost.
         """
         if self._client is None:
             raise DriverError(f"{self.topic} is not subscribed to", hint="call connect() first")

@@ -72,8 +72,7 @@ class Board:
     def find(self, image: npt.NDArray[np.uint8]) -> Corners:
         """Find the board's corners in an image, uint8 (H, W, 3) RGB.
 
-        Raises:
-            BoardNotFound: Fewer than 6 corners are seen, or all on one line.
+        Raises `BoardNotFound` where fewer than 6 corners are seen, or all on one line.
         """
         cv2 = require("cv2", "calibrate")
         charuco = self._charuco()

@@ -24,11 +24,7 @@ Image = npt.NDArray[np.uint8]
 
 
 class ViewFolder:
-    """A folder of views.
-
-    Args:
-        path: The folder; it is made when the first view is written.
-    """
+    """A folder of views, which is made when the first one is written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,12 +34,7 @@ class ViewFolder:
         return sorted(self.path.glob("view-*.png"))
 
     def add(self, image: Image, tcp_pose: npt.ArrayLike) -> Path:
-        """Write one more view.
-
-        Args:
-            image: uint8 (H, W, 3) RGB.
-            tcp_pose: (7,) in the base frame.
-        """
+        """Write one more view: uint8 (H, W, 3) RGB, and the TCP's pose (7,) in the base frame."""
         self.path.mkdir(parents=True, exist_ok=True)
         used = [int(path.stem.partition("-")[2]) for path in self.pictures()]
         picture = self.path / f"view-{max(used, default=-1) + 1:02d}.png"
@@ -55,11 +46,7 @@ class ViewFolder:
         return picture
 
     def set_intrinsics(self, intrinsics: Intrinsics) -> None:
-        """Write how the camera projects.
-
-        Raises:
-            CalibrationError: The folder holds views of another camera, or of another setting.
-        """
+        """Write how the camera projects, unless the folder holds views of another one or size."""
         there = self.intrinsics()
         if there is not None and there != intrinsics:
             raise CalibrationError(
@@ -88,13 +75,10 @@ class ViewFolder:
             ) from error
 
     def find(self, board: Board) -> tuple[list[View], dict[str, BoardNotFound]]:
-        """Find the board in every picture.
+        """The views that show the board, and why the others do not, by name.
 
-        Returns:
-            The views that show it, and why the others do not, by name.
-
-        Raises:
-            CalibrationError: There are no pictures, they differ in size, or no picture shows it.
+        Raises `CalibrationError` where there are no pictures, they differ in size, or none shows
+        it.
         """
         pictures = self.pictures()
         if not pictures:
@@ -121,11 +105,7 @@ class ViewFolder:
         return views, without
 
     def image(self, picture: Path) -> Image:
-        """A picture, uint8 (H, W, 3) RGB.
-
-        Raises:
-            CalibrationError: It cannot be read, or has another size than `camera.json` says.
-        """
+        """A picture, uint8 (H, W, 3) RGB, of the size that `camera.json` says if it is there."""
         bgr = require("cv2", "calibrate").imread(str(picture))
         if bgr is None:
             raise CalibrationError("a picture cannot be read", got=picture)

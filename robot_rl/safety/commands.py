@@ -50,51 +50,49 @@ class Route(Protocol):
         """A limit has stopped the motion; returns whether it ends with that."""
 
 
-class ClientCommands:
-    """Checks what clients send before anything is made of it.
+def checked_pose(
+    target: npt.ArrayLike, what: str = "the target", tolerance: float = 1e-2
+) -> Vector:
+    """The pose (7,) that somebody asks for, or `CommandRefused`.
 
-    Args:
-        max_age: Difference between a command's stamp and the system clock [s].
+    Its quaternion has a length of 1 within `tolerance`, and of exactly 1 afterwards.
     """
+    try:
+        pose = np.array(target, np.float64)
+    except (TypeError, ValueError) as error:
+        raise CommandRefused("malformed", f"{what} is no pose", got=target) from error
+    if pose.shape != (7,):
+        raise CommandRefused(
+            "malformed", f"{what} is no pose", got=pose.shape, expected="shape (7,)"
+        )
+    if not np.isfinite(pose).all():
+        raise CommandRefused(
+            "not_finite",
+            f"{what} is not finite",
+            got=pose.tolist(),
+            expected="finite numbers",
+            hint="nothing was sent; look at the policy, or who gave it",
+        )
+    # hypot neither overflows nor underflows, whatever the client wrote.
+    if not abs(math.hypot(*pose[3:]) - 1.0) < tolerance:
+        raise CommandRefused(
+            "malformed",
+            f"{what}: the orientation is not a rotation",
+            got=pose[3:].tolist(),
+            expected="a quaternion xyzw of length 1",
+        )
+    pose[3:] = rotations.normalize(pose[3:])
+    return pose
+
+
+class ClientClock:
+    """Checks by their stamps that commands are not older than `max_age` [s] by the system clock."""
 
     def __init__(self, max_age: float) -> None:
         self._max_age = max_age
         self._stamp_ns: int | None = None
 
-    def pose(self, target: npt.ArrayLike) -> Vector:
-        """The pose (7,) that a client asks for.
-
-        Raises:
-            CommandRefused: It is none.
-        """
-        try:
-            pose = np.array(target, np.float64)
-        except (TypeError, ValueError) as error:
-            raise CommandRefused("malformed", "the target is no pose", got=target) from error
-        if pose.shape != (7,):
-            raise CommandRefused(
-                "malformed", "the target is no pose", got=pose.shape, expected="shape (7,)"
-            )
-        if not np.isfinite(pose).all():
-            raise CommandRefused(
-                "not_finite",
-                "the target is not finite",
-                got=pose.tolist(),
-                expected="finite numbers",
-                hint="nothing was sent; look at the policy",
-            )
-        # hypot neither overflows nor underflows, whatever the client wrote.
-        if not abs(math.hypot(*pose[3:]) - 1.0) < 1e-2:
-            raise CommandRefused(
-                "malformed",
-                "the target's orientation is not a rotation",
-                got=pose[3:].tolist(),
-                expected="a quaternion xyzw of length 1",
-            )
-        pose[3:] = rotations.normalize(pose[3:])
-        return pose
-
-    def check_stamp(self, stamp_ns: int, system_ns: int) -> None:
+    def check(self, stamp_ns: int, system_ns: int) -> None:
         """Refuse a command of another time; steady time alone decides when the arm holds."""
         age = (system_ns - stamp_ns) * 1e-9
         if abs(age) > self._max_age:
@@ -122,9 +120,9 @@ class SoleSource:
     Middleware gives each publisher a sequence of its own. A number that does not go on from the
     last one is of another publisher, which is accepted only after the other has been silent. The
     graph alone cannot tell: a publisher that was killed stays in it for up to 20 s. Where messages
-    have no numbers the graph decides all the same, and whoever replaces a killed one has to wait.
-    Of two who always send within the same moment a subscription that keeps the newest message
-    hears only one: that one is followed alone.
+    have no numbers the graph decides, and whoever replaces a killed one has to wait. Of two who
+    always send within the same moment a subscription that keeps the newest message hears only one:
+    that one is followed alone.
 
     Args:
         silence: Time without a command after which another publisher may begin [s].
@@ -139,15 +137,12 @@ class SoleSource:
         self._settled_at = -math.inf
 
     def refusal(self, sequence: int, publishers: int, now: float) -> str | None:
-        """Judge a command.
+        """Why a command must not be followed, or None.
 
         Args:
             sequence: Its number within its publisher.
             publishers: How many the middleware knows of on the topic.
             now: Steady time of receipt [s].
-
-        Returns:
-            Why it must not be followed, or None.
         """
         last, silent = self._sequence, now - self._heard > self._silence
         self._sequence, self._heard = sequence, now

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.safety import rotations
-from robot_rl.safety.commands import ClientCommands, CommandRefused, Mode, Route
+from robot_rl.safety.commands import ClientClock, CommandRefused, Mode, Route, checked_pose
 from robot_rl.safety.limiter import WayBack
 from robot_rl.safety.limits import ArmLimits, MeasurementRefused, Vector, within_angle
 from robot_rl.safety.measurement import (
@@ -31,9 +31,6 @@ LONGEST_TICK = 0.05
 
 class ArmGuard:
     """Keeps the target of one arm within `limits`, and holds the arm when commands fail to come.
-
-    Args:
-        limits: See `ArmLimits`.
 
     Attributes:
         mode: What the arm is doing.
@@ -67,7 +64,7 @@ class ArmGuard:
         self._route: Route | None = None
         self._ticked = -math.inf
         self._received = -math.inf
-        self._clients = ClientCommands(limits.max_stamp_age)
+        self._clock = ClientClock(limits.max_stamp_age)
         # One count per excursion or command, not one per tick.
         self._active: set[str] = set()
 
@@ -89,8 +86,8 @@ class ArmGuard:
             CommandRefused: It does not reach the arm; counted under its `reason`.
         """
         try:
-            pose = self._clients.pose(target)
-            self._clients.check_stamp(stamp_ns, system_ns)
+            pose = checked_pose(target)
+            self._clock.check(stamp_ns, system_ns)
             self._check_mode()
         except CommandRefused as refusal:
             self.counts[refusal.reason] += 1
@@ -106,12 +103,7 @@ class ArmGuard:
         return self.goal
 
     def refuse(self, reason: str, explanation: str) -> None:
-        """Count a command that the owner refuses before looking at it, and hold.
-
-        Args:
-            reason: The counter.
-            explanation: Why, in words.
-        """
+        """Count a command that the owner refuses under `reason` before looking at it, and hold."""
         self.counts[reason] += 1
         if self.mode is Mode.FOLLOW:
             self.hold(explanation)
@@ -149,10 +141,8 @@ class ArmGuard:
     def forget(self, reason: str, *, elsewhere: bool = False) -> None:
         """The last measurements hold no more: go on holding once the next ones agree.
 
-        Args:
-            reason: Why, in words.
-            elsewhere: Whether it is known that the arm may be anywhere now. If not, one that is
-                then measured far from its last target stops.
+        `elsewhere` says that the arm may be anywhere now. Else one that is then measured far from
+        its last target stops.
         """
         if elsewhere:
             self._lost = self.target = None
@@ -167,8 +157,7 @@ class ArmGuard:
     def follow_route(self, route: Route) -> None:
         """Begin a motion of the owner's own, such as a reset; commands are refused meanwhile.
 
-        Raises:
-            CommandRefused: The arm is stopped, or not measured yet.
+        Raises `CommandRefused` where the arm is stopped, or not measured yet.
         """
         self._check_mode()
         self.hold("reset begins")
@@ -178,18 +167,11 @@ class ArmGuard:
     # -- the loop -------------------------------------------------------------------------------
 
     def tick(self, now: float, measured: Measured) -> Vector | None:
-        """Advance to `now`.
+        """Advance to `now`, on the steady clock [s], with the arm's newest state.
 
-        Args:
-            now: Steady time [s].
-            measured: The arm's newest state.
-
-        Returns:
-            The target pose (7,) to send, or None where nothing may be sent: the arm is stopped, or
-            it is not known yet where it is.
-
-        Raises:
-            MeasurementRefused: The measurement is not finite; nothing may be sent.
+        Returns the target pose (7,) to send, or None where nothing may be sent: the arm is stopped,
+        or it is not known yet where it is. Raises `MeasurementRefused` where the measurement is not
+        finite; then nothing may be sent either.
         """
         elapsed = min(max(now - self._ticked, 0.0), LONGEST_TICK)
         self._ticked = max(now, self._ticked)
@@ -324,9 +306,7 @@ class ArmGuard:
 
     def inside(self, pose: Vector) -> Vector:
         """The pose (7,), pulled into the workspace and to the largest tilt and yaw."""
-        middle = 0.5 * (np.array(self.limits.workspace_low) + np.array(self.limits.workspace_high))
-        inside, _ = self.limits.admitted(np.concatenate([middle, self.limits.reference]), pose)
-        return inside
+        return self.limits.admitted(self.limits.middle, pose)[0]
 
     def _limited_goal(self, anchor: Vector, wanted: Vector, measured: Vector) -> Vector:
         """The command after the limits of step, lead, workspace, tilt and yaw."""

@@ -26,14 +26,11 @@ _ALONG = 0.5
 
 
 def check_action(action: npt.ArrayLike, names: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Check an action before anything is sent.
+    """An action (d,), each in [-1, 1], as float32, checked before anything is sent.
 
     Args:
-        action: Shape (d,), each in [-1, 1].
-        names: The d names of the action columns.
-
-    Returns:
-        The action as float32 (d,).
+        action: What was asked for.
+        names: The d names of its columns.
 
     Raises:
         ActionRefused: Names the column, what it got and what it expected.
@@ -66,8 +63,7 @@ def check_action(action: npt.ArrayLike, names: Sequence[str]) -> npt.NDArray[np.
 class WayBack:
     """Keeps the last measured poses at which an arm pressed on nothing too hard.
 
-    Args:
-        reach: How far ahead of the arm the way back is aimed at [m].
+    `reach` says how far ahead of the arm the way back is aimed at [m].
     """
 
     def __init__(self, reach: float) -> None:
@@ -94,10 +90,10 @@ class WayBack:
         self._points.append(pose.copy())
 
     def back(self, pose: Vector, wanted: Vector, force: Vector) -> Vector | None:
-        """Where a command may lead an arm that presses too hard.
+        """Where a command may lead an arm at `pose` (7,) that presses too hard.
 
         Args:
-            pose: Where the arm is (7,).
+            pose: Where the arm is.
             wanted: Where it is asked to go (7,).
             force: What presses on its tool (3,) [N].
 
@@ -149,19 +145,11 @@ def _length(way: Vector) -> float:
     return math.hypot(*way)
 
 
-def _moved(pose: Vector, step: Vector, turn: Vector) -> Vector:
-    """A pose (7,) after a translation (3,) and a rotation (4,)."""
-    return np.concatenate([pose[:3] + step, rotations.multiply(turn, pose[3:])])
-
-
 class CartesianLimiter:
     """Integrates actions into a target pose and keeps it within the limits.
 
-    The target leads the measured pose by a bounded amount (anti-wind-up): an arm that is held
-    back by contact does not store up motion that would be released at once.
-
-    Args:
-        limits: See `CartesianLimits`.
+    The target leads the measured pose by a bounded amount (anti-wind-up): an arm that is held back
+    by contact does not store up motion that would be released at once.
 
     Attributes:
         target: The target pose (7,).
@@ -173,8 +161,7 @@ class CartesianLimiter:
         self.limits = limits
         self.straying = Straying()
         self.counts = {"workspace": 0, "tilt": 0, "yaw": 0, "force": 0}
-        middle = 0.5 * (np.array(limits.workspace_low) + np.array(limits.workspace_high))
-        self.target = self._asked = np.concatenate([middle, limits.reference])
+        self.target = self._asked = limits.middle.copy()
         self._way = WayBack(limits.max_lead_translation)
 
     def reset(self, measured_pose: Vector) -> Vector:
@@ -214,7 +201,8 @@ class CartesianLimiter:
             )
         step = limits.translation_step * motion[:3]
         turn = rotations.from_rotation_vector(limits.rotation_step * motion[3:6])
-        wanted, self._asked = _moved(self.target, step, turn), _moved(self._asked, step, turn)
+        wanted = rotations.displaced(self.target, step, turn)
+        self._asked = rotations.displaced(self._asked, step, turn)
         self.straying.ask(self._asked)
         if force is not None and most is not None and math.hypot(*force) > most:
             self.counts["force"] += 1

@@ -57,11 +57,7 @@ class PoseLimits:
     max_arm_turning: float = 6.0  # the same for its rotation [rad/s]
 
     def __post_init__(self) -> None:
-        """Refuse limits that could not hold.
-
-        Raises:
-            RobotRLError: Names the limit.
-        """
+        """Refuse limits that could not hold; the error names the limit."""
         check_workspace(self.workspace_low, self.workspace_high)
         for name in (field.name for field in fields(self)):
             absent = name in _OPTIONAL and getattr(self, name) is None
@@ -76,17 +72,12 @@ class PoseLimits:
             )
 
     def admitted(self, anchor: Vector, wanted: Vector) -> tuple[Vector, frozenset[str]]:
-        """The part of the way from `anchor` to `wanted` that no limit forbids.
+        """The part of the way from pose `anchor` (7,) to `wanted` (7,) that no limit forbids.
 
         Where the anchor is outside a limit, that limit is as wide as the anchor is out: what leads
         back is followed, what leads further out is not, and nothing has to move.
 
-        Args:
-            anchor: Where the target is (7,).
-            wanted: Where it is asked to go (7,).
-
-        Returns:
-            The pose (7,), and which of `workspace`, `tilt` and `yaw` kept it from `wanted`.
+        Returns the pose (7,), and which of `workspace`, `tilt` and `yaw` kept it from `wanted`.
         """
         low = np.minimum(self.workspace_low, anchor[:3])
         high = np.maximum(self.workspace_high, anchor[:3])
@@ -116,9 +107,8 @@ class PoseLimits:
     def tilt_and_yaw(self, orientation: Vector) -> tuple[Vector, float]:
         """Split an orientation (4,) into the tilt of the tool's axis and the yaw about it.
 
-        Returns:
-            The tilt as a rotation vector (2,) about the reference's x and y [rad], whose length is
-            the angle between the two axes; and the yaw in (-pi, pi] [rad].
+        The tilt is a rotation vector (2,) about the reference's x and y [rad], whose length is the
+        angle between the two axes; the yaw is in (-pi, pi] [rad].
         """
         turn = rotations.multiply(rotations.conjugate(self.reference), orientation)
         yaw = _wrapped(2.0 * math.atan2(turn[2], turn[3]))
@@ -129,6 +119,12 @@ class PoseLimits:
     def reference(self) -> Vector:
         """The reference orientation as a unit quaternion (4,)."""
         return rotations.normalize(np.array(self.reference_orientation, np.float64))
+
+    @cached_property
+    def middle(self) -> Vector:
+        """The pose (7,) in the middle of the workspace, oriented as the reference."""
+        centre = 0.5 * (np.array(self.workspace_low) + np.array(self.workspace_high))
+        return np.concatenate([centre, self.reference])
 
     def led(self, target: Vector, measured: Vector) -> tuple[Vector, bool]:
         """A target (7,), pulled to within the largest lead over `measured` (7,); whether it was."""
@@ -184,8 +180,7 @@ class ArmLimits(PoseLimits):
 def refuse_stiff_contact(compliance: Compliance, limits: ArmLimits) -> None:
     """Refuse a contact task on an arm that neither yields nor notices that it pushes.
 
-    Raises:
-        RobotRLError: The arm is position controlled and no wrench limit is set.
+    That is one with position control and without a limit of the force.
     """
     if compliance == "position" and limits.max_force is None:
         raise RobotRLError(
@@ -216,11 +211,7 @@ def _check_joints(low: Sequence[float], high: Sequence[float], margin: float) ->
 
 
 def check_workspace(low: Sequence[float], high: Sequence[float]) -> None:
-    """Refuse corners that are no positions, or enclose nothing.
-
-    Raises:
-        RobotRLError: Names the corner or the axis.
-    """
+    """Refuse corners that are no positions, or enclose nothing; the error names corner or axis."""
     for name, corner in (("workspace_low", low), ("workspace_high", high)):
         if len(corner) != 3 or not all(math.isfinite(value) for value in corner):
             raise RobotRLError(
@@ -234,11 +225,7 @@ def check_workspace(low: Sequence[float], high: Sequence[float]) -> None:
 
 
 def check_positive(name: str, value: float) -> None:
-    """Refuse a limit that is not a finite number above zero.
-
-    Raises:
-        RobotRLError: Names the limit.
-    """
+    """Refuse a limit that is not a finite number above zero."""
     if not (math.isfinite(value) and value > 0.0):
         raise RobotRLError(
             f"limit {name!r} is not a positive number",
@@ -248,10 +235,9 @@ def check_positive(name: str, value: float) -> None:
 
 
 def within_angle(orientation: Vector, centre: Vector, max_angle: float) -> tuple[Vector, bool]:
-    """Pull an orientation back to at most `max_angle` from `centre`, along the shortest way.
+    """Pull an orientation (4,) to at most `max_angle` from `centre`, along the shortest way.
 
-    Returns:
-        The orientation (4,), and whether it had been further away.
+    Returns it, and whether it had been further away.
     """
     difference = rotations.to_rotation_vector(
         rotations.multiply(orientation, rotations.conjugate(centre))

@@ -53,11 +53,7 @@ class Measured(Protocol):
 
 
 class Plausibility:
-    """Judges each measured pose by the one before it and by how fast an arm can be.
-
-    Args:
-        limits: How fast it can be.
-    """
+    """Judges each measured pose by the one before it and by how fast an arm can be."""
 
     def __init__(self, limits: PoseLimits) -> None:
         self._max_speed, self._max_turning = limits.max_arm_speed, limits.max_arm_turning
@@ -78,15 +74,12 @@ class Plausibility:
         self._past.clear()
 
     def problem(self, pose: Vector, stamp_ns: int, now: float) -> str | None:
-        """Take a measured pose.
+        """Take a measured pose; returns why no arm can have moved like that, or None.
 
         Args:
             pose: (7,), base frame.
             stamp_ns: When it was measured; the same again is no new measurement [ns].
             now: Steady time [s].
-
-        Returns:
-            Why no arm can have moved like that, with both poses, or None.
         """
         last = self._pose
         if last is not None and stamp_ns == self._stamp_ns and np.array_equal(pose, last):
@@ -166,11 +159,10 @@ class Straying:
 
 
 def check_measured(measured: Measured, limits: ArmLimits) -> None:
-    """Refuse a measurement that no limit can be computed from.
+    """Refuse a measurement that no limit can be computed from, as `MeasurementRefused`.
 
-    Raises:
-        MeasurementRefused: Something that is needed is not finite, or the number of joints is
-            another than that of their limits. A wrench is needed where it is limited.
+    Something that is needed is not finite, or there are more or fewer joints than limits of them. A
+    wrench is needed where it is limited.
     """
     needed = [
         ("pose", measured.tcp_pose),
@@ -200,11 +192,9 @@ def check_measured(measured: Measured, limits: ArmLimits) -> None:
 
 
 def excesses(measured: Measured, limits: ArmLimits) -> dict[str, str]:
-    """What is too large at this moment, for the arm to hold.
+    """What is too large at this moment, for the arm to hold: `force`, `joint_speed` or `joint`.
 
-    Returns:
-        From `force`, `joint_speed` or `joint` to an explanation in words. A joint within its margin
-        may stand, or move away from its limit.
+    The value explains it. A joint within its margin may stand, or move away from its limit.
     """
     found = {}
     for name, part, limit, unit in (

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from robot_rl.safety import rotations
-from robot_rl.safety.commands import CommandRefused, Mode
+from robot_rl.safety.commands import Mode, checked_pose
 from robot_rl.safety.guard import ArmGuard
 from robot_rl.safety.limits import Vector, check_positive
 
@@ -32,13 +33,14 @@ class ResetOptions:
     tolerance_rotation: float = 0.05  # the same for the angle [rad]
 
     def __post_init__(self) -> None:
-        """Refuse what is not positive.
-
-        Raises:
-            RobotRLError: Names the option.
-        """
+        """Refuse what is not positive."""
         for name in self.__dataclass_fields__:
             check_positive(name, getattr(self, name))
+
+
+def checked_reset_pose(pose: npt.ArrayLike) -> Vector:
+    """The pose (7,) that the parameter `reset.pose` holds, or `CommandRefused`."""
+    return checked_pose(pose, "reset.pose", tolerance=1e-3)
 
 
 class ResetOutcome(NamedTuple):
@@ -133,12 +135,7 @@ class ResetMotion:
 
 
 class Resets:
-    """Resets an arm; stops it and asks a person where it hit something or twice did not arrive.
-
-    Args:
-        guard: Of the arm.
-        options: See `ResetOptions`.
-    """
+    """Resets an arm; stops it and asks a person where it hit something or twice did not arrive."""
 
     def __init__(self, guard: ArmGuard, options: ResetOptions) -> None:
         self._guard = guard
@@ -152,15 +149,13 @@ class Resets:
         """Whether a reset is under way."""
         return self._motion is not None
 
-    def begin(self, pose: Vector) -> None:
+    def begin(self, pose: npt.ArrayLike) -> None:
         """Start a reset to `pose` (7,), pulled into the workspace.
 
-        Raises:
-            CommandRefused: The arm is stopped, not measured yet, or being reset; or it is no pose.
+        Raises `CommandRefused` where it is no pose, or the arm is stopped, being reset, or not
+        measured yet.
         """
-        if pose.shape != (7,) or not (np.isfinite(pose).all() and pose[3:].any()):
-            raise CommandRefused("malformed", "a reset needs a pose", got=pose.tolist())
-        inside = self._guard.inside(pose)
+        inside = self._guard.inside(checked_reset_pose(pose))
         motion = ResetMotion(inside, self._options, self._guard)
         self._guard.follow_route(motion)
         self._motion, self._pose, self._failures = motion, inside, 0

@@ -14,17 +14,11 @@ class StopNotKept(RobotRLError):
 
 
 class StopLatch:
-    """A file that is there while an arm is stopped, and says why.
+    """A file in `folder` that is there while the arm of a node is stopped, and says why.
 
-    It is read when the arm's node begins: one that was killed and started again stays stopped
-    until a person clears it.
-
-    Args:
-        folder: Where the file is; made if it is missing.
-        node: Full name of the arm's node.
-
-    Raises:
-        StopNotKept: The folder cannot be written.
+    It is read when the arm's node, of the full name `node`, begins: one that was killed and started
+    again stays stopped until a person clears it. Raises `StopNotKept` where the folder cannot be
+    made or written.
     """
 
     def __init__(self, folder: Path, node: str) -> None:
