@@ -155,7 +155,8 @@ class UvcCamera:
                         return
                     check_color(self.device, frame.color, *self._size)
                     _put(newest, frame)
-            _put(newest, DriverError(f"{self.device} gives no more pictures: it is at its end"))
+            if not ending.is_set():
+                _put(newest, DriverError(f"{self.device} gives no more pictures: it is at its end"))
         except DriverError as error:
             _put(newest, error)
         except Exception as error:  # FFmpeg's, or the system's when the camera is unplugged

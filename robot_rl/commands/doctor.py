@@ -356,9 +356,9 @@ def run(**options: str | None) -> None:
     `call` and `topic` ask a robot's nodes in place of all this, where there is no `ros2` tool.
     """
     if options.get("call") or options.get("topic"):
-        from robot_rl.ros import asking
+        from robot_rl.ros import client
 
-        for option, ask_node in (("call", asking.call), ("topic", asking.newest)):
+        for option, ask_node in (("call", client.ask), ("topic", client.newest_message)):
             if name := options.get(option):
                 print(ask_node(name), flush=True)
         return

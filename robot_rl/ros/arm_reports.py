@@ -30,9 +30,6 @@ _TOLERANCES = np.repeat([1e-3, 5e-3], 3)  # m, rad
 class ArmMode:
     """Listens to `mode`, which the arm's node publishes at each change.
 
-    Args:
-        client: The node that listens.
-
     Attributes:
         stopped: Whether the arm is stopped, as far as it has said.
         stops: How often the arm was seen to stop.
@@ -50,9 +47,8 @@ class ArmMode:
     def listen(self, listener: Callable[[str | None], None]) -> None:
         """Have every beginning and end of a stop told, in the thread of the callbacks.
 
-        Args:
-            listener: Told why the arm is stopped, or None when it no longer is; at once if it is
-                already.
+        The listener is told why the arm is stopped, or None when it no longer is; at once if it is
+        already.
         """
         with self._lock:
             self._listeners.append(listener)
@@ -60,14 +56,9 @@ class ArmMode:
                 listener(self._why())
 
     def check(self, stops: int | None = None) -> None:
-        """Look whether the arm may move.
+        """Raise `ArmStopped` where the arm may not move.
 
-        Args:
-            stops: How often it had stopped when the motion began; a stop since then ends the
-                motion even if it was cleared meanwhile.
-
-        Raises:
-            ArmStopped: The arm is stopped, or has been.
+        A stop since it had stopped `stops` times ends a motion even if it was cleared meanwhile.
         """
         if self.stopped:
             raise ArmStopped(
@@ -106,9 +97,6 @@ class AppliedTarget:
     workspace, tilt, step and lead, with the stamp of the command. Its limit of speed is not in it,
     nor that it holds later, which its `mode` says. A command without an answer by now counts as not
     limited.
-
-    Args:
-        client: The node that listens.
     """
 
     def __init__(self, client: RosClient) -> None:
@@ -123,8 +111,7 @@ class AppliedTarget:
     def limited(self) -> bool:
         """Whether the node, as far as it has answered, applied another target than was sent.
 
-        Raises:
-            BadMeasurement: Its answer is no pose.
+        Raises `BadMeasurement` where its answer is no pose.
         """
         answer = self._answers.of_stamp(self._stamp_ns)
         if self._target is None or answer is None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import io
 import math
 import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import rclpy
@@ -16,15 +18,20 @@ from rclpy import Context
 from rclpy.client import Client
 from rclpy.executors import Executor, ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
+from rclpy.qos import DurabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 from rclpy.task import Future
 from std_srvs.srv import Trigger
 
 from robot_rl.processes.waiting import wait_until
-from robot_rl.ros.errors import RosUnavailable, ServiceFailed
+from robot_rl.ros import qos
+from robot_rl.ros.environment import prepare_environment
+from robot_rl.ros.errors import RosUnavailable, SensorLate, ServiceFailed
 
 _SPIN_SECONDS = 0.1
 _POLL_SECONDS = 0.005
+# What a person asks for is waited for this long; a reset of an arm answers when it has arrived.
+_ASKED_SECONDS, _CALL_SECONDS = 10.0, 60.0
 
 
 def publisher_names(node: Node, topic: str) -> list[str]:
@@ -61,8 +68,7 @@ class RosClient:
     Args:
         name: Of the node; the process's number is added.
         namespace: Of the node; relative names of topics are below it.
-        executor: Makes what runs the callbacks, of its keyword `context`: see `light_executor`
-            for those it cannot run.
+        executor: Makes what runs the callbacks, of its keyword `context`.
 
     Attributes:
         node: The node. Publishing is safe from every thread.
@@ -96,11 +102,7 @@ class RosClient:
         return self._thread.is_alive()
 
     def check(self) -> None:
-        """Look whether the callbacks still run.
-
-        Raises:
-            RosUnavailable: A callback raised; the error is its cause.
-        """
+        """Raise `RosUnavailable` where the callbacks do not run any more; its cause is why."""
         if self._problem is not None:
             raise RosUnavailable(
                 "the thread of the ROS callbacks has ended", got=repr(self._problem)
@@ -115,8 +117,7 @@ class RosClient:
     ) -> None:
         """Wait until somebody serves what a ROS service client calls: not inside the control loop.
 
-        Raises:
-            ServiceFailed: Nobody does within `timeout_s` [s].
+        Raises `ServiceFailed` where nobody does within `timeout_s` [s].
         """
 
         def served() -> bool:
@@ -185,11 +186,7 @@ class RosClient:
     def trigger(
         self, name: str, timeout_s: float, meanwhile: Callable[[], None] = _nothing
     ) -> None:
-        """Call a `std_srvs/Trigger` service, as `call`.
-
-        Raises:
-            ServiceFailed: It does not answer, or says no.
-        """
+        """Call a `std_srvs/Trigger` service, as `call`; `ServiceFailed` also where it says no."""
         answer = self.call(Trigger, name, Trigger.Request(), timeout_s, meanwhile)
         if not answer.success:
             meanwhile()  # whoever made it say no has just told us too, and more clearly
@@ -220,3 +217,53 @@ class RosClient:
             self._problem = None if self._ending.is_set() else problem
         except BaseException as problem:  # raised to the owner by `check`
             self._problem = problem
+
+
+def ask(service: str) -> str:
+    """Call a `std_srvs/Trigger` service, and return what it answers.
+
+    Raises `ServiceFailed` where nobody serves it, or it says no.
+    """
+    with _asking() as client:
+        served = client.node.create_client(Trigger, service).service_is_ready
+        if not wait_until(served, _ASKED_SECONDS):
+            raise ServiceFailed(
+                f"nobody serves {service}",
+                hint="the arm's node serves stop and clear_errors; start, pause and what else an"
+                " operator can say are served while collect, train or evaluate moves the robot",
+            )
+        answer = client.call(Trigger, service, Trigger.Request(), _CALL_SECONDS)
+    if not answer.success:
+        raise ServiceFailed(f"{service} was refused", got=answer.message)
+    return f"{service}: {answer.message}"
+
+
+def newest_message(topic: str) -> str:
+    """Wait for a message of a topic, and return it in words.
+
+    Raises `SensorLate` where none comes, `RosUnavailable` where its type is not installed here.
+    """
+    with _asking() as client:
+        publishers = wait_until(
+            lambda: client.node.get_publishers_info_by_topic(client.topic(topic)), _ASKED_SECONDS
+        )
+        if not publishers:
+            raise SensorLate(topic, float("inf"), _ASKED_SECONDS, "nobody publishes it")
+        latched = publishers[0].qos_profile.durability == DurabilityPolicy.TRANSIENT_LOCAL
+        profile = qos.latched() if latched else qos.sensor_subscription(1)
+        heard: list[Any] = []
+        package, _, name = publishers[0].topic_type.split("/")
+        try:
+            kind = getattr(importlib.import_module(f"{package}.msg"), name)
+        except (ImportError, AttributeError) as error:
+            problem = "the type of the topic is not installed here"
+            raise RosUnavailable(problem, got=publishers[0].topic_type) from error
+        client.node.create_subscription(kind, topic, heard.append, profile)
+        if not wait_until(lambda: heard, _ASKED_SECONDS):
+            raise SensorLate(topic, float("inf"), _ASKED_SECONDS)
+    return str(heard[-1])
+
+
+def _asking() -> closing[RosClient]:
+    prepare_environment(None)
+    return closing(RosClient("asking", "/"))

@@ -19,11 +19,8 @@ _CLOSE_S = 5.0  # how long a connecting that is going on may hold up the end
 class Connection:
     """Keeps a driver's device connected: in the background, and again for ever after a failure.
 
-    All methods but the driver's `connect` run in the caller's thread.
-
-    Args:
-        driver: Has `connect` and `close`.
-        patience_s: How long the device may fail before it is connected anew [s].
+    All methods but the driver's `connect` run in the caller's thread. A device may fail for
+    `patience_s` before it is connected anew [s].
 
     Attributes:
         driver: The driver.
@@ -58,9 +55,8 @@ class Connection:
     def update(self) -> bool:
         """Look how the connecting goes on; returns whether the device is connected.
 
-        Raises:
-            Exception: What `connect` raised, where that is no `RobotRLError`: an error in the
-                driver, which trying again does not mend.
+        What `connect` raised is raised, where it is no `RobotRLError`: trying again does not mend
+        an error in the driver.
         """
         if self.state == CONNECTING and self._thread is not None and not self._thread.is_alive():
             self._thread.join()
@@ -85,7 +81,7 @@ class Connection:
         self.fault, self._failing_since, self._delay = None, None, _FIRST_DELAY
 
     def close(self) -> None:
-        """Close the device, for good; a connecting that is going on is waited for, for 5 s.
+        """Close the device for good; waits up to 5 s for a connecting that is going on.
 
         One that hangs, as in the opening of a device that does not answer, closes the device itself
         should it ever end.
@@ -142,13 +138,8 @@ class Freshness:
     """Tells new measurements from repeated ones, and keeps their rate and age.
 
     Ages are measured on the steady clock from when a measurement was seen first, so that a system
-    clock that is set does not make old data look new.
-
-    Args:
-        stale_after_s: Age at which the newest measurement counts as stale [s].
-
-    Attributes:
-        warning: What is odd about the stamps, or None.
+    clock that is set does not make old data look new. From `stale_after_s` [s] on it is stale.
+    `warning` says what is odd about the stamps, or None.
     """
 
     def __init__(self, stale_after_s: float) -> None:
@@ -163,10 +154,8 @@ class Freshness:
     def is_new(self, stamp_ns: int) -> bool:
         """Whether a measurement is another than the one before, which it then replaces.
 
-        A stamp before the last one is new too: a clock was set back, and is counted.
-
-        Raises:
-            RobotRLError: There is no stamp.
+        A stamp before the last one is new too: a clock was set back, and is counted. No stamp is a
+        `RobotRLError`.
         """
         if stamp_ns <= 0:
             raise RobotRLError(

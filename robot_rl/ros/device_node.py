@@ -76,9 +76,6 @@ class DeviceNode(ServingNode, ABC):
         trouble: Why the last transition that failed did.
         refusals: How many commands were refused.
         last_refusal: Why the last command was; empty if it was not.
-
-    Raises:
-        ParameterError: See there.
     """
 
     default_rate_hz: ClassVar[float] = 100.0
@@ -123,9 +120,8 @@ class DeviceNode(ServingNode, ABC):
     def poll(self) -> None:
         """Read the connected device and publish what is new; called at `rate_hz` while active.
 
-        Raises:
-            RobotRLError: The device failed. It is reported; if it goes on failing, the device is
-                connected anew.
+        A `RobotRLError` says that the device failed. It is reported; if it goes on failing, the
+        device is connected anew.
         """
 
     def activating(self) -> None:
@@ -179,11 +175,7 @@ class DeviceNode(ServingNode, ABC):
     ) -> None:
         """Follow commands, of one publisher alone, while the device answers and is polled.
 
-        Args:
-            kind: Type of the messages.
-            topic: Its name.
-            source: Notices a second publisher.
-            take: Takes a command; what it raises is a refusal too.
+        `source` notices a second publisher. What `take` raises at a command is a refusal too.
         """
 
         def check(message: Any, info: Mapping[str, int]) -> None:

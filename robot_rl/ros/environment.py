@@ -33,13 +33,9 @@ _UDP_LOCALHOST = "launch/fastdds_udp_localhost.xml"
 
 
 def ros_environment(discovery_range: str | None = None) -> dict[str, str]:
-    """What robot_rl sets, where the user has not.
+    """The variables that robot_rl sets, name → value, where the user has not.
 
-    Args:
-        discovery_range: Which machines are found: `LOCALHOST` or `SUBNET`; None leaves it to ROS.
-
-    Returns:
-        Name → value of the variables that are not set yet.
+    `discovery_range` says which machines are found, `LOCALHOST` or `SUBNET`; None leaves it to ROS.
     """
     wanted = {PROFILE: str(find_resource(_PICTURES))}
     if discovery_range is not None:
@@ -87,8 +83,7 @@ def is_owned(lock: Path) -> bool:
 def remove_abandoned_segments(folder: Path = SHARED_MEMORY) -> list[Path]:
     """Remove the segments in a folder whose owner is gone; not inside a control loop.
 
-    Returns:
-        The segments that are gone, with their lock files; those of another user stay.
+    Returns those that are gone, with their lock files; those of another user stay.
     """
     removed = []
     for lock in folder.glob("fastrtps_*_el"):

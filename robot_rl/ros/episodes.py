@@ -65,8 +65,7 @@ class SceneMirror:
     def update(self) -> int:
         """Show the newest state, if anybody listens; returns its stamp [ns].
 
-        Raises:
-            RobotInterrupted: It is late, or of another model.
+        Raises `RobotInterrupted` where it is late, or of another model.
         """
         if self.sensor is None:
             return 0
@@ -96,11 +95,7 @@ class SimulatedEpisodes:
     timeout_s: float  # for each answer [s]
 
     def perform(self, robot: RosRobot, start_pose: Vector, rng: np.random.Generator) -> None:
-        """Place the scene and the arm.
-
-        Raises:
-            ServiceFailed: The simulation does not answer, or refuses.
-        """
+        """Place the scene and the arm; `ServiceFailed` where the simulation does not do it."""
         seed, parameters = _seed_of(rng), f"{self.node}/set_parameters"
         value = ParameterValue(type=ParameterType.PARAMETER_INTEGER, integer_value=seed)
         request = SetParameters.Request(parameters=[Parameter(name="episode_seed", value=value)])
@@ -139,9 +134,8 @@ class ScriptedEpisodes:
     def perform(self, robot: RosRobot, start_pose: Vector, rng: np.random.Generator) -> None:
         """Move there; a motion that does not arrive is tried once more, one that is cut is not.
 
-        Raises:
-            RobotInterrupted: See `RosRobot.move_target`, or a service does not answer.
-            ResetFailed: The arm did not arrive in two attempts; a person has to look.
+        Raises `RobotInterrupted` as `RosRobot.move_target`, or where a service does not answer, and
+        `ResetFailed` where the arm did not arrive in two attempts: a person has to look.
         """
         for _ in range(_ATTEMPTS):
             robot.client.trigger(self.service, self.timeout_s, robot.accompany)

@@ -11,8 +11,7 @@ class SensorLate(RobotInterrupted):
 
     Args:
         topic: Its full name.
-        age_s: Age of its newest message since its receipt, on the steady clock [s]; infinite if
-            there is none yet.
+        age_s: Of its newest message since the receipt, steady clock [s]; infinite without one.
         limit_s: How old it may be [s].
         why: What is known of the reason; empty where nothing is.
         without: Which setting does without this topic; empty where none does.
@@ -35,12 +34,7 @@ class SensorLate(RobotInterrupted):
 class MeasuredLate(SensorLate):
     """The newest message came in time, but was not measured just now.
 
-    Args:
-        topic: Its full name.
-        age_s: Since it was measured, by its stamp and the system clock here [s]; negative if the
-            stamp is ahead of that.
-        limit_s: How old it may be, or how far ahead [s].
-        why: What is known of the reason; empty where nothing is.
+    `age_s` is that by its stamp and the system clock here; negative if the stamp is ahead of that.
     """
 
     def __init__(self, topic: str, age_s: float, limit_s: float, why: str = "") -> None:

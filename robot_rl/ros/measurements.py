@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -106,10 +107,9 @@ class Measurements:
         }
         self.objects = self.success = None
         if objects:
-            decode = lambda message: messages.poses_array(message, objects)  # noqa: E731
-            late = limits.tracker_s
+            decode = partial(messages.poses_array, count=objects)
             self.objects = self._sensor(
-                PoseArray, "object_poses", late, decode, in_frame=self._base_frame
+                PoseArray, "object_poses", limits.tracker_s, decode, in_frame=self._base_frame
             )
             self._aligned.append(self.objects)
         if success:
@@ -126,24 +126,20 @@ class Measurements:
     def tcp_pose(self) -> Vector:
         """The newest measured pose (7,) of the TCP, base frame.
 
-        Raises:
-            RobotInterrupted: It is late, or cannot be used.
+        Raises `RobotInterrupted` where it is late, or cannot be used.
         """
-        pose: Vector = self.pose.value(self.pose.newest())
-        return pose
+        return np.asarray(self.pose.value(self.pose.newest()))
 
     def contact_force(self) -> Vector | None:
         """The newest contact force (3,) [N], None without a wrench; raises as `tcp_pose`."""
         if self.wrench is None:
             return None
-        force: Vector = self.wrench.value(self.wrench.newest())[:3]
-        return force
+        return np.asarray(self.wrench.value(self.wrench.newest())[:3])
 
     def wait_until_fresh(self) -> None:
         """Wait until every topic has given new measurements: not inside the control loop.
 
-        Raises:
-            RobotInterrupted: A topic stays silent.
+        Raises `RobotInterrupted` where one stays silent.
         """
         for sensor in self.all_sensors:
             sensor.forget()
@@ -164,13 +160,9 @@ class Measurements:
         time.sleep(_UNSURE_S)
 
     def observe(self, target: Vector) -> Observation:
-        """The measurements that were taken together.
+        """The measurements that were taken together, and the lead of a target (7,) over the pose.
 
-        Args:
-            target: Of the arm (7,), whose lead over the measured pose is observed.
-
-        Raises:
-            RobotInterrupted: One of them is late or cannot be used.
+        Raises `RobotInterrupted` where one of them is late or cannot be used.
         """
         taken = together(self._aligned, self._newest, self._limits.skew_s)
         self.stamps_ns = {sensor.topic: one.stamp_ns for sensor, one in taken.items()}
@@ -209,38 +201,21 @@ class Measurements:
 
         late = self._limits.arm_s
         self.joints = self._sensor(JointState, "joint_states", late, joints)
-        self.pose = self._sensor(
-            PoseStamped,
-            "current_pose",
-            late,
-            messages.pose_array,
-            sole=True,
-            plausibility=plausibility,
-        )
+        judged = {"sole": True, "plausibility": plausibility}
+        self.pose = self._sensor(PoseStamped, "current_pose", late, messages.pose_array, **judged)
         self._aligned = [self.joints, self.pose]
+        common = {"sole": True, "in_frame": self._base_frame}
         self.twist = self.wrench = None
         if twist:
-            without = "robot.twist=false, if the arm measures no velocity of its TCP"
+            common["without"] = "robot.twist=false, if the arm measures no velocity of its TCP"
             self.twist = self._sensor(
-                TwistStamped,
-                "current_twist",
-                late,
-                messages.twist_array,
-                sole=True,
-                in_frame=self._base_frame,
-                without=without,
+                TwistStamped, "current_twist", late, messages.twist_array, **common
             )
             self._optional["state/tcp_velocity"] = self.twist
         if wrench:
-            without = "robot.wrench=false, if the arm measures no forces"
+            common["without"] = "robot.wrench=false, if the arm measures no forces"
             self.wrench = self._sensor(
-                WrenchStamped,
-                "current_wrench",
-                late,
-                messages.wrench_array,
-                sole=True,
-                in_frame=self._base_frame,
-                without=without,
+                WrenchStamped, "current_wrench", late, messages.wrench_array, **common
             )
             self._optional["state/tcp_wrench"] = self.wrench
         self._aligned += self._optional.values()

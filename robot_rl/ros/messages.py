@@ -63,16 +63,10 @@ def header(stamp_ns: int, frame: str = BASE_FRAME) -> Header:
 
 
 def image_message(image: npt.NDArray[np.generic], stamp_ns: int, frame: str) -> Image:
-    """The message of a picture.
+    """The message of a picture, taken at `stamp_ns` by a camera of this optical frame.
 
-    Args:
-        image: uint8 (height, width, 3) RGB, or uint16 (height, width) or (height, width, 1) depth
-            [mm].
-        stamp_ns: When it was taken [ns].
-        frame: Name of the camera's optical frame.
-
-    Raises:
-        MessageError: Another shape or dtype.
+    It is uint8 (height, width, 3) RGB, or uint16 (height, width) or (height, width, 1) depth [mm];
+    else it is a `MessageError`.
     """
     kind = (image.dtype.name, image.shape[2:] if image.ndim == 3 else ())
     encodings = {("uint8", (3,)): "rgb8", ("uint16", ()): "16UC1", ("uint16", (1,)): "16UC1"}
@@ -95,12 +89,9 @@ def image_message(image: npt.NDArray[np.generic], stamp_ns: int, frame: str) -> 
 def image_array(message: Image) -> npt.NDArray[np.generic]:
     """The picture of a message, which it shares its memory with where it can.
 
-    Returns:
-        uint8 (height, width, 3) RGB of a colour image, uint8 or uint16 (height, width, 1) of
-        another; depth in mm.
-
-    Raises:
-        MessageError: An encoding that is not known, or data of another length than `step` says.
+    It is uint8 (height, width, 3) RGB of a colour image, uint8 or uint16 (height, width, 1) of
+    another; depth in mm. An unknown encoding, and data of another length than `step` says, are a
+    `MessageError`.
     """
     if message.encoding not in _ENCODINGS:
         raise MessageError(
@@ -157,18 +148,13 @@ def joint_state_message(
 def joint_positions(message: JointState, names: Sequence[str]) -> Vector:
     """Positions (n,) of the joints `names`, in that order, whatever the message's order.
 
-    Raises:
-        MessageError: A joint is missing or its position is not finite; names it.
+    Raises `MessageError`, with its name, where one is missing or not finite.
     """
     return _of_joints(message, names, "position")
 
 
 def joint_velocities(message: JointState, names: Sequence[str]) -> Vector:
-    """Velocities (n,) of the joints `names`; see `joint_positions`.
-
-    Raises:
-        MessageError: As there; also when the message carries no velocities.
-    """
+    """Velocities (n,) of the joints `names`; see `joint_positions`."""
     return _of_joints(message, names, "velocity")
 
 
@@ -208,8 +194,7 @@ def pose_numbers(message: Pose) -> Vector:
 def from_pose(message: Pose) -> Vector:
     """The pose (7,) of a message, its quaternion scaled to unit length.
 
-    Raises:
-        MessageError: A number that is not finite, or a quaternion that is no rotation.
+    Raises `MessageError` where a number is not finite, or the quaternion no rotation.
     """
     pose = _finite(pose_numbers(message), "the pose's", "xyz" + "xyzw")
     length = float(np.sqrt(pose[3:] @ pose[3:]))
@@ -240,11 +225,7 @@ def poses_message(poses: npt.ArrayLike, stamp_ns: int, frame: str = BASE_FRAME) 
 
 
 def poses_array(message: PoseArray, count: int) -> Vector:
-    """The `count` poses (count, 7) of a message.
-
-    Raises:
-        MessageError: Another number of poses, or as `from_pose`.
-    """
+    """The `count` poses (count, 7) of a message; `MessageError` where there are more or fewer."""
     if len(message.poses) != count:
         raise MessageError(
             "the message has another number of poses", got=len(message.poses), expected=count
@@ -259,11 +240,7 @@ def twist_message(velocity: npt.ArrayLike, stamp_ns: int, frame: str = BASE_FRAM
 
 
 def twist_array(message: TwistStamped) -> Vector:
-    """The linear and angular velocity (6,) of a message.
-
-    Raises:
-        MessageError: A number that is not finite.
-    """
+    """The linear and angular velocity (6,) of a message; `MessageError` where not finite."""
     return _six(message.twist.linear, message.twist.angular, "the twist's")
 
 
@@ -274,11 +251,7 @@ def wrench_message(wrench: npt.ArrayLike, stamp_ns: int, frame: str = BASE_FRAME
 
 
 def wrench_array(message: WrenchStamped) -> Vector:
-    """The force and torque (6,) of a message.
-
-    Raises:
-        MessageError: A number that is not finite.
-    """
+    """The force and torque (6,) of a message; `MessageError` where not finite."""
     return _six(message.wrench.force, message.wrench.torque, "the wrench's")
 
 

@@ -28,14 +28,10 @@ def run_node(make: Callable[[], DeviceNode], *, sends_pictures: bool = False) ->
     """Run a node until it is asked to end: the `main` of every `drivers/*/node.py`.
 
     Unless the parameter `autostart` is false, where a lifecycle manager does so, the node
-    configures and activates itself. It ends on Ctrl-C and SIGTERM, and closes its device.
+    configures and activates itself. It ends on Ctrl-C and SIGTERM, and closes its device. With
+    `sends_pictures` it uses shared memory, for what is too large for UDP.
 
-    Args:
-        make: Makes it.
-        sends_pictures: Whether it sends what is too large for UDP, through shared memory.
-
-    Returns:
-        The exit code: 0, or 2 after an error that the user can mend.
+    Returns the exit code: 0, or 2 after an error that the user can mend.
     """
     ends_with_input = os.environ.pop(ENDS_WITH_INPUT, None)
     prepare_environment()
@@ -90,11 +86,7 @@ def _tell(problem: str) -> None:
 
 
 def _start(node: DeviceNode) -> None:
-    """Configure and activate a node that is not told to wait for a manager.
-
-    Raises:
-        ParameterError: One of the two fails; says why.
-    """
+    """Configure and activate a node that is not told to wait for a manager."""
     if not node.parameter("autostart", True, "configure and activate without a manager"):
         return
     for step, trigger in (

@@ -62,8 +62,7 @@ class NodeDescription:
 def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
     """The nodes of a configuration, in the order in which they are started.
 
-    Raises:
-        NodeTableError: Names the node and the key, or the camera and the line to write.
+    The `NodeTableError` names the node and the key, or the camera and the line to write.
     """
     plain = OmegaConf.to_container(config.nodes, resolve=True)
     assert isinstance(plain, dict)

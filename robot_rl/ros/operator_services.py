@@ -62,8 +62,7 @@ class OperatorServices:
     def check_stop(self, timeout_s: float) -> None:
         """Wait until a stop that somebody posts reaches the arm: not inside the control loop.
 
-        Raises:
-            ServiceFailed: Nobody serves it within `timeout_s` [s].
+        Raises `ServiceFailed` where nobody serves it within `timeout_s` [s].
         """
         self._client.wait_for(self._stop.client, timeout_s)
 
@@ -99,11 +98,8 @@ class OperatorServices:
 class StopCall:
     """A call of the service `stop` that outlasts a restart of the arm's node.
 
-    A node that is being started again serves nobody for seconds, and one that dies answers
-    nothing. To stop an arm twice does no harm. Its methods may be called in any thread.
-
-    Args:
-        node: Calls, in the namespace of the arm.
+    A node that is being started again serves nobody for seconds, and one that dies answers nothing.
+    To stop an arm twice does no harm. Its methods may be called in any thread.
 
     Attributes:
         client: Of the service.

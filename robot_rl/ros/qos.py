@@ -9,8 +9,6 @@ the receiver decides by the age of the newest message on its steady clock.
 
 from __future__ import annotations
 
-from typing import Any
-
 from rclpy.duration import Duration
 from rclpy.qos import (
     DurabilityPolicy,
@@ -27,7 +25,7 @@ _LEASE_SECONDS = 1.0
 
 def sensor_publisher(rate_hz: float) -> QoSProfile:
     """Of a publisher of measurements at about `rate_hz`."""
-    return _profile(5, ReliabilityPolicy.BEST_EFFORT, **_offered(rate_hz))
+    return _profile(5, ReliabilityPolicy.BEST_EFFORT, rate_hz)
 
 
 def sensor_subscription(depth: int = 5) -> QoSProfile:
@@ -37,7 +35,7 @@ def sensor_subscription(depth: int = 5) -> QoSProfile:
 
 def command_publisher(rate_hz: float) -> QoSProfile:
     """Of a publisher of commands at about `rate_hz`."""
-    return _profile(1, ReliabilityPolicy.RELIABLE, **_offered(rate_hz))
+    return _profile(1, ReliabilityPolicy.RELIABLE, rate_hz)
 
 
 def command_subscription() -> QoSProfile:
@@ -47,20 +45,22 @@ def command_subscription() -> QoSProfile:
 
 def latched(depth: int = 1) -> QoSProfile:
     """Of what changes rarely and must reach those who come later, on both sides."""
-    return _profile(depth, ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+    profile = _profile(depth, ReliabilityPolicy.RELIABLE)
+    profile.durability = DurabilityPolicy.TRANSIENT_LOCAL
+    return profile
 
 
-def _profile(depth: int, reliability: ReliabilityPolicy, **more: Any) -> QoSProfile:
-    settings = {"durability": DurabilityPolicy.VOLATILE, **more}
-    return QoSProfile(
-        history=HistoryPolicy.KEEP_LAST, depth=depth, reliability=reliability, **settings
+def _profile(
+    depth: int, reliability: ReliabilityPolicy, rate_hz: float | None = None
+) -> QoSProfile:
+    profile = QoSProfile(
+        history=HistoryPolicy.KEEP_LAST,
+        depth=depth,
+        reliability=reliability,
+        durability=DurabilityPolicy.VOLATILE,
     )
-
-
-def _offered(rate_hz: float) -> dict[str, Any]:
-    """What a publisher at about `rate_hz` offers."""
-    return {
-        "deadline": Duration(seconds=_DEADLINE_PERIODS / rate_hz),
-        "liveliness": LivelinessPolicy.AUTOMATIC,
-        "liveliness_lease_duration": Duration(seconds=_LEASE_SECONDS),
-    }
+    if rate_hz is not None:  # what a publisher offers
+        profile.deadline = Duration(seconds=_DEADLINE_PERIODS / rate_hz)
+        profile.liveliness = LivelinessPolicy.AUTOMATIC
+        profile.liveliness_lease_duration = Duration(seconds=_LEASE_SECONDS)
+    return profile

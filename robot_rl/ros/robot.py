@@ -6,10 +6,11 @@ thread of its own; the control loop takes what is there, and never waits.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,23 +19,27 @@ from geometry_msgs.msg import PoseStamped
 from std_msgs.msg import Float64
 
 from robot_rl.data.schema import Observation
+from robot_rl.env.clock import ClockError
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, RobotInterrupted
+from robot_rl.env.several_arms import SeveralArms, SeveralTasks
 from robot_rl.env.sim.task import SimTask
-from robot_rl.env.task import Tracked
+from robot_rl.env.task import Task, Tracked
+from robot_rl.errors import RobotRLError
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import messages, qos
 from robot_rl.ros.arm_reports import AppliedTarget, ArmMode
 from robot_rl.ros.client import RosClient, publisher_names
+from robot_rl.ros.environment import clean_shared_memory, prepare_environment
 from robot_rl.ros.episodes import SceneMirror
 from robot_rl.ros.errors import CommandConflict, GoalReachedBefore
 from robot_rl.ros.measurements import Measurements, SensorLimits
+from robot_rl.ros.nodes import joined
 from robot_rl.ros.operator_services import OperatorServices
 from robot_rl.ros.sensors import first_trouble
-from robot_rl.safety import CartesianLimiter
+from robot_rl.safety import CartesianLimiter, CartesianLimits, Plausibility
 
 Vector = npt.NDArray[np.float64]
-
 
 # The arm's node gives up a reset when half a second passes without a sign of who asked for it [s].
 _SHOWN_SECONDS = 0.05
@@ -42,19 +47,15 @@ _SHOWN_SECONDS = 0.05
 _FOUND_SECONDS = 2.0
 
 
-@dataclass(eq=False)
+@dataclasses.dataclass(eq=False)
 class RosRobot:
     """One arm on topics.
 
-    `apply` integrates actions into a target as every robot of robot_rl does and publishes it;
-    what the arm's node then makes of it is that node's business, and is in `clamped` by the next
+    `apply` integrates actions into a target as every robot of robot_rl does and publishes it; what
+    the arm's node then makes of it is that node's business, and is in `clamped` by the next
     observation. `observe` assembles the measurements that were taken together. Where one is late,
     or cannot be used, the robot holds, and both raise `RobotInterrupted` until the next reset. When
     neither is called, the arm's node holds by itself.
-
-    Attributes:
-        opens_grippers: See `Robot`.
-        clamped: See `Robot` and `AppliedTarget`.
     """
 
     client: RosClient  # its node
@@ -91,10 +92,9 @@ class RosRobot:
     def reset(self, start_pose: Vector, rng: np.random.Generator) -> None:
         """Bring the arm to where the episode starts, and wait for fresh measurements.
 
-        Raises:
-            RobotInterrupted: Something is missing, the operator has halted the robot, or the arm
-                is stopped or was meanwhile; it may be tried again, and then begins anew.
-            PersonNeeded: The arm does not arrive, or the goal is reached already.
+        Raises `RobotInterrupted` where something is missing, the operator has halted the robot, or
+        the arm is stopped or was meanwhile: it may be tried again, and then begins anew. Raises
+        `PersonNeeded` where the arm does not arrive, or the goal is reached already.
         """
         self._prepare()
         self.episodes.perform(self, start_pose, rng)
@@ -107,8 +107,7 @@ class RosRobot:
     def resume(self, rng: np.random.Generator) -> None:
         """Hold where the arm is, which may move again after whatever kept it from doing so.
 
-        Raises:
-            RobotInterrupted: As `reset`.
+        Raises `RobotInterrupted` as `reset`.
         """
         self._prepare()
         self.hold()
@@ -117,8 +116,7 @@ class RosRobot:
     def apply(self, action: Action) -> Action:
         """Publish the target that an action (d,) in [-1, 1] leads to, and the gripper's.
 
-        Raises:
-            RobotInterrupted: The robot holds; nothing was published.
+        Raises `RobotInterrupted` where the robot holds; nothing was published.
         """
         motion = np.zeros(len(ARM_ACTIONS))
         motion[self._columns] = action[: len(self._columns)]
@@ -143,8 +141,7 @@ class RosRobot:
     def observe(self) -> Observation:
         """The measurements that were taken together.
 
-        Raises:
-            RobotInterrupted: The robot holds, since one of them is late or cannot be used.
+        Raises `RobotInterrupted` where one is late or cannot be used; the robot then holds.
         """
         self.client.check()
         with self._holding_at_trouble():
@@ -152,10 +149,7 @@ class RosRobot:
             return self._assembled()
 
     def hold(self) -> None:
-        """Let the target be the newest measured pose; without a fresh one nothing is sent.
-
-        The arm's node holds by itself when no commands come.
-        """
+        """Let the target be the newest measured pose; without a fresh one nothing is sent."""
         try:
             pose = self.tcp_pose()
         except RobotInterrupted:
@@ -164,11 +158,7 @@ class RosRobot:
         self._target.publish(messages.pose_message(pose, time.time_ns()))
 
     def check_free(self) -> None:
-        """Look whether the arm's node says that the arm is stopped.
-
-        Raises:
-            ArmStopped: It is.
-        """
+        """Raise `ArmStopped` where the arm's node says that the arm is stopped."""
         self._mode.check()
 
     def missing(self) -> str:
@@ -210,30 +200,21 @@ class RosRobot:
         return self.mirror.task
 
     def tcp_pose(self) -> Vector:
-        """The newest measured pose (7,) of the TCP, base frame.
-
-        Raises:
-            RobotInterrupted: It is late, or cannot be used.
-        """
+        """The newest measured pose (7,) of the TCP, base frame; raises as `observe`."""
         return self.measurements.tcp_pose()
 
     def attend(self) -> None:
         """Called again and again while the arm is moved to where an episode starts.
 
-        Raises:
-            RobotInterrupted: The operator has halted the robot, or the arm is stopped, or was
-                since the reset began.
+        Raises `RobotInterrupted` where the operator has halted the robot, or the arm is stopped, or
+        was since the reset began.
         """
         self.client.check()
         self._attend()
         self._mode.check(self._stops)
 
     def accompany(self) -> None:
-        """As `attend`, and shows the arm's node that somebody is there during its own motion.
-
-        Raises:
-            RobotInterrupted: As `attend`, or the pose is late.
-        """
+        """As `attend`, and shows the arm's node that somebody is there during its own motion."""
         self.attend()
         now = time.monotonic()
         if now - self._shown > _SHOWN_SECONDS:
@@ -243,8 +224,8 @@ class RosRobot:
     def move_target(self, target: Vector) -> None:
         """Publish a target (7,): for motion outside of episodes.
 
-        Raises:
-            RobotInterrupted: As `attend`, or a measurement is late; nothing was published.
+        Raises `RobotInterrupted` as `attend`, or where a measurement is late; nothing was
+        published.
         """
         self.attend()
         self._check_sensors()
@@ -253,8 +234,7 @@ class RosRobot:
     def wait_until_fresh(self) -> None:
         """Wait until every topic has given new measurements: not inside the control loop.
 
-        Raises:
-            RobotInterrupted: A topic stays silent, or its messages cannot be used.
+        Raises `RobotInterrupted` where one stays silent, or its messages cannot be used.
         """
         self.measurements.wait_until_fresh()
         self._assembled()
@@ -323,3 +303,82 @@ class RosRobot:
             self._problem = problem
             self.hold()
             raise
+
+
+def make_ros_robot(
+    task: Task,
+    clock: str,
+    discovery_range: str | None,
+    control_rate_hz: float,
+    namespace: str,
+    joint_names: Sequence[str],
+    twist: bool,
+    wrench: bool,
+    gripper: bool,
+    cameras: Sequence[Any],
+    track_objects: bool,
+    limits: CartesianLimits,
+    sensors: SensorLimits,
+    episodes: Any,
+    mirror: Any,
+) -> RosRobot:
+    """Make a robot on topics that does a `robot_rl.env.task.Tracked`.
+
+    `clock` must be `realtime`: a robot does not wait for a simulated one. Without `wrench`,
+    `limits.max_force` does not apply; with `track_objects`, poses of objects are observed. For
+    `discovery_range` see `robot_rl.ros.environment`, for `episodes`, `mirror` and the rate
+    `RosRobot`, and for the others `Measurements`. Raises `ClockError`, or `RobotRLError` for
+    another kind of task.
+    """
+    if clock != "realtime":
+        raise ClockError(
+            "a robot on ROS topics runs in real time",
+            got=f"clock={clock}",
+            expected="clock=realtime",
+            hint="leave clock=... out; robot=ros and robot=ros_sim set it",
+        )
+    if not isinstance(task, Tracked):
+        raise RobotRLError(
+            f"a robot on ROS topics cannot do the task {task.name!r}",
+            got=type(task).__name__,
+            expected="robot_rl.env.task.Tracked",
+            hint="give its configuration a section `tracked`, as configs/task/reach.yaml has",
+        )
+    if not wrench:
+        limits = dataclasses.replace(limits, max_force=None)
+    prepare_environment(discovery_range)
+    clean_shared_memory()
+    client = RosClient("robot_rl", namespace)
+    try:
+        measurements = Measurements(
+            client,
+            sensors,
+            Plausibility(limits),
+            joint_names,
+            twist,
+            wrench,
+            gripper,
+            cameras,
+            task.objects if track_objects else 0,
+            task.reports_success,
+        )
+        limiter = CartesianLimiter(limits)
+        return RosRobot(
+            client, task, limiter, measurements, sensors, episodes, control_rate_hz, mirror
+        )
+    except BaseException:
+        client.close()
+        raise
+
+
+def make_ros_arms(task: Task, arms: Sequence[str], namespace: str, **settings: Any) -> SeveralArms:
+    """Make several arms on topics, each in a namespace of its name, that do the task each.
+
+    For all of `settings`, the same for each arm, see `make_ros_robot`.
+    """
+    tasks = {arm: copy.deepcopy(task) for arm in arms}
+    robots = {
+        arm: make_ros_robot(tasks[arm], namespace=joined(namespace, arm), **settings)
+        for arm in arms
+    }
+    return SeveralArms(robots, SeveralTasks(task.name, tasks))

@@ -39,11 +39,7 @@ class Received(NamedTuple):
 
 
 class NodeHealth:
-    """What the nodes behind topics say is wrong with their devices, in `/diagnostics`.
-
-    Args:
-        client: The node that listens.
-    """
+    """What the nodes behind topics say is wrong with their devices, in `/diagnostics`."""
 
     def __init__(self, client: RosClient) -> None:
         self._node = client.node
@@ -69,13 +65,10 @@ class NodeHealth:
 
 @dataclass(eq=False)
 class Sensor:
-    """One subscribed topic.
+    """One subscribed topic; `count` is the number of new measurements so far.
 
     A message with the stamp of the one before it is no new measurement. One with an earlier stamp
     means that a clock was set back: what was received before is forgotten.
-
-    Attributes:
-        count: New measurements so far.
     """
 
     client: RosClient  # the node
@@ -144,11 +137,7 @@ class Sensor:
         return bool(self._subscription.get_publisher_count())
 
     def newest(self) -> Received:
-        """The newest measurement.
-
-        Raises:
-            RobotInterrupted: See `trouble`.
-        """
+        """The newest measurement; raises the `trouble` that there is."""
         problem = self.trouble()
         if problem is not None:
             raise problem
@@ -170,8 +159,7 @@ class Sensor:
     def value(self, received: Received) -> Any:
         """The content of a measurement.
 
-        Raises:
-            BadMeasurement: It cannot be used, or is in another frame; names the topic.
+        Raises `BadMeasurement`, with the topic, where it cannot be used, or is in another frame.
         """
         try:
             self._check_frame(received.message)
@@ -266,11 +254,8 @@ def together(
     """The measurements of one observation.
 
     Of `aligned` topics, which are fast, those are taken that were measured at the same time: when
-    the slowest of them was measured last. Of the others, the newest.
-
-    Raises:
-        SensorLate: A topic has been silent for too long.
-        SensorsApart: They were taken further apart than `max_skew_s`; names both topics.
+    the slowest of them was measured last. Of the others, the newest. Raises `SensorLate` where one
+    has been silent, and `SensorsApart` where they were taken further apart than `max_skew_s`.
     """
     fast = list(aligned)
     reference = min(sensor.newest().stamp_ns for sensor in fast)
@@ -292,9 +277,7 @@ def together(
 def wait_for_all(sensors: Iterable[Sensor], messages: int, timeout_s: float) -> None:
     """Wait until each topic has given this many measurements: not inside the control loop.
 
-    Raises:
-        SensorLate: One is silent.
-        SensorSlow: One has given fewer.
+    Raises `SensorLate` where one is silent, and `SensorSlow` where one has given fewer.
     """
     waiting = deque(sensors)
 

@@ -80,12 +80,9 @@ class ServingNode(LifecycleNode):
         return value
 
     def serve(self, name: str, do: Callable[[], str]) -> Service:
-        """Serve a `std_srvs/Trigger`.
+        """Serve a `std_srvs/Trigger`: `do` does it, and says what was done.
 
-        Args:
-            name: Of the service.
-            do: Does it, and says what was done. Whatever it raises, a vendor's own errors too, is
-                the answer: the node goes on.
+        Whatever it raises, a vendor's own errors too, is the answer: the node goes on.
         """
 
         def answer(request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
@@ -104,10 +101,7 @@ class ServingNode(LifecycleNode):
 
         Each service has a queue of its own: their order says nothing about that of the requests.
         Those that come in between are carried out later: who asks then may have heard of the stop.
-
-        Args:
-            service: Of `serve`.
-            device: What a person is to look at.
+        A person is told to look at the `device`.
         """
         taken: list[Any] = []
         queue = service.handle

@@ -22,7 +22,7 @@ from robot_rl.env.factory import make_env
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.processes.group import ProcessDied
 from robot_rl.processes.waiting import wait_until
-from robot_rl.ros import asking
+from robot_rl.ros.client import ask
 
 WAIT_SECONDS = 90.0
 
@@ -85,7 +85,7 @@ def test_of_a_stop_that_is_kept_the_stage_says_at_its_end_that_it_stays(tmp_path
         with robot_nodes(config, logs):
             # Before that there is nothing to clear.
             assert wait_until(lambda logs=logs: connected(logs), WAIT_SECONDS)
-            asking.call(f"/supervised/{how}")
+            ask(f"/supervised/{how}")
             assert "/supervised/arm is still stopped" not in capfd.readouterr().err
         told = capfd.readouterr().err
         assert ("/supervised/arm is still stopped: the service stop was called." in told) == said
