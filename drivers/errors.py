@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
 
 from robot_rl.errors import RobotRLError
 
@@ -32,16 +31,15 @@ class Stale(DriverError):
         )
 
 
-def check_ranges(device: str, ranges: Mapping[str, tuple[float, float, float]]) -> None:
-    """Check a driver's numbers before its device is touched.
+def check_ranges(what: str, driver: object, **ranges: tuple[float, float]) -> None:
+    """Check a driver's numbers, by the lowest and highest one, before its device is touched.
 
-    Each argument has its value, and the lowest and highest one. The `DriverError` names the first
-    that is out of range or not a number.
+    The `DriverError` names the first that is out of range or not a number.
     """
-    for name, (value, low, high) in ranges.items():
-        if not low <= value <= high:
+    for name, (low, high) in ranges.items():
+        if not low <= (value := getattr(driver, name)) <= high:
             raise DriverError(
-                f"{name!r} of the {device} is out of range", got=value, expected=f"{low} to {high}"
+                f"{name!r} of the {what} is out of range", got=value, expected=f"{low} to {high}"
             )
 
 

@@ -1,14 +1,9 @@
 """Record demonstrations on a robot.
 
 ros2 launch robot_rl collect.launch.py task:=reach robot:=ros_sim
-
-Arguments: ros2 launch robot_rl collect.launch.py --show-args
 """
 
 from pathlib import Path
 from runpy import run_path
 
-
-def generate_launch_description():
-    """Return what `ros2 launch` starts."""
-    return run_path(str(Path(__file__).with_name("describe.py")))["describe"]("collect")
+generate_launch_description = run_path(str(Path(__file__).with_name("describe.py")))["of"](__file__)

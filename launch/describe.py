@@ -5,6 +5,7 @@ whose prefix these files were installed to.
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 
 
@@ -16,3 +17,8 @@ def describe(job):
     from robot_rl.commands.launching import launch_description
 
     return launch_description(job, command_config)
+
+
+def of(launch_file):
+    """Return what `ros2 launch` calls in a launch file, whose name begins with its job."""
+    return partial(describe, Path(launch_file).name.partition(".")[0])

@@ -14,8 +14,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from drivers.errors import DriverError, DriverFault
+from drivers.errors import DriverFault
 from robot_rl.safety import Compliance, rotations
+from robot_rl.safety.limits import check_positive
 
 Vector = npt.NDArray[np.float64]
 # Lowest and highest joint positions, each (n,) [rad].
@@ -133,10 +134,7 @@ class Spring:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not (math.isfinite(value) and value > 0.0):
-                raise DriverError(
-                    f"{name!r} of the impedance is not positive", got=value, expected="> 0"
-                )
+            check_positive(f"{name!r} of the impedance", value)
 
     def wrench(self, target: Vector, pose: Vector, velocity: Vector) -> Vector:
         """Force [N] and torque [Nm] (6,) on the TCP; all in the base frame."""

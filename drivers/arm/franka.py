@@ -17,13 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from drivers.arm.base import ArmState, JointLimits, Spring, Vector, check_free
-from drivers.errors import (
-    DriverError,
-    DriverFault,
-    DriverTimeout,
-    check_ranges,
-    check_reachable,
-)
+from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges, check_reachable
 from robot_rl.errors import require
 from robot_rl.safety import Compliance
 
@@ -57,13 +51,14 @@ class FrankaArm:
     timeout_s: float = 3.0  # for connecting [s]
 
     def __post_init__(self) -> None:
-        ranges = {
-            "max_error_translation": (self.max_error_translation, 0.001, 0.1),
-            "max_error_rotation": (self.max_error_rotation, 0.01, 0.6),
-            "collision_torque": (self.collision_torque, 1.0, 100.0),
-            "collision_force": (self.collision_force, 1.0, 100.0),
-        }
-        check_ranges("Franka arm", ranges)
+        check_ranges(
+            "Franka arm",
+            self,
+            max_error_translation=(0.001, 0.1),
+            max_error_rotation=(0.01, 0.6),
+            collision_torque=(1.0, 100.0),
+            collision_force=(1.0, 100.0),
+        )
         if len(self.joint_names) != len(_LOW):
             raise DriverError(
                 "a Franka arm has seven joints",

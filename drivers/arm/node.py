@@ -18,6 +18,7 @@ import math
 import re
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -333,10 +334,7 @@ class ArmNode(DeviceNode):
         return super().warning()
 
 
-def main() -> int:
-    """Run the node; its driver is in the parameter `driver`."""
-    return run_node(ArmNode)
-
+main = partial(run_node, ArmNode)  # its driver is in the parameter `driver`
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,34 +23,6 @@ if TYPE_CHECKING:
 
     from robot_rl.ros.device_node import DeviceNode
 
-Table = Mapping[str, tuple[float, str, float, float]]
-
-# Default, description, lowest and highest value of each limit that is one number.
-_LIMITS: Table = {
-    "max_tilt": (0.6, "largest angle of the tool's axis to the reference's [rad]", 0.01, 3.1416),
-    "max_yaw": (3.1416, "largest turn about the tool's axis; 3.1416: any [rad]", 0.01, 3.1416),
-    "max_lead_translation": (0.02, "largest lead of the target per axis [m]", 0.001, 0.2),
-    "max_lead_rotation": (0.15, "largest lead of its rotation [rad]", 0.001, 1.5),
-    "max_step_translation": (0.03, "farthest that one command moves the target [m]", 0.001, 0.2),
-    "max_step_rotation": (0.15, "farthest that one command turns it [rad]", 0.001, 1.5),
-    "max_speed_translation": (0.25, "speed of the target [m/s]", 0.001, 3.0),
-    "max_speed_rotation": (1.0, "speed of its rotation [rad/s]", 0.001, 10.0),
-    "max_arm_speed": (1.5, "speed that the arm can have, pushed or not [m/s]", 0.01, 10.0),
-    "max_arm_turning": (6.0, "speed that its rotation can have [rad/s]", 0.01, 60.0),
-    "max_force": (60.0, "contact force at which it yields [N]; 0: not measured", 0.0, 500.0),
-    "max_torque": (15.0, "contact torque at which it yields [Nm]; 0: not measured", 0.0, 100.0),
-    "joint_margin": (0.05, "distance kept from the joints' limits [rad]", 0.0, 1.0),
-    "max_joint_speed": (2.0, "largest speed of a joint [rad/s]", 0.01, 10.0),
-    "command_deadline": (0.2, "time without a command after which it holds [s]", 0.01, 2.0),
-    "max_stamp_age": (0.5, "difference of a command's stamp to the clock here [s]", 0.01, 10.0),
-}
-_RESET: Table = {
-    "retract_distance": (0.08, "how far the tool is drawn back first [m]", 0.001, 0.5),
-    "speed_translation": (0.08, "speed of a reset [m/s]", 0.001, 0.25),
-    "speed_rotation": (0.4, "speed of its rotation [rad/s]", 0.001, 1.0),
-    "tolerance_translation": (0.005, "distance that counts as there [m]", 0.0005, 0.1),
-    "tolerance_rotation": (0.05, "angle that counts as there [rad]", 0.005, 0.5),
-}
 _RESET_POSE = "reset.pose"
 _UNSET_POSE = [0.0] * 7
 
@@ -67,7 +40,7 @@ class ArmParameters:
 
     def __init__(self, node: DeviceNode) -> None:
         self._node = node
-        self._limits = self._numbers("limits", _LIMITS)
+        self._limits = self._numbers("limits", ArmLimits)
         for corner in ("workspace_low", "workspace_high"):
             text = f"{corner.removeprefix('workspace_')}est position of the target (3,) [m]"
             self._limits[corner] = node.parameter(f"limits.{corner}", [0.0] * 3, text)
@@ -78,7 +51,7 @@ class ArmParameters:
         self.contact_task: bool = node.parameter(
             "contact_task", True, "whether the task makes contact: stiff arms are then refused"
         )
-        self._reset = self._numbers("reset", _RESET)
+        self._reset = self._numbers("reset", ResetOptions)
         text = "where `reset` moves to: position [m], quaternion xyzw (7,)"
         node.parameter(_RESET_POSE, _UNSET_POSE, text, read_only=False)
         folder = str(default_stop_folder())
@@ -112,10 +85,11 @@ class ArmParameters:
             raise CommandRefused("malformed", "no reset pose is set", hint=hint)
         return value
 
-    def _numbers(self, group: str, table: Table) -> dict[str, Any]:
+    def _numbers(self, group: str, options: type[ArmLimits | ResetOptions]) -> dict[str, Any]:
         return {
-            name: self._node.parameter(f"{group}.{name}", default, text, low=low, high=high)
-            for name, (default, text, low, high) in table.items()
+            each.name: self._node.parameter(f"{group}.{each.name}", each.default, **each.metadata)
+            for each in fields(options)
+            if each.metadata
         }
 
 

@@ -11,6 +11,7 @@ Beside what `drivers.arm.node` does:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from geometry_msgs.msg import PoseArray
@@ -100,10 +101,7 @@ class SimArmNode(ArmNode):
         return f"episode {seed}"
 
 
-def main() -> int:
-    """Run the node; its driver is in the parameter `driver`."""
-    return run_node(SimArmNode)
-
+main = partial(run_node, SimArmNode)  # its driver is in the parameter `driver`
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -49,11 +49,7 @@ class TopicArm(ABC):
     frame: str = ""
 
     def __post_init__(self) -> None:
-        ranges = {
-            "stale_after_s": (self.stale_after_s, 0.005, 5.0),
-            "timeout_s": (self.timeout_s, 0.1, 60.0),
-        }
-        check_ranges("arm on topics", ranges)
+        check_ranges("arm on topics", self, stale_after_s=(0.005, 5.0), timeout_s=(0.1, 60.0))
         require("rclpy", "ros")
         self.joint_limits: JointLimits = ((), ())
         self._client: RosClient | None = None
@@ -240,11 +236,7 @@ class TrajectoryTopicArm(TopicArm):
         from robot_rl.env.sim.world import Chain
 
         super().__post_init__()
-        ranges = {
-            "horizon_s": (self.horizon_s, 0.01, 1.0),
-            "max_joint_step": (self.max_joint_step, 0.01, 1.0),
-        }
-        check_ranges("arm on topics", ranges)
+        check_ranges("arm on topics", self, horizon_s=(0.01, 1.0), max_joint_step=(0.01, 1.0))
         own = self.model.startswith("hardware/")
         path = find_resource(self.model) if own else self.model
         try:

@@ -77,16 +77,17 @@ class UrArm:
     timeout_s: float = 3.0  # for connecting [s]
 
     def __post_init__(self) -> None:
-        ranges = {
-            "rate_hz": (self.rate_hz, 10.0, 500.0),
-            "max_speed": (self.max_speed, 0.001, 1.0),
-            "max_turn_speed": (self.max_turn_speed, 0.001, 3.0),
-            "force_mode_damping": (self.force_mode_damping, 0.0, 1.0),
-            "force_mode_gain": (self.force_mode_gain, 0.0, 2.0),
-            "watchdog_hz": (self.watchdog_hz, 1.0, 100.0),
-            "timeout_s": (self.timeout_s, 0.1, 60.0),
-        }
-        check_ranges("UR arm", ranges)
+        check_ranges(
+            "UR arm",
+            self,
+            rate_hz=(10.0, 500.0),
+            max_speed=(0.001, 1.0),
+            max_turn_speed=(0.001, 3.0),
+            force_mode_damping=(0.0, 1.0),
+            force_mode_gain=(0.0, 2.0),
+            watchdog_hz=(1.0, 100.0),
+            timeout_s=(0.1, 60.0),
+        )
         self._control_module = require("rtde_control", "ur")
         self._receive_module = require("rtde_receive", "ur")
         self._dashboard_module = require("dashboard_client", "ur")

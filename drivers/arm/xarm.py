@@ -20,13 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from drivers.arm.base import ArmState, JointLimits, Vector, at_most, check_free, pose_of
-from drivers.errors import (
-    DriverError,
-    DriverFault,
-    DriverTimeout,
-    check_ranges,
-    check_reachable,
-)
+from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges, check_reachable
 from robot_rl.errors import require
 from robot_rl.safety import Compliance, rotations
 
@@ -55,15 +49,16 @@ class XArm:
     timeout_s: float = 3.0  # for connecting and for answers [s]
 
     def __post_init__(self) -> None:
-        ranges = {
-            "joints": (self.joints, 5, 7),
-            "gain": (self.gain, 0.1, 20.0),
-            "max_speed": (self.max_speed, 0.001, 1.0),
-            "max_turn_speed": (self.max_turn_speed, 0.001, 3.0),
-            "collision_sensitivity": (self.collision_sensitivity, 1, 5),
-            "timeout_s": (self.timeout_s, 0.1, 60.0),
-        }
-        check_ranges("xArm", ranges)
+        check_ranges(
+            "xArm",
+            self,
+            joints=(5, 7),
+            gain=(0.1, 20.0),
+            max_speed=(0.001, 1.0),
+            max_turn_speed=(0.001, 3.0),
+            collision_sensitivity=(1, 5),
+            timeout_s=(0.1, 60.0),
+        )
         with contextlib.redirect_stdout(io.StringIO()):  # it greets
             self._sdk = require("xarm.wrapper", "xarm")
         self.joint_names = tuple(f"joint{i}" for i in range(1, self.joints + 1))

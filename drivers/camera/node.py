@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from sensor_msgs.msg import CameraInfo, Image
@@ -103,10 +104,7 @@ class CameraNode(DeviceNode):
             self._depth.publish(image_message(frame.depth, stamp, self._frame_id))
 
 
-def main() -> int:
-    """Run the node; its driver is in the parameter `driver`."""
-    return run_node(CameraNode, sends_pictures=True)
-
+main = partial(run_node, CameraNode, sends_pictures=True)  # its driver is in the parameter `driver`
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -231,9 +231,7 @@ def _intrinsics(values: Mapping[str, Any], width: int, height: int) -> Intrinsic
         made = Intrinsics(**{**values, "distortion": tuple(values.get("distortion", (0.0,) * 5))})
     except TypeError as error:
         raise DriverError(
-            "the camera's intrinsics cannot be used",
-            got=error,
-            expected="the fields of Intrinsics",
+            "the camera's intrinsics cannot be used", got=error, expected="the fields of Intrinsics"
         ) from error
     if (made.width, made.height) != (width, height):
         raise DriverError(

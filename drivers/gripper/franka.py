@@ -42,6 +42,7 @@ class _Motions:
     failure: DriverError | None = None  # what a motion failed with
 
 
+@dataclass(eq=False)
 class FrankaHand:
     """The hand of a Franka arm.
 
@@ -49,17 +50,15 @@ class FrankaHand:
     the way. Commands from 0.3 to 0.7 change nothing, and so does what it was told already. A motion
     blocks in libfranka, so that a thread of its own runs them; a newer one stops the one that is
     going on.
-
-    Args:
-        host: Address of the arm's controller.
-        speed: Of the fingers towards each other [m/s], at most 0.2.
-        force: Of a grasp [N], at most 70 for long.
     """
 
-    def __init__(self, host: str, speed: float = 0.1, force: float = 30.0) -> None:
-        check_ranges("Franka Hand", {"speed": (speed, 1e-3, 0.2), "force": (force, 1.0, 140.0)})
+    host: str  # address of the arm's controller
+    speed: float = 0.1  # of the fingers towards each other [m/s], at most 0.2
+    force: float = 30.0  # of a grasp [N], at most 70 for long
+
+    def __post_init__(self) -> None:
+        check_ranges("Franka Hand", self, speed=(1e-3, 0.2), force=(1.0, 140.0))
         self._franky = require("franky", "franka")
-        self._host, self._speed, self._force = host, speed, force
         self._homing = False
         self._motions: _Motions | None = None
         self._thread: threading.Thread | None = None
@@ -68,7 +67,7 @@ class FrankaHand:
         """Reach the hand; one that was never homed is reported, not moved."""
         self.close()
         try:
-            hand = self._franky.Gripper(self._host)
+            hand = self._franky.Gripper(self.host)
             self._motions = motions = _Motions(hand)  # with which `stop` ends the homing too
             homed = self._home(motions)
             width = float(hand.state.max_width)
@@ -76,12 +75,12 @@ class FrankaHand:
             raise self._translated(error) from error
         if not homed:
             raise DriverFault(
-                f"the Franka Hand at {self._host} was not homed",
+                f"the Franka Hand at {self.host} was not homed",
                 hint="look at the fingers, then clear_errors, which closes and opens them",
             )
         if width <= 0.0:
             raise DriverFault(
-                f"the Franka Hand at {self._host} does not know its width",
+                f"the Franka Hand at {self.host} does not know its width",
                 hint="clear_errors homes it, which closes and opens its fingers",
             )
         self._thread = threading.Thread(
@@ -94,7 +93,7 @@ class FrankaHand:
         motions = self._connected()
         if self._homing:
             raise DriverFault(
-                f"the Franka Hand at {self._host} has not been homed yet",
+                f"the Franka Hand at {self.host} has not been homed yet",
                 hint="that comes next, and moves its fingers; wait a few seconds",
             )
         if motions.failure is not None:
@@ -135,7 +134,7 @@ class FrankaHand:
                 if motions.changed.wait_for(lambda: not motions.moving, _STOP_S):
                     return
         raise DriverTimeout(
-            f"the Franka Hand at {self._host} does not stop",
+            f"the Franka Hand at {self.host} does not stop",
             hint="look at the fingers, then see Desk",
         )
 
@@ -201,9 +200,9 @@ class FrankaHand:
             if motions.interrupted or motions.ending:
                 return
         if closing:  # whatever is between the fingers counts as grasped
-            hand.grasp(0.0, self._speed, self._force, width, width)
+            hand.grasp(0.0, self.speed, self.force, width, width)
         else:
-            hand.move(width, self._speed)
+            hand.move(width, self.speed)
 
     def _stop(self, motions: _Motions) -> None:
         try:
@@ -223,10 +222,10 @@ class FrankaHand:
     def _translated(self, error: BaseException) -> DriverError:
         if isinstance(error, self._franky.NetworkException):
             return DriverTimeout(
-                f"the Franka Hand at {self._host} does not answer",
+                f"the Franka Hand at {self.host} does not answer",
                 got=error,
                 hint="is the address right, FCI enabled in Desk, and no other program connected?",
             )
         return DriverFault(
-            f"the Franka Hand at {self._host} failed", got=error, hint="see Desk, then clear_errors"
+            f"the Franka Hand at {self.host} failed", got=error, hint="see Desk, then clear_errors"
         )

@@ -11,6 +11,7 @@ What was refused, and whether something is held, is in `/diagnostics`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from sensor_msgs.msg import JointState
@@ -105,10 +106,7 @@ class GripperNode(DeviceNode):
             raise DriverError("the gripper's node is not configured", hint="configure it first")
 
 
-def main() -> int:
-    """Run the node; its driver is in the parameter `driver`."""
-    return run_node(GripperNode)
-
+main = partial(run_node, GripperNode)  # its driver is in the parameter `driver`
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -89,7 +89,7 @@ class Robotiq2F:
     activation_timeout_s: float = 10.0  # how long its activation may take [s]
 
     def __post_init__(self) -> None:
-        check_ranges("gripper", {"speed": (self.speed, 0.0, 1.0), "force": (self.force, 0.0, 1.0)})
+        check_ranges("gripper", self, speed=(0.0, 1.0), force=(0.0, 1.0))
         if not 0 <= self.open_count < self.closed_count <= FULL:
             raise DriverError(
                 "open_count and closed_count of the gripper",

@@ -75,9 +75,7 @@ class Shaping:
             )
         if len(self.scale) != 6 or not all(math.isfinite(factor) for factor in self.scale):
             raise DriverError(
-                "the device's scale cannot be used",
-                got=self.scale,
-                expected="6 finite numbers",
+                "the device's scale cannot be used", got=self.scale, expected="6 finite numbers"
             )
 
     def motion(self, axes: Vector, tool_orientation: Vector | None) -> Vector:

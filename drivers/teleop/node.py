@@ -9,6 +9,7 @@ calls       the Trigger services that its buttons stand for: success, failure, s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -124,10 +125,7 @@ class TeleopNode(DeviceNode):
         self._unheard = unheard
 
 
-def main() -> int:
-    """Run the node; its driver is in the parameter `driver`."""
-    return run_node(TeleopNode)
-
+main = partial(run_node, TeleopNode)  # its driver is in the parameter `driver`
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -76,10 +76,7 @@ class RosClient:
     """
 
     def __init__(
-        self,
-        name: str,
-        namespace: str,
-        executor: Callable[..., Executor] = light_executor,
+        self, name: str, namespace: str, executor: Callable[..., Executor] = light_executor
     ) -> None:
         self._context = rclpy.Context()
         rclpy.init(args=[], context=self._context, signal_handler_options=SignalHandlerOptions.NO)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,12 +16,12 @@ from std_msgs.msg import Bool
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env.robot import state_fields
-from robot_rl.errors import RobotRLError
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import messages
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.sensors import NodeHealth, Sensor, together, wait_for_all
 from robot_rl.safety import Plausibility, rotations
+from robot_rl.safety.limits import check_positive
 
 if TYPE_CHECKING:
     from robot_rl.env.sim.cameras import CameraOptions
@@ -49,10 +48,7 @@ class SensorLimits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not (math.isfinite(value) and value > 0.0):
-                raise RobotRLError(
-                    f"robot.sensors.{name} is not a positive number", got=value, expected="> 0 s"
-                )
+            check_positive(f"robot.sensors.{name}", value)
 
 
 class Measurements:

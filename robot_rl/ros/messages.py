@@ -132,10 +132,7 @@ def camera_info_message(lens: Intrinsics, stamp_ns: int, frame: str) -> CameraIn
 
 
 def joint_state_message(
-    names: Sequence[str],
-    positions: npt.ArrayLike,
-    velocities: npt.ArrayLike | None,
-    stamp_ns: int,
+    names: Sequence[str], positions: npt.ArrayLike, velocities: npt.ArrayLike | None, stamp_ns: int
 ) -> JointState:
     """Positions and velocities of named joints, each (n,) [rad, rad/s; a gripper: 0 open … 1]."""
     message = JointState(header=header(stamp_ns), name=list(names))

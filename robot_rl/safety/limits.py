@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -35,34 +35,40 @@ class MeasurementRefused(RobotRLError):
     """A measured pose or force that no limit can be computed from: it is not finite."""
 
 
+def bounded(default: float, description: str, low: float, high: float) -> Any:
+    """A field that is a parameter of the arm's node too: its description, and its range there."""
+    metadata = {"description": description, "low": low, "high": high}
+    return field(default=default, metadata=metadata)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PoseLimits:
     """Where a TCP may be, in the base frame, and how far its target may lead it."""
 
     workspace_low: tuple[float, float, float]  # lowest TCP position [m]
     workspace_high: tuple[float, float, float]  # highest TCP position [m]
-    max_tilt: float = 0.6  # between the tool's axis (its z) and the one of the reference [rad]
-    # Largest turn about the tool's axis, away from the reference; from pi on every turn is allowed.
-    max_yaw: float = math.pi  # [rad]
+    max_tilt: float = bounded(0.6, "largest angle of tool to reference axis, z [rad]", 0.01, 3.1416)
+    # Away from the reference; from pi on every turn is allowed.
+    max_yaw: float = bounded(math.pi, "largest turn about the tool's axis [rad]", 0.01, 3.1416)
     reference_orientation: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)  # xyzw
-    # Largest lead of the target over the measured pose, per axis. With a stiffness k this also
-    # bounds the contact force to k times the lead.
-    max_lead_translation: float = 0.02  # [m]
-    max_lead_rotation: float = 0.15  # the same for the rotation angle [rad]
-    # Measured contact force above which the arm may only back off; None: the arm measures none.
-    max_force: float | None = 60.0  # [N]
-    # Largest speed that the arm itself can have, also when a person pushes it. A measured pose that
-    # is farther from the one before is not believed.
-    max_arm_speed: float = 1.5  # [m/s]
-    max_arm_turning: float = 6.0  # the same for its rotation [rad/s]
+    # Over the measured pose. With a stiffness k this also bounds the contact force to k times the
+    # lead.
+    max_lead_translation: float = bounded(0.02, "lead of the target per axis [m]", 1e-3, 0.2)
+    max_lead_rotation: float = bounded(0.15, "lead of its rotation [rad]", 1e-3, 1.5)
+    # Above it the arm may only back off; None: the arm measures none.
+    max_force: float | None = bounded(60.0, "force to yield at [N]; 0: unmeasured", 0.0, 500.0)
+    # Also when a person pushes it. A measured pose that is farther from the one before is not
+    # believed.
+    max_arm_speed: float = bounded(1.5, "fastest it can be, pushed or not [m/s]", 0.01, 10.0)
+    max_arm_turning: float = bounded(6.0, "the same for its rotation [rad/s]", 0.01, 60.0)
 
     def __post_init__(self) -> None:
         """Refuse limits that could not hold; the error names the limit."""
         check_workspace(self.workspace_low, self.workspace_high)
-        for name in (field.name for field in fields(self)):
+        for name in (each.name for each in fields(self)):
             absent = name in _OPTIONAL and getattr(self, name) is None
             if name not in _NO_POSITIVE_NUMBERS and not absent:
-                check_positive(name, getattr(self, name))
+                check_positive(f"limit {name!r}", getattr(self, name))
         norm = math.sqrt(sum(value * value for value in self.reference_orientation))
         if len(self.reference_orientation) != 4 or not abs(norm - 1.0) < 1e-3:
             raise RobotRLError(
@@ -147,19 +153,19 @@ class CartesianLimits(PoseLimits):
 class ArmLimits(PoseLimits):
     """Limits of one arm, in its base frame, that its node enforces."""
 
-    max_step_translation: float = 0.03  # farthest that one command may move the target [m]
-    max_step_rotation: float = 0.15  # farthest that one command may turn it [rad]
-    max_speed_translation: float = 0.25  # of the target on its way to where it was commanded [m/s]
-    max_speed_rotation: float = 1.0  # the same for its rotation [rad/s]
-    max_torque: float | None = 15.0  # as `max_force`, for the contact torque about the TCP [Nm]
+    max_step_translation: float = bounded(0.03, "farthest one command moves it [m]", 1e-3, 0.2)
+    max_step_rotation: float = bounded(0.15, "farthest one command turns it [rad]", 1e-3, 1.5)
+    max_speed_translation: float = bounded(0.25, "speed of the target [m/s]", 1e-3, 3.0)
+    max_speed_rotation: float = bounded(1.0, "speed of its rotation [rad/s]", 1e-3, 10.0)
+    # As `max_force`, about the TCP.
+    max_torque: float | None = bounded(15.0, "torque to yield at [Nm]; 0: unmeasured", 0.0, 100.0)
     joint_low: tuple[float, ...] = ()  # lowest positions (n,); empty: the controller's matter [rad]
     joint_high: tuple[float, ...] = ()  # highest joint positions (n,) [rad]
-    joint_margin: float = 0.05  # from a limit, within which a joint may not move to it [rad]
-    max_joint_speed: float = 2.0  # largest measured joint speed [rad/s]
-    command_deadline: float = 0.2  # time after a command until the arm holds [s]
-    # Between a command's stamp and the system clock; also between commands, or signs of life, of
-    # whoever accompanies a reset.
-    max_stamp_age: float = 0.5  # [s]
+    joint_margin: float = bounded(0.05, "distance kept from the joints' limits [rad]", 0.0, 1.0)
+    max_joint_speed: float = bounded(2.0, "largest speed of a joint [rad/s]", 0.01, 10.0)
+    command_deadline: float = bounded(0.2, "time without a command until it holds [s]", 0.01, 2.0)
+    # Also between commands, or signs of life, of whoever accompanies a reset.
+    max_stamp_age: float = bounded(0.5, "of a command's stamp to the clock here [s]", 0.01, 10.0)
 
     def __post_init__(self) -> None:
         """See `PoseLimits`."""
@@ -227,11 +233,7 @@ def check_workspace(low: Sequence[float], high: Sequence[float]) -> None:
 def check_positive(name: str, value: float) -> None:
     """Refuse a limit that is not a finite number above zero."""
     if not (math.isfinite(value) and value > 0.0):
-        raise RobotRLError(
-            f"limit {name!r} is not a positive number",
-            got=value,
-            expected="a finite number > 0",
-        )
+        raise RobotRLError(f"{name} is not a positive number", got=value, expected="> 0")
 
 
 def within_angle(orientation: Vector, centre: Vector, max_angle: float) -> tuple[Vector, bool]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from robot_rl.safety import rotations
 from robot_rl.safety.commands import Mode, checked_pose
 from robot_rl.safety.guard import ArmGuard
-from robot_rl.safety.limits import Vector, check_positive
+from robot_rl.safety.limits import Vector, bounded, check_positive
 
 ATTEMPTS = 2
 # Between them.
@@ -26,16 +26,17 @@ _PATIENCE_SECONDS = 3.0
 class ResetOptions:
     """How a reset moves."""
 
-    retract_distance: float = 0.08  # how far the tool is drawn back along its own -z first [m]
-    speed_translation: float = 0.08  # of the target [m/s]
-    speed_rotation: float = 0.4  # the same for its rotation [rad/s]
-    tolerance_translation: float = 0.005  # distance to the reset pose that counts as there [m]
-    tolerance_rotation: float = 0.05  # the same for the angle [rad]
+    # Along the tool's own -z.
+    retract_distance: float = bounded(0.08, "how far the tool is drawn back first [m]", 1e-3, 0.5)
+    speed_translation: float = bounded(0.08, "speed of a reset [m/s]", 1e-3, 0.25)
+    speed_rotation: float = bounded(0.4, "speed of its rotation [rad/s]", 1e-3, 1.0)
+    tolerance_translation: float = bounded(0.005, "distance that counts as there [m]", 5e-4, 0.1)
+    tolerance_rotation: float = bounded(0.05, "angle that counts as there [rad]", 5e-3, 0.5)
 
     def __post_init__(self) -> None:
         """Refuse what is not positive."""
-        for name in self.__dataclass_fields__:
-            check_positive(name, getattr(self, name))
+        for name, value in vars(self).items():
+            check_positive(f"limit {name!r}", value)
 
 
 def checked_reset_pose(pose: npt.ArrayLike) -> Vector:

@@ -20,7 +20,7 @@ from drivers.arm.base import Spring, pose_of
 from drivers.errors import DriverError, DriverFault, DriverTimeout
 from policies import registry
 from robot_rl.config import compose
-from robot_rl.errors import MissingExtra
+from robot_rl.errors import MissingExtra, RobotRLError
 from robot_rl.ros.nodes import node_table
 from robot_rl.safety import ArmLimits, refuse_stiff_contact
 
@@ -234,7 +234,7 @@ def test_a_spring_pulls_to_its_target_with_bounded_force():
     np.testing.assert_allclose(spring.wrench(turned, pose, np.zeros(6)), [0, 0, 0, 0, 0, 1.0])
     falling = np.array([0, 0, -0.1, 0, 0, 0])
     assert spring.wrench(pose, pose, falling)[2] == pytest.approx(7.0)
-    with pytest.raises(DriverError, match="max_force"):
+    with pytest.raises(RobotRLError, match="max_force"):
         Spring(max_force=0.0)
 
 
