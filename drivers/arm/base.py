@@ -50,19 +50,14 @@ class Arm(Protocol):
 
     A driver is used by one thread at a time. If its force sensor drifts, it also has `zero_ft`: the
     sensor reads zero from then on; the arm does not move, and holds where it is.
-
-    Attributes:
-        compliance: How it yields to contact: `impedance` (the target is the equilibrium of a
-            spring), `force_mode` (the same, made of measured forces), or `position` (not at all).
-        joint_names: Names of the joints, in the order of `ArmState`.
-        joint_limits: Both empty where they are left to the controller.
-        fault: What the controller reports, None while it works; never cleared but by
-            `clear_errors`.
     """
 
+    # How it yields to contact: `impedance` (the target is the equilibrium of a spring),
+    # `force_mode` (the same, made of measured forces), or `position` (not at all).
     compliance: Compliance
-    joint_names: tuple[str, ...]
-    joint_limits: JointLimits
+    joint_names: tuple[str, ...]  # in the order of `ArmState`
+    joint_limits: JointLimits  # both empty where they are left to the controller
+    # What the controller reports, None while it works; never cleared but by `clear_errors`.
     fault: str | None
 
     def connect(self) -> None:

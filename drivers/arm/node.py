@@ -216,7 +216,6 @@ class ArmNode(DeviceNode):
     # -- what people ask for ----------------------------------------------------------------------
 
     def _stop(self) -> str:
-        """Stop the arm, and let it move again only after `clear_errors`."""
         reason = "the service stop was called"
         self._stop_guard(reason)
         with self.refusing(self._clearing, "arm"):  # once the mode is told, who asks has heard

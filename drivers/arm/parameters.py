@@ -28,15 +28,7 @@ _UNSET_POSE = [0.0] * 7
 
 
 class ArmParameters:
-    """Declares the parameters at the arm's node, and reads them.
-
-    Attributes:
-        contact_task: Whether the task makes contact.
-        stop_folder: Where a stop is kept.
-
-    Raises:
-        ParameterError: A value is out of range or of another type; names the parameter.
-    """
+    """Declares the parameters at the arm's node, and reads them."""
 
     def __init__(self, node: DeviceNode) -> None:
         self._node = node
@@ -48,9 +40,8 @@ class ArmParameters:
         self._limits["reference_orientation"] = node.parameter(
             "limits.reference_orientation", [1.0, 0.0, 0.0, 0.0], text
         )
-        self.contact_task: bool = node.parameter(
-            "contact_task", True, "whether the task makes contact: stiff arms are then refused"
-        )
+        text = "whether the task makes contact: stiff arms are then refused"
+        self.contact_task: bool = node.parameter("contact_task", True, text)
         self._reset = self._numbers("reset", ResetOptions)
         text = "where `reset` moves to: position [m], quaternion xyzw (7,)"
         node.parameter(_RESET_POSE, _UNSET_POSE, text, read_only=False)
@@ -94,7 +85,6 @@ class ArmParameters:
 
 
 def _checked(parameters: Sequence[Parameter]) -> SetParametersResult:
-    """Refuse a reset pose that is none."""
     from rcl_interfaces.msg import SetParametersResult
 
     try:

@@ -109,14 +109,12 @@ class TopicArm(ABC):
         become silent, a message cannot be used, for example without one of the joints, two
         publishers measure the same, or they were not measured together.
         """
-        from robot_rl.ros.sensors import first_trouble, together
+        from robot_rl.ros.sensors import check_all, together
 
         if self._client is None:
             raise DriverError("the arm on topics is not connected", hint="call connect first")
         self._client.check()
-        trouble = first_trouble(self._sensors.values())
-        if trouble is not None:
-            raise trouble
+        check_all(self._sensors.values())
         where = self._sensors["pose" if "pose" in self._sensors else "joints"]
         taken = together([where], self._sensors.values(), self.stale_after_s)
         seen = {name: sensor.value(taken[sensor]) for name, sensor in self._sensors.items()}

@@ -41,9 +41,6 @@ class UvcCamera:
         repeat: Whether a film begins again after its end; else its end is an error.
         intrinsics: A mapping with the fields of `Intrinsics`, from `robot-rl calibrate`; UVC
             cameras do not know their own.
-
-    Raises:
-        MissingExtra: PyAV is not installed.
     """
 
     def __init__(
@@ -164,7 +161,6 @@ class UvcCamera:
             _put(newest, DriverError(stopped, got=error, hint="is it still plugged in?"))
 
     def _film(self, source: Any, ending: threading.Event) -> Iterator[Frame]:
-        """The film's pictures, each when it is due."""
         sequence = itertools.count()
         while True:
             started, first = time.monotonic(), None
@@ -227,12 +223,7 @@ def _picture(packet: Any) -> Any:
 
 
 def _intrinsics(values: Mapping[str, Any], width: int, height: int) -> Intrinsics:
-    try:
-        made = Intrinsics(**{**values, "distortion": tuple(values.get("distortion", (0.0,) * 5))})
-    except TypeError as error:
-        raise DriverError(
-            "the camera's intrinsics cannot be used", got=error, expected="the fields of Intrinsics"
-        ) from error
+    made = Intrinsics.of(values, "the camera's configuration")
     if (made.width, made.height) != (width, height):
         raise DriverError(
             "the camera's intrinsics are those of another size",

@@ -55,13 +55,8 @@ class Status:
     def from_registers(cls, registers: list[int]) -> Status:
         """Read them from three registers of 16 bit, the first byte in the upper half."""
         status, fault, position = registers[0] >> 8, registers[1] >> 8, registers[2] >> 8
-        return cls(
-            activated=bool(status & _ACTIVATE),
-            state=status >> 4 & 0b11,
-            object=status >> 6 & 0b11,
-            fault=fault & 0x0F,
-            position=position,
-        )
+        state, held = status >> 4 & 0b11, status >> 6 & 0b11
+        return cls(bool(status & _ACTIVATE), state, held, fault & 0x0F, position)
 
 
 @dataclass(eq=False)
@@ -221,12 +216,10 @@ class Robotiq2F:
         self._ask("write_registers", self.command_register, registers)
 
     def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Send one request and return its answer."""
         try:
             with self._line:
-                answer = getattr(self._client, method)(
-                    *arguments, device_id=self.device_id, **options
-                )
+                ask = getattr(self._client, method)
+                answer = ask(*arguments, device_id=self.device_id, **options)
         except (self._failures.ModbusException, OSError) as error:
             raise DriverTimeout(
                 f"the gripper at {self.address} does not answer",
@@ -244,7 +237,6 @@ class Robotiq2F:
 
 
 def _make_client(address: str, baud_rate: int, timeout_s: float) -> Any:
-    """Make the client that an address asks for; nothing is opened yet."""
     modbus = require("pymodbus.client", "robotiq")
     options: dict[str, Any] = {"timeout": timeout_s, "retries": 1}
     if address.startswith("/"):

@@ -39,7 +39,6 @@ class Reports:
     """
 
     def __init__(self) -> None:
-        """Nothing was heard yet: all axes are at rest."""
         self._translation = np.zeros(3)
         self._rotation = np.zeros(3)
         self._down = 0
@@ -141,7 +140,6 @@ class SpaceMouse(TeleopDevice):
 
 
 def _found(hid: Any) -> bytes:
-    """Path of the first SpaceMouse."""
     devices = [d for vendor in VENDORS for d in hid.enumerate(vendor, 0)]
     for device in devices:
         if any(name in str(device["product_string"]).lower() for name in _NAMES):

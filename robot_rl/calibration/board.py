@@ -6,8 +6,8 @@ taken for itself turned round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,6 +120,18 @@ class Intrinsics:
     cy: float  # principal point [pixels]
     # k1, k2, p1, p2, k3 of Brown and Conrady, as OpenCV and ROS's `plumb_bob` order them.
     distortion: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], where: str) -> Intrinsics:
+        """Those that a mapping from `where` holds, by the names of the fields."""
+        try:
+            return cls(**{**values, "distortion": tuple(values.get("distortion", (0.0,) * 5))})
+        except TypeError as error:
+            raise CalibrationError(
+                f"{where} does not hold a camera's intrinsics",
+                got=error,
+                expected=[field.name for field in fields(cls)],
+            ) from error
 
     def matrix(self) -> npt.NDArray[np.float64]:
         """The camera matrix (3, 3)."""

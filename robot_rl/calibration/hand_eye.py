@@ -188,7 +188,6 @@ def _root_mean_square(values: Matrix) -> float:
 
 
 def _to_vector(matrix: Matrix) -> Matrix:
-    """Rotation vector and position (6,) of a homogeneous matrix."""
     return np.concatenate([Rotation.from_matrix(matrix[:3, :3]).as_rotvec(), matrix[:3, 3]])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +64,7 @@ class ViewFolder:
         path = self.path / "camera.json"
         if not path.exists():
             return None
-        values = _read(path)
-        try:
-            return Intrinsics(**{**values, "distortion": tuple(values["distortion"])})
-        except (TypeError, KeyError) as error:
-            raise CalibrationError(
-                f"{path} does not hold a camera's intrinsics",
-                got=error,
-                expected=[field.name for field in fields(Intrinsics)],
-            ) from error
+        return Intrinsics.of(_read(path), str(path))
 
     def find(self, board: Board) -> tuple[list[View], dict[str, BoardNotFound]]:
         """The views that show the board, and why the others do not, by name.

@@ -58,21 +58,11 @@ def light_executor(context: Context) -> Executor:
         return SingleThreadedExecutor(context=context)
 
 
-def _nothing() -> None:
-    """Nobody has anything to do while a service is waited for."""
-
-
 class RosClient:
     """A node in a context of its own, and the thread that runs its callbacks.
 
-    Args:
-        name: Of the node; the process's number is added.
-        namespace: Of the node; relative names of topics are below it.
-        executor: Makes what runs the callbacks, of its keyword `context`.
-
-    Attributes:
-        node: The node. Publishing is safe from every thread.
-        namespace: Its namespace, beginning with a slash.
+    The process's number is added to its name. Publishing with `node` is safe from every thread.
+    `executor` makes what runs the callbacks: see `light_executor` for those it cannot run.
     """
 
     def __init__(
@@ -110,7 +100,7 @@ class RosClient:
         return str(self.node.resolve_topic_name(name))
 
     def wait_for(
-        self, server: Client, timeout_s: float, meanwhile: Callable[[], None] = _nothing
+        self, server: Client, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
     ) -> None:
         """Wait until somebody serves what a ROS service client calls: not inside the control loop.
 
@@ -137,7 +127,7 @@ class RosClient:
         name: str,
         request: Any,
         timeout_s: float,
-        meanwhile: Callable[[], None] = _nothing,
+        meanwhile: Callable[[], None] = lambda: None,
         again_s: float = math.inf,
     ) -> Any:
         """Call a service and wait for its answer: not inside the control loop.
@@ -181,7 +171,7 @@ class RosClient:
                 server.remove_pending_request(call)
 
     def trigger(
-        self, name: str, timeout_s: float, meanwhile: Callable[[], None] = _nothing
+        self, name: str, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
     ) -> None:
         """Call a `std_srvs/Trigger` service, as `call`; `ServiceFailed` also where it says no."""
         answer = self.call(Trigger, name, Trigger.Request(), timeout_s, meanwhile)

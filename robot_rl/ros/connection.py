@@ -19,11 +19,9 @@ _CLOSE_S = 5.0  # how long a connecting that is going on may hold up the end
 class Connection:
     """Keeps a driver's device connected: in the background, and again for ever after a failure.
 
-    All methods but the driver's `connect` run in the caller's thread. A device may fail for
-    `patience_s` before it is connected anew [s].
+    All methods but the driver's `connect` run in the caller's thread.
 
     Attributes:
-        driver: The driver.
         state: `closed`, `connecting`, `connected` or `waiting` (to connect again).
         fault: What is wrong, None while nothing is.
         news: What should be logged once, until the caller takes it.
@@ -59,9 +57,15 @@ class Connection:
         an error in the driver.
         """
         if self.state == CONNECTING and self._thread is not None and not self._thread.is_alive():
-            self._thread.join()
             self._thread = None
-            self._conclude()
+            if self._problem is None:
+                self.state, self._failing_since = CONNECTED, None
+            elif isinstance(self._problem, RobotRLError):
+                self._note(str(self._problem))
+                self._close_driver()
+                self._wait()
+            else:
+                raise self._problem
         if self.state == WAITING and time.monotonic() >= self._next:
             self.begin()
         return self.state == CONNECTED
@@ -106,16 +110,6 @@ class Connection:
             self._connecting = False
         if self._left:
             self._close_driver()
-
-    def _conclude(self) -> None:
-        if self._problem is None:
-            self.state, self._failing_since = CONNECTED, None
-            return
-        if not isinstance(self._problem, RobotRLError):
-            raise self._problem
-        self._note(str(self._problem))
-        self._close_driver()
-        self._wait()
 
     def _wait(self) -> None:
         self.state, self._failing_since = WAITING, None
@@ -179,11 +173,6 @@ class Freshness:
         return True
 
     @property
-    def rate_hz(self) -> float:
-        """New measurements per second, smoothed; 0 while they are stale."""
-        return 0.0 if self.stale or self._interval <= 0.0 else 1.0 / self._interval
-
-    @property
     def age_s(self) -> float:
         """Time since the newest measurement was seen, or since the start [s]."""
         return time.monotonic() - self._seen
@@ -200,9 +189,10 @@ class Freshness:
         return f"the newest measurement is {self.age_s:.3f} s old"
 
     def facts(self) -> dict[str, object]:
-        """Rate, age and counts for the diagnostics."""
+        """Rate, age and counts for the diagnostics; the rate is smoothed, and 0 while stale."""
+        rate = 0.0 if self.stale or self._interval <= 0.0 else 1.0 / self._interval
         return {
-            "rate_hz": f"{self.rate_hz:.1f}",
+            "rate_hz": f"{rate:.1f}",
             "age_s": f"{self.age_s:.3f}",
             "measurements": self._count,
             "clock_jumps_back": self._jumps,

@@ -68,10 +68,6 @@ class DeviceNode(ServingNode, ABC):
     device is polled; `stale_after_s`, the age at which the newest measurement is reported as stale;
     `reconnect_after_s`, how long the device may fail before it is connected anew.
 
-    Args:
-        name: Default name of the node.
-        **options: Of the node, for tests: `context`, `namespace`, `parameter_overrides`.
-
     Attributes:
         trouble: Why the last transition that failed did.
         refusals: How many commands were refused.
@@ -328,7 +324,6 @@ class DeviceNode(ServingNode, ABC):
 
 
 def _mapping(text: str) -> dict[str, Any]:
-    """The mapping of a parameter that holds YAML or JSON."""
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -218,7 +218,6 @@ class Measurements:
 
 
 def _first_position(message: JointState) -> Vector:
-    """Position (1,) of a gripper's first joint, 0 open to 1 closed."""
     if not message.name:
         raise messages.MessageError("the gripper's state names no joint", expected="one joint")
     return messages.joint_positions(message, message.name[:1])

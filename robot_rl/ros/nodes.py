@@ -98,7 +98,9 @@ def _description(
     if "driver" in parameters:  # a mapping, which ROS parameters cannot hold
         driver = parameters["driver"]
         if "namespace" in driver:  # it uses topics by itself
-            driver = {**driver, "namespace": _resolved(namespace, str(driver["namespace"] or ""))}
+            given = str(driver["namespace"] or "")  # as ROS understands names
+            full = given if given.startswith("/") else joined(namespace, given)
+            driver = {**driver, "namespace": full}
         parameters["driver"] = json.dumps(driver)
     return NodeDescription(
         name,
@@ -114,11 +116,6 @@ def joined(namespace: str, relative: str) -> str:
     """A namespace below another; both may be empty or `/`."""
     parts = [part for part in f"{namespace}/{relative}".split("/") if part]
     return "/" + "/".join(parts)
-
-
-def _resolved(namespace: str, given: str) -> str:
-    """What a driver's namespace means beside its node, as ROS understands names."""
-    return given if given.startswith("/") else joined(namespace, given)
 
 
 def _check(name: str, entry: Mapping[str, Any]) -> None:
@@ -186,12 +183,7 @@ def _flat(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{key}.")
         elif value is not None:
-            flat[f"{prefix}{key}"] = _of_one_type(value)
+            # ROS has lists of one type alone.
+            mixed = isinstance(value, list) and {type(item) for item in value} == {int, float}
+            flat[f"{prefix}{key}"] = [float(item) for item in value] if mixed else value
     return flat
-
-
-def _of_one_type(value: Any) -> Any:
-    """The same value; a list in which one number is a float is one of floats: ROS has no other."""
-    if isinstance(value, list) and {type(item) for item in value} == {int, float}:
-        return [float(item) for item in value]
-    return value

@@ -34,13 +34,7 @@ def service_of(event: str) -> str:
 
 
 class OperatorServices:
-    """Lets ROS clients write to an inbox, and its writers stop and clear the arm.
-
-    Args:
-        client: The node that serves, in the arm's namespace.
-        inbox: Of the loop that moves the robot.
-        mode: Of the arm.
-    """
+    """Lets ROS clients write to an inbox, and its writers stop and clear the arm."""
 
     def __init__(self, client: RosClient, inbox: OperatorInbox, mode: ArmMode) -> None:
         self._client = client

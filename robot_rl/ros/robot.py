@@ -36,7 +36,7 @@ from robot_rl.ros.errors import CommandConflict, GoalReachedBefore
 from robot_rl.ros.measurements import Measurements, SensorLimits
 from robot_rl.ros.nodes import joined
 from robot_rl.ros.operator_services import OperatorServices
-from robot_rl.ros.sensors import first_trouble
+from robot_rl.ros.sensors import check_all
 from robot_rl.safety import CartesianLimiter, CartesianLimits, Plausibility
 
 Vector = npt.NDArray[np.float64]
@@ -121,7 +121,7 @@ class RosRobot:
         motion = np.zeros(len(ARM_ACTIONS))
         motion[self._columns] = action[: len(self._columns)]
         with self._holding_at_trouble():
-            self._check_sensors()
+            check_all(self.all_sensors)
             pose, force = self.tcp_pose(), self.measurements.contact_force()
             target, self.clamped = self.limiter.advance(motion, pose, force)
             if (problem := self.limiter.straying.problem(pose)) is not None:
@@ -228,7 +228,7 @@ class RosRobot:
         published.
         """
         self.attend()
-        self._check_sensors()
+        check_all(self.all_sensors)
         self._target.publish(messages.pose_message(target, time.time_ns()))
 
     def wait_until_fresh(self) -> None:
@@ -286,11 +286,6 @@ class RosRobot:
                 expected="this process alone",
                 hint="end the other node, or give this robot another namespace",
             )
-
-    def _check_sensors(self) -> None:
-        trouble = first_trouble(self.all_sensors)
-        if trouble is not None:
-            raise trouble
 
     @contextmanager
     def _holding_at_trouble(self) -> Iterator[None]:

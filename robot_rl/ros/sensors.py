@@ -138,9 +138,7 @@ class Sensor:
 
     def newest(self) -> Received:
         """The newest measurement; raises the `trouble` that there is."""
-        problem = self.trouble()
-        if problem is not None:
-            raise problem
+        check_all([self])
         with self._lock:  # another thread may have forgotten what was received
             if self._kept:
                 return self._kept[-1]
@@ -243,9 +241,11 @@ class Sensor:
         return self.plausibility.problem(pose, received.stamp_ns, received.received)
 
 
-def first_trouble(sensors: Iterable[Sensor]) -> RobotInterrupted | None:
-    """The error of the first of these topics that cannot be used, or None."""
-    return next((trouble for sensor in sensors if (trouble := sensor.trouble())), None)
+def check_all(sensors: Iterable[Sensor]) -> None:
+    """Raise the `trouble` of the first of these topics that cannot be used."""
+    for sensor in sensors:
+        if (trouble := sensor.trouble()) is not None:
+            raise trouble
 
 
 def together(

@@ -34,16 +34,9 @@ class ServingNode(LifecycleNode):
     ) -> Any:
         """Declare a parameter, and return its value.
 
-        Args:
-            name: Its name.
-            default: Its default, whose type it keeps; a list is one of floats.
-            description: One line that says what it is, with its unit.
-            low: Lowest value of a number.
-            high: Highest value of a number.
-            read_only: Whether it may only be given at the start.
-
-        Raises:
-            ParameterError: The value is out of range or of another type; names the parameter.
+        Its default decides the type; a list is one of floats. A number lies from `low` to `high`.
+        One that is `read_only` may only be given at the start. The `ParameterError` names it where
+        the value is out of range or of another type.
         """
         # A whole number serves as a float too: rclpy's own check of types would refuse it.
         descriptor = ParameterDescriptor(

@@ -63,7 +63,6 @@ class PoseLimits:
     max_arm_turning: float = bounded(6.0, "the same for its rotation [rad/s]", 0.01, 60.0)
 
     def __post_init__(self) -> None:
-        """Refuse limits that could not hold; the error names the limit."""
         check_workspace(self.workspace_low, self.workspace_high)
         for name in (each.name for each in fields(self)):
             absent = name in _OPTIONAL and getattr(self, name) is None
@@ -168,7 +167,6 @@ class ArmLimits(PoseLimits):
     max_stamp_age: float = bounded(0.5, "of a command's stamp to the clock here [s]", 0.01, 10.0)
 
     def __post_init__(self) -> None:
-        """See `PoseLimits`."""
         super().__post_init__()
         for arm, target in (
             ("max_arm_speed", "max_speed_translation"),

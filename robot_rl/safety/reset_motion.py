@@ -34,7 +34,6 @@ class ResetOptions:
     tolerance_rotation: float = bounded(0.05, "angle that counts as there [rad]", 5e-3, 0.5)
 
     def __post_init__(self) -> None:
-        """Refuse what is not positive."""
         for name, value in vars(self).items():
             check_positive(f"limit {name!r}", value)
 

@@ -423,7 +423,7 @@ def test_a_reset_pose_that_is_none_is_refused_from_the_start_too(pose):
     try:
         success, message = made.listener.trigger("reset")
         assert not success
-        assert "reset.pose: the orientation is not a rotation" in message
+        assert "reset.pose" in message.partition(";")[0]
         heard = len(made.poses)
         made.listener.until(lambda: len(made.poses) > heard + 5)  # the node goes on
     finally:
