@@ -59,10 +59,7 @@ class SimDevice:
             client.close()
 
     def wait(self, timeout_s: float) -> int:
-        """Wait for the next state of the world, and show it; returns its stamp [ns].
-
-        Raises `DriverTimeout` without one, `RobotInterrupted` where it is that of another model.
-        """
+        """Show the next state of the world; returns its stamp [ns], or raises `DriverTimeout`."""
         sensor = self._sensor()
         seen = sensor.count
         if not wait_until(lambda: sensor.count != seen, timeout_s, every_s=0.001):

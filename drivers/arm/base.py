@@ -84,10 +84,7 @@ class Arm(Protocol):
         """Stand where the arm is; it may then be left unread, until it is read again."""
 
     def stop(self) -> None:
-        """Stop as the vendor does it; motion is refused until `clear_errors`.
-
-        So it is where the arm does not take the stop, too, which is a `DriverError`.
-        """
+        """Stop as the vendor does it, or `DriverError`; motion is refused until `clear_errors`."""
 
     def clear_errors(self) -> None:
         """Clear faults and a stop after a person has looked; the arm then holds where it is.
@@ -146,10 +143,7 @@ def at_most(vector: Vector, limit: float) -> Vector:
 
 
 class Rest:
-    """The newest measurements of an arm, and whether it was at rest in them.
-
-    For the zeroing of a force sensor, which is right only under a small, steady force.
-    """
+    """The newest measurements of an arm; a force sensor may be zeroed only while it is at rest."""
 
     def __init__(self, rate_hz: float) -> None:
         self._states: deque[ArmState] = deque(maxlen=max(2, round(_REST_SECONDS * rate_hz)))
@@ -163,10 +157,9 @@ class Rest:
         self._states.clear()
 
     def force(self) -> float:
-        """The mean force that a zeroing would take away [N].
+        """The mean force that a zeroing would take away [N]; `DriverFault` where it is no drift.
 
-        A light, steady contact cannot be told from a sensor that has drifted. Raises `DriverFault`
-        where the arm was not at rest, or that is no force that a sensor drifts by.
+        A light, steady contact cannot be told from a sensor that has drifted.
         """
         if len(self._states) < (self._states.maxlen or 0):
             raise DriverFault(

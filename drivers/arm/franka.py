@@ -74,10 +74,8 @@ class FrankaArm:
     def connect(self) -> None:
         """Set the collision reflex and begin the impedance controller where the arm is.
 
-        A reflex of before is not cleared: it is the `fault` until a person clears it. Raises
-        `DriverTimeout` without an answer, and `DriverError` where FCI is not active, another client
-        controls the arm, the kernel is no real-time one, or the firmware needs another
-        franky-control.
+        A reflex of before is not cleared: it is the `fault` until a person clears it. Raises as
+        `Arm.connect`.
         """
         check_reachable("Franka control unit", self.host, _FCI_PORT, self.timeout_s)
         try:
@@ -137,10 +135,7 @@ class FrankaArm:
         self._end()
 
     def clear_errors(self) -> None:
-        """Recover from a reflex, and hold where the arm is.
-
-        Raises `DriverFault` where that fails, for example with the user stop pressed.
-        """
+        """Recover from a reflex, and hold where the arm is; `DriverFault` where that fails."""
         if self._robot is None:
             raise DriverFault("the Franka arm is not connected", hint="wait until it is")
         try:

@@ -65,11 +65,7 @@ class ArmParameters:
         return ResetOptions(**self._reset)
 
     def reset_pose(self) -> Any:
-        """Where `reset` moves to, which is not known to be a pose (7,).
-
-        Raises:
-            CommandRefused: Nothing has been set.
-        """
+        """Where `reset` moves to, which may be no pose (7,); `CommandRefused` if nothing is set."""
         value = self._node.get_parameter(_RESET_POSE).value
         if value is None or list(value) == _UNSET_POSE:
             hint = "set the parameter reset.pose"

@@ -57,11 +57,7 @@ class TopicArm(ABC):
         self._publisher: Any = None
 
     def connect(self) -> None:
-        """Subscribe, and wait for the first message of each topic.
-
-        Raises `RobotInterrupted`, with the topic, where one is silent, or measured by two
-        publishers.
-        """
+        """Subscribe, and wait for the first message of each topic, or raise `RobotInterrupted`."""
         from geometry_msgs.msg import PoseStamped, TwistStamped, WrenchStamped
         from sensor_msgs.msg import JointState
 
@@ -103,11 +99,9 @@ class TopicArm(ABC):
         wait_for_all(self._sensors.values(), 1, self.timeout_s)
 
     def read(self) -> ArmState:
-        """The newest messages; velocity and wrench NaN without a topic.
+        """The newest messages that were measured together; velocity and wrench NaN without a topic.
 
-        Raises `DriverError` where it is not connected, and `RobotInterrupted` where a topic has
-        become silent, a message cannot be used, for example without one of the joints, two
-        publishers measure the same, or they were not measured together.
+        Raises `DriverError` where it is not connected, and else `RobotInterrupted`.
         """
         from robot_rl.ros.sensors import check_all, together
 
@@ -256,7 +250,7 @@ class TrajectoryTopicArm(TopicArm):
     def command(self, target_pose: Vector) -> None:
         """Publish a trajectory of one point, the joint angles of a target pose (7,).
 
-        Where it cannot be reached, or a joint would jump, it is a `DriverFault`; nothing was sent.
+        Nothing is sent where it cannot be reached, or a joint would jump: a `DriverFault`.
         """
         from builtin_interfaces.msg import Duration
         from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint

@@ -107,11 +107,7 @@ class UrArm:
         self.fault: str | None = None
 
     def connect(self) -> None:
-        """Upload the control script; the first `read` begins force mode.
-
-        Raises `DriverTimeout` without an answer, and `DriverError` where the controller is not in
-        remote control, or runs another program.
-        """
+        """Upload the control script; the first `read` begins force mode; raises as `Arm.connect`."""
         check_reachable("UR controller", self.host, _RTDE_PORT, self.timeout_s)
         try:
             self._receive = self._receive_module.RTDEReceiveInterface(self.host, self.rate_hz)
@@ -126,11 +122,9 @@ class UrArm:
             ) from error
 
     def read(self) -> ArmState:
-        """The newest measurement, with the stamp of when it was seen first.
+        """The newest measurement, with the stamp of when it was seen first; raises as `Arm.read`.
 
         After `connect`, `hold` and `clear_errors` it begins force mode, at the measured pose.
-        Raises `DriverTimeout` where the connection is cut, `Stale` where the controller sends
-        nothing new.
         """
         receive = self._receive
         if receive is None or not receive.isConnected():
@@ -176,8 +170,7 @@ class UrArm:
     def clear_errors(self) -> None:
         """Unlock a protective stop and start the program again; the next `read` begins force mode.
 
-        Switching the arm on and releasing its brakes is left to a person at the pendant. Raises
-        `DriverFault` where the stop cannot be unlocked, or the program does not run.
+        Switching the arm on and releasing its brakes is left to a person at the pendant.
         """
         self._end_stream()
         receive = self._receive
@@ -197,11 +190,7 @@ class UrArm:
         self.fault, self._stopped, self._problem = None, False, None
 
     def zero_ft(self) -> None:
-        """Zero the force sensor out of force mode, in which another reading would move the arm.
-
-        Raises `DriverFault` where a fault or a stop holds the arm, or its controller does not do
-        it.
-        """
+        """Zero the force sensor out of force mode, in which another reading would move the arm."""
         if self._receive is None or self.fault is not None or self._stopped:
             held = self.fault or ("stopped" if self._stopped else "not connected")
             raise DriverFault("the UR arm's force sensor is not zeroed", got=held)

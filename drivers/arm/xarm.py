@@ -69,10 +69,9 @@ class XArm:
         self.fault: str | None = None
 
     def connect(self) -> None:
-        """Switch the arm to Cartesian velocity control, at rest.
+        """Switch the arm to Cartesian velocity control, at rest; raises as `Arm.connect`.
 
-        An error of before is not cleared: it is the `fault` until a person clears it. Raises
-        `DriverTimeout` without an answer, and `DriverError` where the SDK cannot use the arm.
+        An error of before is not cleared: it is the `fault` until a person clears it.
         """
         check_reachable("xArm's control box", self.host, _PORT, self.timeout_s)
         try:
@@ -120,10 +119,7 @@ class XArm:
             self._send([0.0] * 6)
 
     def stop(self) -> None:
-        """Stop as the controller does, with its own deceleration.
-
-        Where the controller does not confirm it the last velocity still runs out: a `DriverError`.
-        """
+        """Stop as the controller does; if it does not confirm that, the last velocity runs out."""
         self._stopped = True
         if self._api is not None:
             code = self._api.set_state(_STOPPED)
@@ -135,11 +131,7 @@ class XArm:
                 )
 
     def clear_errors(self) -> None:
-        """Clear the controller's errors and warnings, and stand still.
-
-        Raises `DriverFault` where one stays, for example with the emergency stop pressed, and
-        `DriverTimeout` without an answer.
-        """
+        """Clear the controller's errors and warnings, and stand still; `DriverFault` if one stays."""
         api = self._connected()
         api.clean_error()
         api.clean_warn()

@@ -29,10 +29,7 @@ class Frame:
 
 
 class Camera(Protocol):
-    """A camera that gives its newest frame.
-
-    `connect`, `read` and `close` are called by one thread.
-    """
+    """A camera that gives its newest frame; one thread calls `connect`, `read` and `close`."""
 
     def connect(self) -> None:
         """Find the device and start it; after `close` or an error, once more.
@@ -44,8 +41,7 @@ class Camera(Protocol):
     def read(self, timeout_s: float) -> Frame:
         """Wait up to `timeout_s` [s] for a frame that was not read before; of several, the newest.
 
-        Raises `DriverTimeout` where there was none, and `DriverError` where a frame has another
-        size or encoding than configured.
+        Raises `DriverTimeout` without one, `DriverError` for another size than configured.
         """
 
     def intrinsics(self) -> Intrinsics | None:

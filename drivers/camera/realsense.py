@@ -31,9 +31,6 @@ class RealSenseCamera:
     """A RealSense camera's colour and, where asked, its depth as seen by the colour camera.
 
     Frames wait in a queue of one inside the library, so that a slow reader gets the newest.
-
-    Raises `DriverError` for both a serial number and a recording, and `MissingExtra` where
-    pyrealsense2 is not installed, or lacks libusb.
     """
 
     serial: str | int | None = None  # as `robot-rl doctor` lists it; None takes the only one
@@ -291,10 +288,7 @@ def set_color_options(
 
 
 def load_library() -> ModuleType:
-    """Import pyrealsense2; it needs libusb, which the extra brings along.
-
-    Raises `MissingExtra` where it is not installed, or does not load.
-    """
+    """Import pyrealsense2, which needs libusb, of the same extra; or raise `MissingExtra`."""
     try:
         return require("pyrealsense2", "realsense")
     except MissingExtra as error:

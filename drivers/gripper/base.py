@@ -29,15 +29,12 @@ class Gripper(Protocol):
         """
 
     def read(self) -> GripperState:
-        """Measure.
-
-        Raises as `connect`, and `Stale` where the newest measurement is too old.
-        """
+        """Measure; raises as `connect`, and `Stale` where the newest measurement is too old."""
 
     def command(self, position: float) -> None:
         """Send the fingers to a position, 0 open to 1 closed, and return at once.
 
-        Raises `DriverError` for another position, where nothing is sent, and as `connect`.
+        For another position it is a `DriverError`, and nothing is sent.
         """
 
     def stop(self) -> None:

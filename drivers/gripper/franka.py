@@ -120,10 +120,7 @@ class FrankaHand:
             self._stop(motions)
 
     def stop(self) -> None:
-        """Stop the fingers; afterwards no motion goes on, nor is the hand homed.
-
-        Raises `DriverTimeout` where the motion does not end.
-        """
+        """Stop the fingers, or raise `DriverTimeout`; no motion goes on, nor is the hand homed."""
         self._homing = False
         motions = self._connected()
         with motions.changed:

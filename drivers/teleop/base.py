@@ -79,10 +79,7 @@ class Shaping:
             )
 
     def motion(self, axes: Vector, tool_orientation: Vector | None) -> Vector:
-        """The motion (6,) in [-1, 1], base frame, of a device's axes (6,).
-
-        Raises `DriverError` where the frame is the tool's, whose orientation is not known.
-        """
+        """The motion (6,) in [-1, 1], base frame, of a device's axes (6,)."""
         scaled = np.asarray(axes, np.float64) * np.asarray(self.scale)
         parts = [self._beyond_dead_zone(part) for part in (scaled[:3], scaled[3:])]
         if not any(part.any() for part in parts):
@@ -128,7 +125,7 @@ class TeleopDevice(ABC):
     def axes(self) -> Axes:
         """The present axes, and the buttons that went down since the last call; never waits.
 
-        Raises `DriverError` where the device has failed.
+        A device that has failed is a `DriverError`.
         """
 
     @abstractmethod

@@ -81,10 +81,7 @@ def is_owned(lock: Path) -> bool:
 
 
 def remove_abandoned_segments(folder: Path = SHARED_MEMORY) -> list[Path]:
-    """Remove the segments in a folder whose owner is gone; not inside a control loop.
-
-    Returns those that are gone, with their lock files; those of another user stay.
-    """
+    """Remove and return the segments whose owner is gone, with their locks, but those of others."""
     removed = []
     for lock in folder.glob("fastrtps_*_el"):
         segment = lock.with_name(lock.name.removesuffix("_el"))

@@ -63,10 +63,7 @@ class SceneMirror:
         self.task.reset(np.random.default_rng(seed))
 
     def update(self) -> int:
-        """Show the newest state, if anybody listens; returns its stamp [ns].
-
-        Raises `RobotInterrupted` where it is late, or of another model.
-        """
+        """Show the newest state, if anybody listens; returns its stamp [ns], or `RobotInterrupted`."""
         if self.sensor is None:
             return 0
         newest = self.sensor.newest()

@@ -120,10 +120,7 @@ class Measurements:
         self.fields = (*own, *(field for field, _ in pictures))
 
     def tcp_pose(self) -> Vector:
-        """The newest measured pose (7,) of the TCP, base frame.
-
-        Raises `RobotInterrupted` where it is late, or cannot be used.
-        """
+        """The newest measured pose (7,), base frame; `RobotInterrupted` without a good one."""
         return np.asarray(self.pose.value(self.pose.newest()))
 
     def contact_force(self) -> Vector | None:
@@ -158,7 +155,7 @@ class Measurements:
     def observe(self, target: Vector) -> Observation:
         """The measurements that were taken together, and the lead of a target (7,) over the pose.
 
-        Raises `RobotInterrupted` where one of them is late or cannot be used.
+        Raises as `tcp_pose`.
         """
         taken = together(self._aligned, self._newest, self._limits.skew_s)
         self.stamps_ns = {sensor.topic: one.stamp_ns for sensor, one in taken.items()}

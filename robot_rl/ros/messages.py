@@ -143,10 +143,7 @@ def joint_state_message(
 
 
 def joint_positions(message: JointState, names: Sequence[str]) -> Vector:
-    """Positions (n,) of the joints `names`, in that order, whatever the message's order.
-
-    Raises `MessageError`, with its name, where one is missing or not finite.
-    """
+    """Positions (n,) of the joints `names`, in that order; `MessageError` names a missing one."""
     return _of_joints(message, names, "position")
 
 
@@ -189,10 +186,7 @@ def pose_numbers(message: Pose) -> Vector:
 
 
 def from_pose(message: Pose) -> Vector:
-    """The pose (7,) of a message, its quaternion scaled to unit length.
-
-    Raises `MessageError` where a number is not finite, or the quaternion no rotation.
-    """
+    """The pose (7,) of a message, its quaternion scaled to unit length, or `MessageError`."""
     pose = _finite(pose_numbers(message), "the pose's", "xyz" + "xyzw")
     length = float(np.sqrt(pose[3:] @ pose[3:]))
     if abs(length - 1.0) > _UNIT_TOLERANCE:

@@ -54,10 +54,7 @@ class OperatorServices:
         return bool(self._stop.client.service_is_ready())
 
     def check_stop(self, timeout_s: float) -> None:
-        """Wait until a stop that somebody posts reaches the arm: not inside the control loop.
-
-        Raises `ServiceFailed` where nobody serves it within `timeout_s` [s].
-        """
+        """Wait until a stop that is posted would reach the arm: `ServiceFailed` after `timeout_s`."""
         self._client.wait_for(self._stop.client, timeout_s)
 
     def _serve(

@@ -105,10 +105,7 @@ class RosRobot:
         self._begin()
 
     def resume(self, rng: np.random.Generator) -> None:
-        """Hold where the arm is, which may move again after whatever kept it from doing so.
-
-        Raises `RobotInterrupted` as `reset`.
-        """
+        """Hold where the arm is, which may move again; raises `RobotInterrupted` as `reset`."""
         self._prepare()
         self.hold()
         self._begin()
@@ -139,10 +136,7 @@ class RosRobot:
         """Time passes by itself."""
 
     def observe(self) -> Observation:
-        """The measurements that were taken together.
-
-        Raises `RobotInterrupted` where one is late or cannot be used; the robot then holds.
-        """
+        """The measurements that were taken together; without them the robot holds, as `apply`."""
         self.client.check()
         with self._holding_at_trouble():
             self.clamped = self.clamped or self._applied.limited()
@@ -206,8 +200,8 @@ class RosRobot:
     def attend(self) -> None:
         """Called again and again while the arm is moved to where an episode starts.
 
-        Raises `RobotInterrupted` where the operator has halted the robot, or the arm is stopped, or
-        was since the reset began.
+        `RobotInterrupted`: the operator has halted the robot, or the arm stopped since the reset
+        began.
         """
         self.client.check()
         self._attend()
@@ -222,20 +216,13 @@ class RosRobot:
             self._target.publish(messages.pose_message(self.tcp_pose(), time.time_ns()))
 
     def move_target(self, target: Vector) -> None:
-        """Publish a target (7,): for motion outside of episodes.
-
-        Raises `RobotInterrupted` as `attend`, or where a measurement is late; nothing was
-        published.
-        """
+        """Publish a target (7,) outside of episodes; raises as `attend`, or where one is late."""
         self.attend()
         check_all(self.all_sensors)
         self._target.publish(messages.pose_message(target, time.time_ns()))
 
     def wait_until_fresh(self) -> None:
-        """Wait until every topic has given new measurements: not inside the control loop.
-
-        Raises `RobotInterrupted` where one stays silent, or its messages cannot be used.
-        """
+        """Wait until every topic has given new measurements: not inside the control loop."""
         self.measurements.wait_until_fresh()
         self._assembled()
 
@@ -367,10 +354,7 @@ def make_ros_robot(
 
 
 def make_ros_arms(task: Task, arms: Sequence[str], namespace: str, **settings: Any) -> SeveralArms:
-    """Make several arms on topics, each in a namespace of its name, that do the task each.
-
-    For all of `settings`, the same for each arm, see `make_ros_robot`.
-    """
+    """Make several arms on topics, each in a namespace of its name; settings: `make_ros_robot`."""
     tasks = {arm: copy.deepcopy(task) for arm in arms}
     robots = {
         arm: make_ros_robot(tasks[arm], namespace=joined(namespace, arm), **settings)

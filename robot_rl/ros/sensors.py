@@ -155,10 +155,7 @@ class Sensor:
             return next((one for one in reversed(self._kept) if one.stamp_ns == stamp_ns), None)
 
     def value(self, received: Received) -> Any:
-        """The content of a measurement.
-
-        Raises `BadMeasurement`, with the topic, where it cannot be used, or is in another frame.
-        """
+        """The content of a measurement, or `BadMeasurement`, as for another frame."""
         try:
             self._check_frame(received.message)
             return self.decode(received.message)

@@ -53,10 +53,7 @@ class Route(Protocol):
 def checked_pose(
     target: npt.ArrayLike, what: str = "the target", tolerance: float = 1e-2
 ) -> Vector:
-    """The pose (7,) that somebody asks for, or `CommandRefused`.
-
-    Its quaternion has a length of 1 within `tolerance`, and of exactly 1 afterwards.
-    """
+    """The pose (7,) that somebody asks for, with a unit quaternion; or `CommandRefused`."""
     try:
         pose = np.array(target, np.float64)
     except (TypeError, ValueError) as error:

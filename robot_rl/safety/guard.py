@@ -155,10 +155,7 @@ class ArmGuard:
         self.hold(reason)
 
     def follow_route(self, route: Route) -> None:
-        """Begin a motion of the owner's own, such as a reset; commands are refused meanwhile.
-
-        Raises `CommandRefused` where the arm is stopped, or not measured yet.
-        """
+        """Begin a motion of the owner's own, such as a reset; commands are refused meanwhile."""
         self._check_mode()
         self.hold("reset begins")
         self._route = route

@@ -61,10 +61,7 @@ def check_action(action: npt.ArrayLike, names: Sequence[str]) -> npt.NDArray[np.
 
 
 class WayBack:
-    """Keeps the last measured poses at which an arm pressed on nothing too hard.
-
-    `reach` says how far ahead of the arm the way back is aimed at [m].
-    """
+    """The last measured poses without too much force, and the way back, up to `reach` ahead [m]."""
 
     def __init__(self, reach: float) -> None:
         self._reach = reach

@@ -182,10 +182,7 @@ class ArmLimits(PoseLimits):
 
 
 def refuse_stiff_contact(compliance: Compliance, limits: ArmLimits) -> None:
-    """Refuse a contact task on an arm that neither yields nor notices that it pushes.
-
-    That is one with position control and without a limit of the force.
-    """
+    """Refuse a contact task on an arm with position control that does not limit the force."""
     if compliance == "position" and limits.max_force is None:
         raise RobotRLError(
             "a contact task on a position-controlled arm needs a wrench limit",
@@ -235,10 +232,7 @@ def check_positive(name: str, value: float) -> None:
 
 
 def within_angle(orientation: Vector, centre: Vector, max_angle: float) -> tuple[Vector, bool]:
-    """Pull an orientation (4,) to at most `max_angle` from `centre`, along the shortest way.
-
-    Returns it, and whether it had been further away.
-    """
+    """An orientation (4,) at most `max_angle` from `centre`, and whether it was pulled there."""
     difference = rotations.to_rotation_vector(
         rotations.multiply(orientation, rotations.conjugate(centre))
     )

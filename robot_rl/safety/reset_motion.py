@@ -150,11 +150,7 @@ class Resets:
         return self._motion is not None
 
     def begin(self, pose: npt.ArrayLike) -> None:
-        """Start a reset to `pose` (7,), pulled into the workspace.
-
-        Raises `CommandRefused` where it is no pose, or the arm is stopped, being reset, or not
-        measured yet.
-        """
+        """Start a reset to `pose` (7,), pulled into the workspace, or raise `CommandRefused`."""
         inside = self._guard.inside(checked_reset_pose(pose))
         motion = ResetMotion(inside, self._options, self._guard)
         self._guard.follow_route(motion)
