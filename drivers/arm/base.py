@@ -68,10 +68,7 @@ class Arm(Protocol):
         """
 
     def read(self) -> ArmState:
-        """The newest measurement; a fault of the arm does not keep it from being read.
-
-        Raises `DriverTimeout` where the arm does not answer, and `Stale` where it is too old.
-        """
+        """The newest measurement, also with a fault; `DriverTimeout` or `Stale` without one."""
 
     def command(self, target_pose: Vector) -> None:
         """Set the equilibrium pose (7,), base frame, and return at once.
@@ -87,10 +84,7 @@ class Arm(Protocol):
         """Stop as the vendor does it, or `DriverError`; motion is refused until `clear_errors`."""
 
     def clear_errors(self) -> None:
-        """Clear faults and a stop after a person has looked; the arm then holds where it is.
-
-        Raises `DriverFault` where the fault is still there.
-        """
+        """Clear faults and a stop, after a person has looked, or `DriverFault`; the arm holds."""
 
     def close(self) -> None:
         """Hold, and let go of the arm; also when it was never reached, and again."""

@@ -137,10 +137,9 @@ class SimArm:
     # -- of a simulation only ---------------------------------------------------------------------
 
     def reset(self, seed: int) -> Vector:
-        """Begin an episode; returns the pose (7,) at which the arm now stands.
+        """Begin the episode of a seed, as `SimRobot` does; returns the arm's pose (7,).
 
-        The seed alone decides the scene, as it does in `SimRobot`. A fault is cleared: it is
-        another scene.
+        A fault is over: it is another scene.
         """
         with self._lock:
             start_pose = self._task.reset(np.random.default_rng(seed))

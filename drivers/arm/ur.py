@@ -107,7 +107,7 @@ class UrArm:
         self.fault: str | None = None
 
     def connect(self) -> None:
-        """Upload the control script; the first `read` begins force mode; raises as `Arm.connect`."""
+        """Upload the control script, with which the first `read` begins force mode."""
         check_reachable("UR controller", self.host, _RTDE_PORT, self.timeout_s)
         try:
             self._receive = self._receive_module.RTDEReceiveInterface(self.host, self.rate_hz)

@@ -131,7 +131,7 @@ class XArm:
                 )
 
     def clear_errors(self) -> None:
-        """Clear the controller's errors and warnings, and stand still; `DriverFault` if one stays."""
+        """Clear the controller's errors and warnings, and stand still; else `DriverFault`."""
         api = self._connected()
         api.clean_error()
         api.clean_warn()

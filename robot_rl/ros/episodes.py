@@ -63,7 +63,7 @@ class SceneMirror:
         self.task.reset(np.random.default_rng(seed))
 
     def update(self) -> int:
-        """Show the newest state, if anybody listens; returns its stamp [ns], or `RobotInterrupted`."""
+        """Show the newest state, if anybody listens; returns its stamp [ns]."""
         if self.sensor is None:
             return 0
         newest = self.sensor.newest()

@@ -54,7 +54,7 @@ class OperatorServices:
         return bool(self._stop.client.service_is_ready())
 
     def check_stop(self, timeout_s: float) -> None:
-        """Wait until a stop that is posted would reach the arm: `ServiceFailed` after `timeout_s`."""
+        """Wait until a stop that is posted would reach the arm, or `ServiceFailed`."""
         self._client.wait_for(self._stop.client, timeout_s)
 
     def _serve(
