@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from concurrent.futures import Future, InvalidStateError, wait
+from threading import Thread
 from typing import Any
 
 from robot_rl.errors import RobotRLError, described
@@ -33,22 +34,17 @@ class Connection:
         self.fault: str | None = None
         self.news: str | None = None
         self._patience = patience_s
-        self._thread: threading.Thread | None = None
-        self._handing_over = threading.Lock()
-        self._connecting = False
-        self._left = False  # whether the connecting thread is to close the driver itself
-        self._problem: BaseException | None = None
+        # What the thread that connects came to; cancelled where it is to close the driver itself.
+        self._attempt: Future[BaseException | None] | None = None
         self._delay = _FIRST_DELAY
         self._next = 0.0
         self._failing_since: float | None = None
 
     def begin(self) -> None:
         """Begin to connect in a thread of its own."""
-        self._problem = None
-        self._connecting = True
+        self._attempt = Future()
         self.state = CONNECTING
-        self._thread = threading.Thread(target=self._connect, name="connect", daemon=True)
-        self._thread.start()
+        Thread(target=self._connect, args=[self._attempt], name="connect", daemon=True).start()
 
     def update(self) -> bool:
         """Look how the connecting goes on; returns whether the device is connected.
@@ -56,16 +52,16 @@ class Connection:
         What `connect` raised is raised, where it is no `RobotRLError`: trying again does not mend
         an error in the driver.
         """
-        if self.state == CONNECTING and self._thread is not None and not self._thread.is_alive():
-            self._thread = None
-            if self._problem is None:
+        if self._attempt is not None and self._attempt.done():
+            problem, self._attempt = self._attempt.result(), None
+            if problem is None:
                 self.state, self._failing_since = CONNECTED, None
-            elif isinstance(self._problem, RobotRLError):
-                self._note(str(self._problem))
+            elif isinstance(problem, RobotRLError):
+                self._note(str(problem))
                 self._close_driver()
                 self._wait()
             else:
-                raise self._problem
+                raise problem
         if self.state == WAITING and time.monotonic() >= self._next:
             self.begin()
         return self.state == CONNECTED
@@ -90,25 +86,24 @@ class Connection:
         One that hangs, as in the opening of a device that does not answer, closes the device itself
         should it ever end.
         """
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join(_CLOSE_S)
-            with self._handing_over:
-                self._left = self._connecting
-        if self._left:
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            wait([attempt], _CLOSE_S)
+        if attempt is not None and attempt.cancel():
             self._note(f"still connecting {_CLOSE_S:g} s later, left alone; see cable and power")
         else:
             self._close_driver()
         self.state = CLOSED
 
-    def _connect(self) -> None:
+    def _connect(self, attempt: Future[BaseException | None]) -> None:
+        problem: BaseException | None = None
         try:
             self.driver.connect()
-        except BaseException as problem:  # raised or reported by the owner's next update
-            self._problem = problem
-        with self._handing_over:
-            self._connecting = False
-        if self._left:
+        except BaseException as error:  # raised or reported by the owner's next update
+            problem = error
+        try:
+            attempt.set_result(problem)
+        except InvalidStateError:  # nobody waits any more
             self._close_driver()
 
     def _wait(self) -> None:
