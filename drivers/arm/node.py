@@ -17,20 +17,23 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from geometry_msgs.msg import PoseStamped, TwistStamped, WrenchStamped
+from rcl_interfaces.msg import SetParametersResult
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
+from rclpy.parameter import Parameter
 from rclpy.task import Future
 from sensor_msgs.msg import JointState
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from drivers.arm.base import ArmState, Rest
-from drivers.arm.parameters import ArmParameters
 from drivers.errors import DriverError, DriverFault
 from robot_rl.errors import RobotRLError, described
 from robot_rl.ros import messages, qos
@@ -39,26 +42,30 @@ from robot_rl.ros.messages import to_nanoseconds
 from robot_rl.ros.node_process import run_node
 from robot_rl.safety import (
     ArmGuard,
+    ArmLimits,
+    CommandRefused,
     Mode,
+    ResetOptions,
     ResetOutcome,
     Resets,
     SoleSource,
     StopLatch,
     StopNotKept,
+    checked_reset_pose,
+    default_stop_folder,
     refuse_stiff_contact,
 )
 
 _NUMBER = re.compile(r"[\d.]+")
+_RESET_POSE, _UNSET_POSE = "reset.pose", [0.0] * 7
 
 
 class ArmNode(DeviceNode):
     """See the module. A subclass for a simulated arm adds what only a simulation has.
 
-    Parameters (ROS), beside those of `DeviceNode`: `limits.workspace_low` and
-    `limits.workspace_high` (required) and the other `limits.*` of `ArmLimits`;
-    `limits.reference_orientation`; `contact_task`, whether the task makes contact;
-    `reset.pose`, where `reset` moves to, and the other `reset.*` of `ResetOptions`;
-    `stop_folder`, where a stop is kept.
+    Parameters (ROS), beside those of `DeviceNode`: `limits.*` of `ArmLimits`, of which
+    `limits.workspace_low` and `limits.workspace_high` are required; `contact_task`; `reset.pose`,
+    and the other `reset.*` of `ResetOptions`; `stop_folder`.
     """
 
     default_rate_hz: ClassVar[float] = 100.0
@@ -66,7 +73,35 @@ class ArmNode(DeviceNode):
 
     def __init__(self, name: str = "arm", **options: Any) -> None:
         super().__init__(name, **options)
-        self._settings = ArmParameters(self)
+        self._limits = self._numbers("limits", ArmLimits)
+        for name in ("max_force", "max_torque"):
+            self._limits[name] = self._limits[name] or None
+        for name, default, text in (
+            ("workspace_low", [0.0] * 3, "lowest position of the target (3,) [m]"),
+            ("workspace_high", [0.0] * 3, "highest position of the target (3,) [m]"),
+            (
+                "reference_orientation",
+                [1.0, 0.0, 0.0, 0.0],
+                "quaternion xyzw (4,) of no tilt and yaw",
+            ),
+        ):
+            self._limits[name] = tuple(self.parameter(f"limits.{name}", default, text))
+        text = "whether the task makes contact: stiff arms are then refused"
+        self._contact_task: bool = self.parameter("contact_task", True, text)
+        self._reset = self._numbers("reset", ResetOptions)
+        text = "where `reset` moves to: position [m], quaternion xyzw (7,)"
+        self.parameter(_RESET_POSE, _UNSET_POSE, text, read_only=False)
+        self.add_on_set_parameters_callback(_checked)
+        text = "where a stop of the arm is kept"
+        folder = self.parameter("stop_folder", str(default_stop_folder()), text)
+        self._stop_folder = Path(folder)
+
+    def _numbers(self, group: str, options: type[ArmLimits | ResetOptions]) -> dict[str, Any]:
+        return {
+            each.name: self.parameter(f"{group}.{each.name}", each.default, **each.metadata)
+            for each in fields(options)
+            if each.metadata
+        }
 
     def setup(self) -> None:
         """Make the guard of this driver's arm.
@@ -74,16 +109,17 @@ class ArmNode(DeviceNode):
         Raises `RobotRLError` for limits that could not hold, an arm too stiff for a contact task,
         or a stop that could not be kept.
         """
-        limits = self._settings.limits(*self.driver.joint_limits)
-        if self._settings.contact_task:
+        low, high = self.driver.joint_limits
+        limits = ArmLimits(**self._limits, joint_low=tuple(low), joint_high=tuple(high))
+        if self._contact_task:
             refuse_stiff_contact(self.driver.compliance, limits)
         self.guard = ArmGuard(limits)
-        self._latch = StopLatch(self._settings.stop_folder, self.get_fully_qualified_name())
+        self._latch = StopLatch(self._stop_folder, self.get_fully_qualified_name())
         kept = self._latch.reason()
         if kept is not None:
             self.guard.stop(f"since before this node began: {kept}")
         self._stops = self.guard.counts["stop"]  # that the driver has been told of
-        self._resets = Resets(self.guard, self._settings.reset_options())
+        self._resets = Resets(self.guard, ResetOptions(**self._reset))
         self._reset_done: Future | None = None
         self._heard = -math.inf  # when a command came last, on the steady clock [s]
         self._reset_is_accompanied = False  # by somebody who goes on sending
@@ -267,7 +303,10 @@ class ArmNode(DeviceNode):
             if not (self.is_connected and self.is_polling):
                 missing = "connected" if self.is_polling else "active"
                 raise DriverError(f"the arm's node is not {missing}")
-            self._resets.begin(self._settings.reset_pose())
+            pose = self.get_parameter(_RESET_POSE).value
+            if pose is None or list(pose) == _UNSET_POSE:
+                raise DriverError("no reset pose is set", hint="set the parameter reset.pose")
+            self._resets.begin(pose)
         except RobotRLError as error:
             answer.success, answer.message = False, str(error)
             return answer
@@ -331,6 +370,17 @@ class ArmNode(DeviceNode):
         if self.guard.mode is Mode.STOPPED:
             return f"stopped: {self.guard.reason}"
         return super().warning()
+
+
+def _checked(parameters: Sequence[Parameter]) -> SetParametersResult:
+    """Refuse a reset pose that is none."""
+    try:
+        for parameter in parameters:
+            if parameter.name == _RESET_POSE:
+                checked_reset_pose(parameter.value)
+    except CommandRefused as refusal:
+        return SetParametersResult(successful=False, reason=str(refusal))
+    return SetParametersResult(successful=True)
 
 
 main = partial(run_node, ArmNode)  # its driver is in the parameter `driver`

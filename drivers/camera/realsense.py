@@ -99,11 +99,8 @@ class RealSenseCamera:
         try:
             self._set_up(profile)
         except RuntimeError as error:
-            raise DriverError(
-                f"{self.name} was lost while it was started",
-                got=error,
-                hint="is it still plugged into USB 3?",
-            ) from error
+            problem = f"{self.name} was lost while it was started"
+            raise DriverError(problem, got=error, hint="is it still plugged into USB 3?") from error
 
     def read(self, timeout_s: float) -> Frame:
         """Wait for a new frame, with depth of its moment where depth is asked for."""

@@ -112,10 +112,8 @@ class UvcCamera:
     def _open(self) -> Any:
         """Open the camera or film; returns PyAV's container."""
         if not Path(self.device).exists():
-            raise DriverError(
-                f"there is no camera {self.device}",
-                hint="plug it in; ls -l /dev/v4l/by-id shows what there is",
-            )
+            problem = f"there is no camera {self.device}"
+            raise DriverError(problem, hint="plug it in; ls -l /dev/v4l/by-id shows what there is")
         width, height = self._size
         camera: dict[str, Any] = {
             "format": "v4l2",

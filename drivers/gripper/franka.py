@@ -130,10 +130,8 @@ class FrankaHand:
             with motions.changed:
                 if motions.changed.wait_for(lambda: not motions.moving, _STOP_S):
                     return
-        raise DriverTimeout(
-            f"the Franka Hand at {self.host} does not stop",
-            hint="look at the fingers, then see Desk",
-        )
+        problem = f"the Franka Hand at {self.host} does not stop"
+        raise DriverTimeout(problem, hint="look at the fingers, then see Desk")
 
     def clear_errors(self) -> None:
         """Home the hand at the next `connect`, once: **its fingers close and open**.

@@ -166,11 +166,8 @@ class Robotiq2F:
         """Ask for the status registers; `DriverTimeout` without an answer that can be read."""
         answer = self._ask("read_input_registers", self.status_register, count=3)
         if len(answer.registers) != 3:
-            raise DriverTimeout(
-                f"the gripper at {self.address} sent half an answer",
-                got=answer.registers,
-                expected="3 registers",
-            )
+            problem = f"the gripper at {self.address} sent half an answer"
+            raise DriverTimeout(problem, got=answer.registers, expected="3 registers")
         return Status.from_registers(answer.registers)
 
     def _activate(self, stops: int) -> None:

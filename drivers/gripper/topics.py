@@ -34,17 +34,11 @@ class TopicsGripper:
 
     def __post_init__(self) -> None:
         if self.command_type not in ("float64", "float64_array"):
-            raise DriverError(
-                "command_type of the gripper",
-                got=self.command_type,
-                expected="float64 or float64_array",
-            )
+            problem = "command_type of the gripper"
+            raise DriverError(problem, got=self.command_type, expected="float64 or float64_array")
         if self.open_at == self.closed_at:
-            raise DriverError(
-                "open_at and closed_at of the gripper are the same",
-                got=self.open_at,
-                expected="two positions of its joint",
-            )
+            problem = "open_at and closed_at of the gripper are the same"
+            raise DriverError(problem, got=self.open_at, expected="two positions of its joint")
         self._as_array = self.command_type == "float64_array"
         self._client: RosClient | None = None
         self._sensor: Any = None

@@ -68,11 +68,8 @@ class Shaping:
                 "the device's frame is not known", got=self.frame, expected=" or ".join(FRAMES)
             )
         if not 0.0 <= self.dead_zone < 1.0:
-            raise DriverError(
-                "the device's dead_zone is out of range",
-                got=self.dead_zone,
-                expected="at least 0, below 1",
-            )
+            problem = "the device's dead_zone is out of range"
+            raise DriverError(problem, got=self.dead_zone, expected="at least 0, below 1")
         if len(self.scale) != 6 or not all(math.isfinite(factor) for factor in self.scale):
             raise DriverError(
                 "the device's scale cannot be used", got=self.scale, expected="6 finite numbers"

@@ -41,11 +41,8 @@ def check_action(action: npt.ArrayLike, names: Sequence[str]) -> npt.NDArray[np.
     except ValueError as error:  # a list of lists of several lengths
         raise ActionRefused("the action is no array", got=action, expected=expected) from error
     if values.shape != (len(names),) or values.dtype.kind not in "fiu":
-        raise ActionRefused(
-            "the action has another shape or dtype",
-            got=f"{values.dtype} {values.shape}",
-            expected=expected,
-        )
+        problem = "the action has another shape or dtype"
+        raise ActionRefused(problem, got=f"{values.dtype} {values.shape}", expected=expected)
     if values.dtype.kind != "f":  # the smallest integer of a dtype is its own absolute value
         values = values.astype(np.float64)
     # One fused test for the good case: comparisons with NaN are false.

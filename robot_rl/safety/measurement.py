@@ -184,11 +184,8 @@ def check_measured(measured: Measured, limits: ArmLimits) -> None:
             )
     joints = len(measured.joint_positions)
     if limits.joint_low and joints != len(limits.joint_low):
-        raise MeasurementRefused(
-            "the arm has another number of joints than its limits",
-            got=joints,
-            expected=len(limits.joint_low),
-        )
+        problem = "the arm has another number of joints than its limits"
+        raise MeasurementRefused(problem, got=joints, expected=len(limits.joint_low))
 
 
 def excesses(measured: Measured, limits: ArmLimits) -> dict[str, str]:
