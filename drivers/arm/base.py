@@ -93,11 +93,8 @@ class Arm(Protocol):
 def check_free(arm: str, fault: str | None, stopped: bool) -> None:
     """Check that neither a fault nor a stop holds an arm, before anything is sent to it."""
     if fault is not None or stopped:
-        raise DriverFault(
-            f"the {arm} does not move",
-            got=fault or "stopped",
-            hint="look at the arm, then clear_errors",
-        )
+        hint = "look at the arm, then clear_errors"
+        raise DriverFault(f"the {arm} does not move", got=fault or "stopped", hint=hint)
 
 
 def pose_of(position: Sequence[float], metre: float = 1.0) -> Vector:

@@ -61,9 +61,7 @@ class FrankaArm:
         )
         if len(self.joint_names) != len(_LOW):
             raise DriverError(
-                "a Franka arm has seven joints",
-                got=list(self.joint_names),
-                expected=f"{len(_LOW)} joint_names",
+                "a Franka arm has seven joints", got=list(self.joint_names), expected="7 names"
             )
         self._franky = require("franky", "franka")
         self._robot: Any = None

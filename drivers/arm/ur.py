@@ -218,10 +218,7 @@ class UrArm:
             return
         self._ending = threading.Event()  # of this thread alone: an old one must not go on
         self._thread = threading.Thread(
-            target=self._stream,
-            args=(self._control, self._ending),
-            name="ur-force-mode",
-            daemon=True,
+            target=self._stream, args=(self._control, self._ending), name="ur-force", daemon=True
         )
         self._thread.start()
 

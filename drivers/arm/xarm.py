@@ -162,11 +162,8 @@ class XArm:
         for name, value in steps.items():
             code = getattr(self._api, name)(value)
             if code not in _VALUE_IS_GOOD:
-                raise DriverError(
-                    f"the xArm refuses {name}",
-                    got=f"code {code}",
-                    hint="UFACTORY's manual says what the code means",
-                )
+                hint = "UFACTORY's manual says what the code means"
+                raise DriverError(f"the xArm refuses {name}", got=f"code {code}", hint=hint)
 
     def _send(self, speeds: list[float]) -> None:
         options = {"is_radian": True, "duration": WATCHDOG_SECONDS}

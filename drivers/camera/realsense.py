@@ -19,6 +19,7 @@ from drivers.errors import DriverError, DriverTimeout
 from robot_rl.calibration.board import Intrinsics
 from robot_rl.errors import MissingExtra, require
 
+_UNPLUGGED = "is it still plugged into USB 3?"
 _MILLIMETRES = 1000.0
 # Colour and depth of one moment are at most half a period apart, where they are not synchronised.
 _MOMENT = 0.75
@@ -100,7 +101,7 @@ class RealSenseCamera:
             self._set_up(profile)
         except RuntimeError as error:
             problem = f"{self.name} was lost while it was started"
-            raise DriverError(problem, got=error, hint="is it still plugged into USB 3?") from error
+            raise DriverError(problem, got=error, hint=_UNPLUGGED) from error
 
     def read(self, timeout_s: float) -> Frame:
         """Wait for a new frame, with depth of its moment where depth is asked for."""
@@ -159,11 +160,8 @@ class RealSenseCamera:
         try:
             return self._queue.wait_for_frame(left).as_frameset()
         except RuntimeError as error:
-            raise DriverTimeout(
-                f"{self.name} gave no new picture in time",
-                got=error,
-                hint="is it still plugged into USB 3?",
-            ) from error
+            problem, hint = f"{self.name} gave no new picture in time", _UNPLUGGED
+            raise DriverTimeout(problem, got=error, hint=hint) from error
 
     def _are_of_one_moment(self, color: Any, depth: Any) -> bool:
         """Whether depth belongs to a picture: where one is lost, the library passes on an older."""

@@ -70,11 +70,9 @@ class UvcCamera:
         source = self._open()
         # Of its own for each connection: a thread that hung must not wake up in the next.
         self._newest, self._ending = Place(1), threading.Event()
+        work = (source, self._newest, self._ending)
         self._thread = threading.Thread(
-            target=self._receive,
-            args=(source, self._newest, self._ending),
-            name=f"camera {self.device}",
-            daemon=True,
+            target=self._receive, args=work, name=f"camera {self.device}", daemon=True
         )
         self._thread.start()
 

@@ -65,11 +65,9 @@ class TopicsGripper:
             # They may come from several controllers, each with its own joints.
             accepts=lambda message: self.joint in message.name,
         )
-        self._commands = client.node.create_publisher(
-            Float64MultiArray if self._as_array else Float64,
-            self.command_topic,
-            qos.command_publisher(_RATE_HZ),
-        )
+        kind = Float64MultiArray if self._as_array else Float64
+        profile = qos.command_publisher(_RATE_HZ)
+        self._commands = client.node.create_publisher(kind, self.command_topic, profile)
         if not wait_until(lambda: self._sensor.count, _FIRST_STATE_S):
             raise DriverTimeout(
                 f"no state of the joint {self.joint!r} on {self._sensor.topic}",

@@ -105,6 +105,12 @@ class Shaping:
         return rotations.multiply(tool_orientation, rotations.DOWNWARD)
 
 
+def chosen(axes: Sequence[float], sticks: Sequence[int], signs: Sequence[float]) -> Vector:
+    """For each of `sticks` the axis of this number with its sign; 0 where there is none."""
+    pairs = zip(sticks, signs, strict=True)
+    return np.array([sign * axes[n] if 0 <= n < len(axes) else 0.0 for n, sign in pairs])
+
+
 @dataclass
 class TeleopDevice(ABC):
     """A device with axes and buttons that moves a robot; a subclass says how they are read."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from drivers.errors import DriverError
-from drivers.teleop.base import Axes, TeleopDevice
+from drivers.teleop.base import Axes, TeleopDevice, chosen
 from robot_rl.errors import require
 
 _RELEASED = -0.9  # a trigger counts once it was seen below this
@@ -70,11 +70,10 @@ class Gamepad(TeleopDevice):
                 raise DriverError("the gamepad is gone", hint="plug it in and connect anew")
             if event.type == self._pygame.JOYBUTTONDOWN:
                 pressed.add(f"button_{event.button}")
-        values = np.array(
-            [sign * self._axis(n) for n, sign in zip(self.sticks, self.signs, strict=True)]
-        )
+        axes = [float(self._pad.get_axis(n)) for n in range(self._pad.get_numaxes())]
+        values = chosen(axes, self.sticks, self.signs)
         if self.triggers:
-            down, up = (self._trigger(number) for number in self.triggers)
+            down, up = (self._trigger(number, axes) for number in self.triggers)
             values[2] += up - down
         return Axes(np.clip(values, -1.0, 1.0), frozenset(pressed))
 
@@ -84,14 +83,9 @@ class Gamepad(TeleopDevice):
             self._pad.quit()
             self._pad = None
 
-    def _axis(self, number: int) -> float:
-        if not 0 <= number < self._pad.get_numaxes():
-            return 0.0
-        return float(self._pad.get_axis(number))
-
-    def _trigger(self, number: int) -> float:
+    def _trigger(self, number: int, axes: Sequence[float]) -> float:
         """From 0 to 1. Many pads say 0 before the first touch, which is no half pull."""
-        level = self._axis(number)
+        level = float(chosen(axes, [number], [1.0])[0])
         if level < _RELEASED:
             self._released.add(number)
         return 0.5 * (level + 1.0) if number in self._released else 0.0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from drivers.errors import DriverError
-from drivers.teleop.base import Axes, TeleopDevice, Vector
+from drivers.teleop.base import Axes, TeleopDevice, Vector, chosen
 from robot_rl.processes.waiting import wait_until
 from robot_rl.safety import rotations
 
@@ -154,9 +154,7 @@ class JoyTopic(TopicDevice):
         for number, down in enumerate(self._buttons):
             if down and not (number < len(before) and before[number]):
                 self._pressed.append(f"button_{number}")
-        numbers = message.axes
-        taken = [numbers[n] if 0 <= n < len(numbers) else 0.0 for n in self.sticks]
-        return np.asarray(np.array(taken) * np.array(self.signs))
+        return chosen(message.axes, self.sticks, self.signs)
 
 
 @dataclass

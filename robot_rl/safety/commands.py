@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,19 +35,6 @@ class CommandRefused(RobotRLError):
     def __init__(self, reason: str, problem: str, **words: Any) -> None:
         super().__init__(problem, **words)
         self.reason = reason
-
-
-class Route(Protocol):
-    """Where a motion of the guard's own leads, one goal after another."""
-
-    speed_translation: float
-    speed_rotation: float
-
-    def goal(self, now: float, pose: Vector) -> Vector | None:
-        """The next goal (7,) for an arm at `pose` (7,), or None at the end."""
-
-    def obstructed(self, reason: str) -> bool:
-        """A limit has stopped the motion; returns whether it ends with that."""
 
 
 def checked_pose(

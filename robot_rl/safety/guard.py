@@ -7,12 +7,13 @@ control rate, and sends what `tick` returns. An owner that stops ticking sends n
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from robot_rl.safety import rotations
-from robot_rl.safety.commands import ClientClock, CommandRefused, Mode, Route, checked_pose
+from robot_rl.safety.commands import ClientClock, CommandRefused, Mode, checked_pose
 from robot_rl.safety.limiter import WayBack
 from robot_rl.safety.limits import ArmLimits, MeasurementRefused, Vector, within_angle
 from robot_rl.safety.measurement import (
@@ -24,6 +25,9 @@ from robot_rl.safety.measurement import (
     check_measured,
     excesses,
 )
+
+if TYPE_CHECKING:
+    from robot_rl.safety.reset_motion import ResetMotion
 
 # A loop that was held up for longer than this moves the target as if it had been this long [s].
 LONGEST_TICK = 0.05
@@ -61,7 +65,7 @@ class ArmGuard:
         self._way = WayBack(limits.max_lead_translation)
         self._asked: Vector = np.empty(7)  # the last command, before it was kept inside
         self._backs_off = False
-        self._route: Route | None = None
+        self._route: ResetMotion | None = None
         self._ticked = -math.inf
         self._received = -math.inf
         self._clock = ClientClock(limits.max_stamp_age)
@@ -154,8 +158,8 @@ class ArmGuard:
         self._way.forget()
         self.hold(reason)
 
-    def follow_route(self, route: Route) -> None:
-        """Begin a motion of the owner's own, such as a reset; commands are refused meanwhile."""
+    def follow_route(self, route: ResetMotion) -> None:
+        """Begin a reset; commands are refused meanwhile."""
         self._check_mode()
         self.hold("reset begins")
         self._route = route

@@ -147,14 +147,12 @@ class CartesianLimiter:
 
     Attributes:
         target: The target pose (7,).
-        counts: How often each limit changed what was asked for.
         straying: Whether the arm goes away from where the actions lead, for whoever asks it.
     """
 
     def __init__(self, limits: CartesianLimits) -> None:
         self.limits = limits
         self.straying = Straying()
-        self.counts = {"workspace": 0, "tilt": 0, "yaw": 0, "force": 0}
         self.target = self._asked = limits.middle.copy()
         self._way = WayBack(limits.max_lead_translation)
 
@@ -199,13 +197,10 @@ class CartesianLimiter:
         self._asked = rotations.displaced(self._asked, step, turn)
         self.straying.ask(self._asked)
         if force is not None and most is not None and math.hypot(*force) > most:
-            self.counts["force"] += 1
             back = self._way.back(measured_pose, wanted, force)
             self.target, _ = limits.led(measured_pose if back is None else back, measured_pose)
             return self.target, True
         self._way.came_by(measured_pose)
         admitted, changed = limits.admitted(self.target, wanted)
-        for name in changed:
-            self.counts[name] += 1
         self.target, _ = limits.led(admitted, measured_pose)
         return self.target, bool(changed)

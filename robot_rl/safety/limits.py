@@ -178,7 +178,23 @@ class ArmLimits(PoseLimits):
                     got=getattr(self, arm),
                     expected=f"more than {target}, which is {getattr(self, target)}",
                 )
-        _check_joints(self.joint_low, self.joint_high, self.joint_margin)
+        low, high, margin = self.joint_low, self.joint_high, self.joint_margin
+        if len(low) != len(high):
+            raise RobotRLError(
+                "'joint_low' and 'joint_high' differ in length",
+                got=(len(low), len(high)),
+                expected="a number for each joint in both",
+            )
+        if not margin >= 0.0:
+            problem = "limit 'joint_margin' is negative"
+            raise RobotRLError(problem, got=margin, expected=">= 0 [rad]")
+        for joint, (least, most) in enumerate(zip(low, high, strict=True)):
+            if not least + 2.0 * margin < most:
+                raise RobotRLError(
+                    f"the range of joint {joint} is empty",
+                    got=(least, most),
+                    expected=f"low + twice the margin of {margin} < high [rad]",
+                )
 
 
 def refuse_stiff_contact(compliance: Compliance, limits: ArmLimits) -> None:
@@ -191,24 +207,6 @@ def refuse_stiff_contact(compliance: Compliance, limits: ArmLimits) -> None:
             hint="set limits.max_force with a force-torque sensor, or contact_task false "
             "for a task in free space",
         )
-
-
-def _check_joints(low: Sequence[float], high: Sequence[float], margin: float) -> None:
-    if len(low) != len(high):
-        raise RobotRLError(
-            "'joint_low' and 'joint_high' differ in length",
-            got=(len(low), len(high)),
-            expected="a number for each joint in both",
-        )
-    if not margin >= 0.0:
-        raise RobotRLError("limit 'joint_margin' is negative", got=margin, expected=">= 0 [rad]")
-    for joint, (least, most) in enumerate(zip(low, high, strict=True)):
-        if not least + 2.0 * margin < most:
-            raise RobotRLError(
-                f"the range of joint {joint} is empty",
-                got=(least, most),
-                expected=f"low + twice the margin of {margin} < high [rad]",
-            )
 
 
 def check_workspace(low: Sequence[float], high: Sequence[float]) -> None:

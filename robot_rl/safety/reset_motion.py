@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from robot_rl.safety import rotations
 from robot_rl.safety.commands import Mode, checked_pose
-from robot_rl.safety.guard import ArmGuard
 from robot_rl.safety.limits import Vector, bounded, check_positive
+
+if TYPE_CHECKING:
+    from robot_rl.safety.guard import ArmGuard
 
 ATTEMPTS = 2
 # Between them.
@@ -112,7 +114,7 @@ class ResetMotion:
         return self._waypoints[0]
 
     def obstructed(self, reason: str) -> bool:
-        """A limit has stopped the motion; it ends unless it has not begun."""
+        """A limit has stopped the motion; returns whether it ends: not if it has not begun."""
         if self._waypoints is not None:
             self.failure, self.may_be_repeated = reason, False
         return self._waypoints is not None

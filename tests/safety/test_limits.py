@@ -135,7 +135,6 @@ def test_an_unhindered_action_moves_the_target_by_its_step(motion):
     np.testing.assert_allclose(target[:3], START[:3] + 0.01 * motion[:3], atol=1e-12)
     turn = Rotation.from_quat(target[3:]) * Rotation.from_quat(DOWN).inv()
     np.testing.assert_allclose(turn.as_rotvec(), 0.05 * motion[3:], atol=1e-9)
-    assert limiter.counts == {"workspace": 0, "tilt": 0, "yaw": 0, "force": 0}
 
 
 def following(limiter, motion, steps):
@@ -152,7 +151,6 @@ def test_the_workspace_is_the_end_and_is_reported(axis, sign):
     assert following(limiter, sign * np.eye(6)[axis], 60)
     bound = LIMITS.workspace_high if sign > 0 else LIMITS.workspace_low
     assert limiter.target[axis] == bound[axis]
-    assert limiter.counts["workspace"] > 0
 
 
 @pytest.mark.parametrize(("axis", "name"), [(3, "tilt"), (4, "tilt"), (5, "yaw")])
@@ -162,8 +160,6 @@ def test_tilt_and_yaw_end_and_are_reported(axis, name):
     assert following(limiter, np.eye(6)[axis], 60)
     most = {"tilt": LIMITS.max_tilt, "yaw": 0.5}[name]
     assert angle(limiter.target, START) == pytest.approx(most, abs=1e-9)
-    assert limiter.counts[name] > 0
-    assert sum(limiter.counts.values()) == limiter.counts[name]
 
 
 def test_the_yaw_is_free_without_a_range():
@@ -192,7 +188,6 @@ def test_too_much_force_holds():
     target, clamped = limiter.advance(np.ones(6), elsewhere, np.array([0.0, -60.1, 0.0]))
     np.testing.assert_array_equal(target, elsewhere)
     assert clamped
-    assert limiter.counts["force"] == 1
     assert not limiter.advance(np.zeros(6), elsewhere, np.array([0.0, 60.0, 0.0]))[1]
 
 
