@@ -27,22 +27,14 @@ from robot_rl.ros.node_process import run_node
 from robot_rl.ros.serving_node import ParameterError
 from robot_rl.safety import Mode
 
-_LARGEST_SEED = 2**63 - 1
-
 
 class SimArmNode(ArmNode):
     """See the module."""
 
     def __init__(self, name: str = "arm", **options: Any) -> None:
         super().__init__(name, **options)
-        self.parameter(
-            "episode_seed",
-            0,
-            "seed of the next episode, taken by sim/reset",
-            low=0,
-            high=_LARGEST_SEED,
-            read_only=False,
-        )
+        text = "seed of the next episode, taken by sim/reset"
+        self.parameter("episode_seed", 0, text, low=0, high=2**63 - 1, read_only=False)
 
     def setup(self) -> None:
         """Make the guard of the simulated arm; `ParameterError` where the driver is another."""

@@ -160,8 +160,8 @@ class RealSenseCamera:
         try:
             return self._queue.wait_for_frame(left).as_frameset()
         except RuntimeError as error:
-            problem, hint = f"{self.name} gave no new picture in time", _UNPLUGGED
-            raise DriverTimeout(problem, got=error, hint=hint) from error
+            problem = f"{self.name} gave no new picture in time"
+            raise DriverTimeout(problem, got=error, hint=_UNPLUGGED) from error
 
     def _are_of_one_moment(self, color: Any, depth: Any) -> bool:
         """Whether depth belongs to a picture: where one is lost, the library passes on an older."""

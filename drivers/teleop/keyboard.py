@@ -19,18 +19,9 @@ from robot_rl.errors import require
 
 # Key → axis and direction, as the operator sees it: front, left, up, and turns about these.
 KEYS: Mapping[str, tuple[int, float]] = {
-    "w": (0, 1.0),
-    "s": (0, -1.0),
-    "a": (1, 1.0),
-    "d": (1, -1.0),
-    "r": (2, 1.0),
-    "f": (2, -1.0),
-    "j": (3, -1.0),
-    "l": (3, 1.0),
-    "k": (4, -1.0),
-    "i": (4, 1.0),
-    "q": (5, 1.0),
-    "e": (5, -1.0),
+    key: (axis, direction)
+    for axis, pair in enumerate(("ws", "ad", "rf", "lj", "ik", "qe"))
+    for key, direction in zip(pair, (1.0, -1.0), strict=True)
 }
 
 

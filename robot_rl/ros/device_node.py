@@ -87,18 +87,14 @@ class DeviceNode(ServingNode, ABC):
         self._told_level, self._told_at = DiagnosticStatus.OK, 0.0
         self._timer: Timer | None = None
         self._has_topics = False
-        self._driver_config: str = self.parameter(
-            "driver", "", "the driver: a mapping with _target_"
-        )
+        self._driver_config: str = self.parameter("driver", "", "a mapping with _target_")
         self.rate_hz: float = self.parameter(
             "rate_hz", self.default_rate_hz, "polls per second", low=0.1, high=self.highest_rate_hz
         )
         text = "age at which the newest measurement is reported as stale"
         stale: float = self.parameter("stale_after_s", 0.5, text, low=0.001, high=3600.0)
         text = "how long the device may fail before it is connected anew"
-        self._reconnect_after: float = self.parameter(
-            "reconnect_after_s", 1.0, text, low=0.0, high=3600.0
-        )
+        self._patience = self.parameter("reconnect_after_s", 1.0, text, low=0.0, high=3600.0)
         self.freshness = Freshness(stale)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
         self._diagnostics_timer = self.create_timer(_DIAGNOSTICS_SECONDS, self.publish_diagnostics)
@@ -225,7 +221,7 @@ class DeviceNode(ServingNode, ABC):
         """Make the driver and begin to connect it."""
         try:
             driver = registry.make(_mapping(self._driver_config))
-            self._connection = Connection(driver, self._reconnect_after)
+            self._connection = Connection(driver, self._patience)
             self.setup()
             if not self._has_topics:
                 self.make_topics()

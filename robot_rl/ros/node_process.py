@@ -64,21 +64,15 @@ def _spin(node: DeviceNode, stop: StopEvent) -> None:
         while not stop.is_set():
             executor.spin_once(timeout_sec=_SPIN_SECONDS)
     finally:
-        _end_in_time()
+        # Even if the device's library, or Fast DDS, does not come to an end: Fast DDS 2.14 can wait
+        # for itself for ever where another participant's lease runs out just when that participant
+        # leaves, as on a machine that is far too busy.
+        timer = threading.Timer(_LEAVE_SECONDS, os._exit, [0])
+        timer.daemon = True
+        timer.start()
         node.trigger_shutdown()
         executor.shutdown()
         node.destroy_node()
-
-
-def _end_in_time() -> None:
-    """End this process even if its device's library, or Fast DDS, does not come to an end.
-
-    Fast DDS 2.14 can wait for itself for ever where another participant's lease runs out just when
-    that participant leaves, as on a machine that is far too busy.
-    """
-    timer = threading.Timer(_LEAVE_SECONDS, os._exit, [0])
-    timer.daemon = True
-    timer.start()
 
 
 def _tell(problem: str) -> None:
