@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from robot_rl.ros.sensors import Sensor
 
 _COMMAND_RATE_HZ = 100.0
+_POSE, _WRENCH = "geometry_msgs/msg/PoseStamped", "geometry_msgs/msg/WrenchStamped"
 
 
 @dataclass(eq=False)
@@ -58,20 +59,17 @@ class TopicArm(ABC):
 
     def connect(self) -> None:
         """Subscribe, and wait for the first message of each topic, or raise `RobotInterrupted`."""
-        from geometry_msgs.msg import PoseStamped, TwistStamped, WrenchStamped
-        from sensor_msgs.msg import JointState
-
         from robot_rl.ros import messages, qos
-        from robot_rl.ros.client import RosClient
+        from robot_rl.ros.client import RosClient, message_type
         from robot_rl.ros.sensors import Sensor, wait_for_all
 
         self.close()
         client = self._client = RosClient("arm_driver", self.namespace)
         topics = {
-            "joints": (self.joint_topic, JointState, self._joints),
-            "pose": (self.pose_topic, PoseStamped, messages.pose_array),
-            "twist": (self.twist_topic, TwistStamped, messages.twist_array),
-            "wrench": (self.wrench_topic, WrenchStamped, messages.wrench_array),
+            "joints": (self.joint_topic, "sensor_msgs/msg/JointState", self._joints),
+            "pose": (self.pose_topic, _POSE, messages.pose_array),
+            "twist": (self.twist_topic, "geometry_msgs/msg/TwistStamped", messages.twist_array),
+            "wrench": (self.wrench_topic, _WRENCH, messages.wrench_array),
         }
         # Each controller may publish the states of its own joints, which nothing is derived from
         # where the pose is measured.
@@ -81,7 +79,7 @@ class TopicArm(ABC):
         self._sensors = {
             name: Sensor(
                 client,
-                kind,
+                message_type(kind),
                 topic,
                 self.stale_after_s,
                 decode,
@@ -95,7 +93,7 @@ class TopicArm(ABC):
         }
         kind, topic = self._commands()
         profile = qos.command_publisher(_COMMAND_RATE_HZ)
-        self._publisher = client.node.create_publisher(kind, topic, profile)
+        self._publisher = client.node.create_publisher(message_type(kind), topic, profile)
         wait_for_all(self._sensors.values(), 1, self.timeout_s)
 
     def read(self) -> ArmState:
@@ -145,7 +143,7 @@ class TopicArm(ABC):
             client.close()
 
     @abstractmethod
-    def _commands(self) -> tuple[Any, str]:
+    def _commands(self) -> tuple[str, str]:
         """Type and topic of the commands."""
 
     def _base_frame(self) -> str:
@@ -195,10 +193,8 @@ class PoseTopicArm(TopicArm):
 
         self._publisher.publish(pose_message(target_pose, time.time_ns(), self._base_frame()))
 
-    def _commands(self) -> tuple[Any, str]:
-        from geometry_msgs.msg import PoseStamped
-
-        return PoseStamped, self.target_topic
+    def _commands(self) -> tuple[str, str]:
+        return _POSE, self.target_topic
 
 
 @dataclass(eq=False)
@@ -270,10 +266,8 @@ class TrajectoryTopicArm(TopicArm):
         mujoco.mj_kinematics(self._model, self._data)
         return site_pose(self._data, self._chain.site)
 
-    def _commands(self) -> tuple[Any, str]:
-        from trajectory_msgs.msg import JointTrajectory
-
-        return JointTrajectory, self.command_topic
+    def _commands(self) -> tuple[str, str]:
+        return "trajectory_msgs/msg/JointTrajectory", self.command_topic
 
     def _solved(self, target_pose: Vector) -> Vector:
         from robot_rl.env.sim.world import solve_inverse_kinematics

@@ -10,7 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class TopicDevice(TeleopDevice):
     a lost device, as an unplugged one is: nobody has let go of it. So is a number that is none.
     """
 
+    kind: ClassVar[str]  # type of the messages, as ROS names it
     topic: str = ""  # name of the topic
     namespace: str = ""  # below which it is, unless it begins with a slash
     timeout_s: float = 0.25  # a message older than this moves nothing [s]
@@ -45,10 +46,6 @@ class TopicDevice(TeleopDevice):
     _pressed: list[str] = field(default_factory=list, init=False, repr=False)
 
     @abstractmethod
-    def message_type(self) -> Any:
-        """The type of the messages; imported here, since a driver loads without ROS."""
-
-    @abstractmethod
     def take(self, message: Any) -> Vector:
         """The axes (6,) of a message, in the thread of ROS."""
 
@@ -58,13 +55,13 @@ class TopicDevice(TeleopDevice):
         Raises `DriverError` where the device was lost, and has not spoken since.
         """
         from robot_rl.ros import qos
-        from robot_rl.ros.client import RosClient
+        from robot_rl.ros.client import RosClient, message_type
 
         if self._client is None or not self._client.running:
             self.close()
             self._client = RosClient("teleop_device", self.namespace)
             self._subscription = self._client.node.create_subscription(
-                self.message_type(), self.topic, self._hear, qos.sensor_subscription()
+                message_type(self.kind), self.topic, self._hear, qos.sensor_subscription()
             )
             wait_until(lambda: self._problem() is None, _HEARD_SECONDS if self._lost else 0.0)
         problem = self._problem()
@@ -135,18 +132,13 @@ class TopicDevice(TeleopDevice):
 class JoyTopic(TopicDevice):
     """Moves with the axes of a Joy message; its buttons are `button_0`, `button_1`, …."""
 
+    kind: ClassVar[str] = "sensor_msgs/msg/Joy"
     topic: str = "joy"
     # For each of the axes front, left, up, and turns about them, the number of the message's axis;
     # -1 for none. The default is spacenav's order.
     sticks: Sequence[int] = (0, 1, 2, 3, 4, 5)
     signs: Sequence[float] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)  # direction of each
     _buttons: Sequence[int] = field(default=(), init=False, repr=False)
-
-    def message_type(self) -> Any:
-        """sensor_msgs/Joy."""
-        from sensor_msgs.msg import Joy
-
-        return Joy
 
     def take(self, message: Any) -> Vector:
         """Its axes; buttons that went down are kept until they are read."""
@@ -161,15 +153,10 @@ class JoyTopic(TopicDevice):
 class TwistTopic(TopicDevice):
     """Moves with the velocity of a TwistStamped message."""
 
+    kind: ClassVar[str] = "geometry_msgs/msg/TwistStamped"
     topic: str = "teleop/command"  # that of `teleop_node`
     full_translation: float = 0.1  # velocity that is the largest action [m/s]
     full_rotation: float = 0.5  # the same for turns [rad/s]
-
-    def message_type(self) -> Any:
-        """geometry_msgs/TwistStamped."""
-        from geometry_msgs.msg import TwistStamped
-
-        return TwistStamped
 
     def take(self, message: Any) -> Vector:
         """Linear and angular velocity, as shares of the largest action."""

@@ -239,16 +239,20 @@ def newest_message(topic: str) -> str:
         latched = publishers[0].qos_profile.durability == DurabilityPolicy.TRANSIENT_LOCAL
         profile = qos.latched() if latched else qos.sensor_subscription(1)
         heard: list[Any] = []
-        package, _, name = publishers[0].topic_type.split("/")
-        try:
-            kind = getattr(importlib.import_module(f"{package}.msg"), name)
-        except (ImportError, AttributeError) as error:
-            problem = "the type of the topic is not installed here"
-            raise RosUnavailable(problem, got=publishers[0].topic_type) from error
+        kind = message_type(publishers[0].topic_type)
         client.node.create_subscription(kind, topic, heard.append, profile)
         if not wait_until(lambda: heard, _ASKED_SECONDS):
             raise SensorLate(topic, float("inf"), _ASKED_SECONDS)
     return str(heard[-1])
+
+
+def message_type(name: str) -> Any:
+    """The class of what ROS calls `sensor_msgs/msg/Joy`, for example, or `RosUnavailable`."""
+    package, _, kind = name.split("/")
+    try:
+        return getattr(importlib.import_module(f"{package}.msg"), kind)
+    except (ImportError, AttributeError) as error:
+        raise RosUnavailable("the type of the topic is not installed here", got=name) from error
 
 
 def _asking() -> closing[RosClient]:

@@ -70,7 +70,7 @@ def checked_pose(
 
 
 class ClientClock:
-    """Checks by their stamps that commands are not older than `max_age` [s] by the system clock."""
+    """Checks by their stamps that commands are of now, within `max_age` [s] by the system clock."""
 
     def __init__(self, max_age: float) -> None:
         self._max_age = max_age

@@ -48,8 +48,8 @@ class PoseLimits:
     workspace_low: tuple[float, float, float]  # lowest TCP position [m]
     workspace_high: tuple[float, float, float]  # highest TCP position [m]
     max_tilt: float = bounded(0.6, "largest angle of tool to reference axis, z [rad]", 0.01, 3.1416)
-    # Away from the reference; from pi on every turn is allowed.
-    max_yaw: float = bounded(math.pi, "largest turn about the tool's axis [rad]", 0.01, 3.1416)
+    # Away from the reference.
+    max_yaw: float = bounded(math.pi, "turn about the tool's axis; pi: any [rad]", 0.01, 3.1416)
     reference_orientation: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)  # xyzw
     # Over the measured pose. With a stiffness k this also bounds the contact force to k times the
     # lead.
@@ -59,7 +59,7 @@ class PoseLimits:
     max_force: float | None = bounded(60.0, "force to yield at [N]; 0: unmeasured", 0.0, 500.0)
     # Also when a person pushes it. A measured pose that is farther from the one before is not
     # believed.
-    max_arm_speed: float = bounded(1.5, "fastest it can be, pushed or not [m/s]", 0.01, 10.0)
+    max_arm_speed: float = bounded(1.5, "fastest the arm can be, pushed or not [m/s]", 0.01, 10.0)
     max_arm_turning: float = bounded(6.0, "the same for its rotation [rad/s]", 0.01, 60.0)
 
     def __post_init__(self) -> None:
@@ -152,8 +152,8 @@ class CartesianLimits(PoseLimits):
 class ArmLimits(PoseLimits):
     """Limits of one arm, in its base frame, that its node enforces."""
 
-    max_step_translation: float = bounded(0.03, "farthest one command moves it [m]", 1e-3, 0.2)
-    max_step_rotation: float = bounded(0.15, "farthest one command turns it [rad]", 1e-3, 1.5)
+    max_step_translation: float = bounded(0.03, "way of the target in one command [m]", 1e-3, 0.2)
+    max_step_rotation: float = bounded(0.15, "turn of the target in one command [rad]", 1e-3, 1.5)
     max_speed_translation: float = bounded(0.25, "speed of the target [m/s]", 1e-3, 3.0)
     max_speed_rotation: float = bounded(1.0, "speed of its rotation [rad/s]", 1e-3, 10.0)
     # As `max_force`, about the TCP.
