@@ -63,6 +63,9 @@ class SimArm:
         self._task = put_in_world(self.task, self.model, self.gripper)
         self._world = self._task.world
         self._scene = SceneState(self._world)
+        self.fingerprint = self._scene.fingerprint  # of the model, for copies of the world
+        low, high = self._world.model.jnt_range[: len(ARM_JOINTS)].T
+        self.joint_limits: JointLimits = (tuple(low.tolist()), tuple(high.tolist()))
         self._period = 1.0 / self.rate_hz
         self._wrenches: deque[Vector] = deque(maxlen=max(1, round(_WRENCH_SECONDS * self.rate_hz)))
         self._lock = threading.Lock()  # the world, and what is said of it
@@ -72,17 +75,6 @@ class SimArm:
         self._stopped = False
         self.fault: str | None = None
         self.reset(self.seed)
-
-    @property
-    def joint_limits(self) -> JointLimits:
-        """Those of the model."""
-        low, high = self._world.model.jnt_range[: len(ARM_JOINTS)].T
-        return tuple(low.tolist()), tuple(high.tolist())
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the model, for copies of the world; see `SceneState`."""
-        return self._scene.fingerprint
 
     def connect(self) -> None:
         """Let time pass in the world."""

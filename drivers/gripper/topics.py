@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _FIRST_STATE_S = 5.0
 _STALE_S = 0.5
 _RATE_HZ = 50.0
+_KINDS = {"float64": "std_msgs/msg/Float64", "float64_array": "std_msgs/msg/Float64MultiArray"}
 
 
 @dataclass(eq=False)
@@ -33,13 +34,12 @@ class TopicsGripper:
     namespace: str = ""  # below which topics that do not begin with a slash are
 
     def __post_init__(self) -> None:
-        if self.command_type not in ("float64", "float64_array"):
+        if self.command_type not in _KINDS:
             problem = "command_type of the gripper"
-            raise DriverError(problem, got=self.command_type, expected="float64 or float64_array")
+            raise DriverError(problem, got=self.command_type, expected=" or ".join(_KINDS))
         if self.open_at == self.closed_at:
             problem = "open_at and closed_at of the gripper are the same"
             raise DriverError(problem, got=self.open_at, expected="two positions of its joint")
-        self._as_array = self.command_type == "float64_array"
         self._client: RosClient | None = None
         self._sensor: Any = None
         self._commands: Any = None
@@ -47,10 +47,9 @@ class TopicsGripper:
     def connect(self) -> None:
         """Subscribe, and wait for the first state."""
         from sensor_msgs.msg import JointState
-        from std_msgs.msg import Float64, Float64MultiArray
 
         from robot_rl.ros import qos
-        from robot_rl.ros.client import RosClient
+        from robot_rl.ros.client import RosClient, message_type
         from robot_rl.ros.messages import joint_positions
         from robot_rl.ros.sensors import Sensor
 
@@ -65,9 +64,9 @@ class TopicsGripper:
             # They may come from several controllers, each with its own joints.
             accepts=lambda message: self.joint in message.name,
         )
-        kind = Float64MultiArray if self._as_array else Float64
+        self._kind = message_type(_KINDS[self.command_type])
         profile = qos.command_publisher(_RATE_HZ)
-        self._commands = client.node.create_publisher(kind, self.command_topic, profile)
+        self._commands = client.node.create_publisher(self._kind, self.command_topic, profile)
         if not wait_until(lambda: self._sensor.count, _FIRST_STATE_S):
             raise DriverTimeout(
                 f"no state of the joint {self.joint!r} on {self._sensor.topic}",
@@ -85,12 +84,10 @@ class TopicsGripper:
 
     def command(self, position: float) -> None:
         """Publish a position, in the controller's unit."""
-        from std_msgs.msg import Float64, Float64MultiArray
-
         self._connected()
         value = self.open_at + check_position(position) * (self.closed_at - self.open_at)
-        message = Float64MultiArray(data=[value]) if self._as_array else Float64(data=value)
-        self._commands.publish(message)
+        data = [value] if self.command_type == "float64_array" else value
+        self._commands.publish(self._kind(data=data))
 
     def stop(self) -> None:
         """Command the position where it is."""

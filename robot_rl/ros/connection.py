@@ -167,28 +167,21 @@ class Freshness:
         self._count += 1
         return True
 
-    @property
-    def age_s(self) -> float:
-        """Time since the newest measurement was seen, or since the start [s]."""
-        return time.monotonic() - self._seen
-
-    @property
-    def stale(self) -> bool:
-        """Whether the newest measurement is too old."""
-        return self.age_s > self._stale_after
-
-    def describe(self) -> str:
-        """The age of the newest measurement, in words."""
+    def staleness(self) -> str | None:
+        """How old the newest measurement is, in words, where it is too old."""
+        age = time.monotonic() - self._seen
+        if age <= self._stale_after:
+            return None
         if self._count == 0:
-            return f"no measurement yet, for {self.age_s:.3f} s"
-        return f"the newest measurement is {self.age_s:.3f} s old"
+            return f"no measurement yet, for {age:.3f} s"
+        return f"the newest measurement is {age:.3f} s old"
 
     def facts(self) -> dict[str, object]:
         """Rate, age and counts for the diagnostics; the rate is smoothed, and 0 while stale."""
-        rate = 0.0 if self.stale or self._interval <= 0.0 else 1.0 / self._interval
+        rate = 0.0 if self.staleness() or self._interval <= 0.0 else 1.0 / self._interval
         return {
             "rate_hz": f"{rate:.1f}",
-            "age_s": f"{self.age_s:.3f}",
+            "age_s": f"{time.monotonic() - self._seen:.3f}",
             "measurements": self._count,
             "clock_jumps_back": self._jumps,
         }

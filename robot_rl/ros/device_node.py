@@ -303,8 +303,8 @@ class DeviceNode(ServingNode, ABC):
             return DiagnosticStatus.ERROR, connection.fault
         if connection.state != CONNECTED:
             return DiagnosticStatus.WARN, connection.state
-        if self.is_polling and self.freshness.stale:
-            return DiagnosticStatus.STALE, self.freshness.describe()
+        if self.is_polling and (old := self.freshness.staleness()) is not None:
+            return DiagnosticStatus.STALE, old
         warning = self.warning() or self.freshness.warning
         return (DiagnosticStatus.WARN, warning) if warning else (DiagnosticStatus.OK, "running")
 

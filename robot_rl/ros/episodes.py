@@ -101,9 +101,8 @@ class SimulatedEpisodes:
         )
         for result in answer.results:
             if not result.successful:
-                raise ServiceFailed(
-                    f"{robot.client.topic(parameters)} was refused", got=result.reason
-                )
+                problem = f"{robot.client.topic(parameters)} was refused"
+                raise ServiceFailed(problem, got=result.reason)
         robot.client.trigger(self.service, self.timeout_s)
         if robot.mirror is not None:
             robot.mirror.begin(seed)
@@ -160,9 +159,9 @@ class ScriptedEpisodes:
         for step in range(1, steps + _SETTLING_STEPS):
             share = min(1.0, step / steps)
             part = rotations.from_rotation_vector(share * way[3:])
-            orientation = rotations.normalize(rotations.multiply(part, start[3:]))
-            position = start[:3] + share * way[:3]
-            robot.move_target(np.concatenate([position, orientation]))
+            target = rotations.displaced(start, share * way[:3], part)
+            target[3:] = rotations.normalize(target[3:])
+            robot.move_target(target)
             time.sleep(_COMMAND_SECONDS)
         return rotations.apart(robot.tcp_pose(), goal)
 
