@@ -14,6 +14,7 @@ import av
 
 from drivers.camera.uvc import UvcCamera, live_frames
 from drivers.errors import DriverError, DriverTimeout
+from robot_rl.errors import RobotRLError
 
 SIZE = {"width": 32, "height": 24}
 
@@ -164,5 +165,5 @@ def test_intrinsics_come_from_the_configuration(film):
     assert camera.intrinsics().distortion[0] == 0.1
     with pytest.raises(DriverError, match="of another size; got: 64×24; expected: 32×24"):
         UvcCamera(film, **SIZE, intrinsics={**known, "width": 64})
-    with pytest.raises(DriverError, match=r"cannot be used; got: .*focal"):
+    with pytest.raises(RobotRLError, match=r"does not hold a camera's intrinsics; got: .*focal"):
         UvcCamera(film, **SIZE, intrinsics={**known, "focal": 1.0})
