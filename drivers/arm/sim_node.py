@@ -23,8 +23,8 @@ from drivers.arm.node import ArmNode
 from drivers.arm.sim import SimArm
 from drivers.errors import DriverError
 from robot_rl.ros import messages, qos
+from robot_rl.ros.device_node import ParameterError
 from robot_rl.ros.node_process import run_node
-from robot_rl.ros.serving_node import ParameterError
 from robot_rl.safety import Mode
 
 

@@ -5,7 +5,7 @@
     deactivate  stops publishing; the device stays connected
     cleanup     closes the device; topics and services stay
 
-A device that cannot be reached, or fails, is reported in `/diagnostics` and tried again for ever.
+A device that cannot be reached is reported in `/diagnostics` and tried again for ever.
 """
 
 from __future__ import annotations
@@ -15,38 +15,40 @@ import functools
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import yaml
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
-from rclpy.lifecycle import LifecycleState, TransitionCallbackReturn
+from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
+from rclpy.exceptions import ParameterException
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.service import Service
 from rclpy.timer import Timer
+from std_srvs.srv import Trigger
 
 from policies import registry
 from robot_rl.errors import RobotRLError, described
 from robot_rl.ros import qos
 from robot_rl.ros.client import publisher_names
 from robot_rl.ros.connection import CONNECTED, Connection, Freshness
-from robot_rl.ros.serving_node import ParameterError, ServingNode
 from robot_rl.safety import SoleSource
 
 # Between two diagnostics, and at least where a fault has come or gone since.
 _DIAGNOSTICS_SECONDS, _NEWS_SECONDS = 1.0, 0.1
 # A fault whose words change at every poll, with an age for example, is logged this often.
 _LOG_SECONDS = 1.0
-_SUCCESS = TransitionCallbackReturn.SUCCESS
-_FAILURE = TransitionCallbackReturn.FAILURE
 
 
-Transition = Callable[["DeviceNode", LifecycleState], TransitionCallbackReturn]
+class ParameterError(RobotRLError):
+    """A parameter of a node that is missing, of another type, or out of range."""
 
 
-def _explained(transition: Transition) -> Transition:
+def _explained(transition: Any) -> Any:
     """Log what a transition raises: rclpy makes it a failed transition without a word."""
 
     @functools.wraps(transition)
-    def run(node: DeviceNode, state: LifecycleState) -> TransitionCallbackReturn:
+    def run(node: DeviceNode, state: LifecycleState) -> Any:
         try:
             return transition(node, state)
         except Exception as error:
@@ -57,7 +59,7 @@ def _explained(transition: Transition) -> Transition:
     return run
 
 
-class DeviceNode(ServingNode, ABC):
+class DeviceNode(LifecycleNode, ABC):
     """A lifecycle node over one driver.
 
     A subclass declares parameters, makes its topics and services in `make_topics`, and reads and
@@ -67,11 +69,6 @@ class DeviceNode(ServingNode, ABC):
     Parameters (ROS): `driver`, a YAML or JSON mapping with `_target_`; `rate_hz`, how often the
     device is polled; `stale_after_s`, the age at which the newest measurement is reported as stale;
     `reconnect_after_s`, how long the device may fail before it is connected anew.
-
-    Attributes:
-        trouble: Why the last transition that failed did.
-        refusals: How many commands were refused.
-        last_refusal: Why the last command was; empty if it was not.
     """
 
     default_rate_hz: ClassVar[float] = 100.0
@@ -79,8 +76,8 @@ class DeviceNode(ServingNode, ABC):
 
     def __init__(self, name: str, **options: Any) -> None:
         super().__init__(name, **options)
-        self.trouble = self.last_refusal = ""
-        self.refusals = 0
+        self.trouble = ""  # why the last transition that failed did
+        self.refusals, self.last_refusal = 0, ""  # of commands; why the last one was, if it was
         self._connection: Connection | None = None
         self._was_connected = False
         self._quiet_until = 0.0  # on the steady clock [s]
@@ -99,8 +96,6 @@ class DeviceNode(ServingNode, ABC):
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
         self._diagnostics_timer = self.create_timer(_DIAGNOSTICS_SECONDS, self.publish_diagnostics)
 
-    # What a subclass gives.
-
     def setup(self) -> None:
         """Prepare for the driver, which has just been made: at every configure."""
 
@@ -112,8 +107,7 @@ class DeviceNode(ServingNode, ABC):
     def poll(self) -> None:
         """Read the connected device and publish what is new; called at `rate_hz` while active.
 
-        A `RobotRLError` says that the device failed. It is reported; if it goes on failing, the
-        device is connected anew.
+        A `RobotRLError` is reported; if it goes on, the device is connected anew.
         """
 
     def activating(self) -> None:
@@ -139,8 +133,6 @@ class DeviceNode(ServingNode, ABC):
         """What is wrong without being a fault of the device; by default a command's refusal."""
         return self.last_refusal or None
 
-    # What it can use.
-
     @property
     def driver(self) -> Any:
         """The driver, made at configure; use it in `poll`, or where `is_connected`."""
@@ -161,6 +153,85 @@ class DeviceNode(ServingNode, ABC):
     def is_polling(self) -> bool:
         """Whether the node is active."""
         return self._timer is not None
+
+    def parameter(
+        self,
+        name: str,
+        default: Any,
+        description: str,
+        *,
+        low: float | None = None,
+        high: float | None = None,
+        read_only: bool = True,
+    ) -> Any:
+        """Declare a parameter of the type of its default, and return its value.
+
+        A list is one of floats. A number lies from `low` to `high`. One that is `read_only` may
+        only be given at the start. The `ParameterError` names one that is refused.
+        """
+        descriptor = ParameterDescriptor(description=description, read_only=read_only)
+        # A whole number serves as a float too: rclpy's own check of types would refuse it.
+        descriptor.dynamic_typing = isinstance(default, float | list)
+        if low is not None and high is not None:
+            if isinstance(default, int):
+                limits = IntegerRange(from_value=int(low), to_value=int(high))
+                descriptor.integer_range = [limits]
+            else:
+                limits = FloatingPointRange(from_value=float(low), to_value=float(high))
+                descriptor.floating_point_range = [limits]
+        plural = isinstance(default, list)
+        kind = float if plural else type(default)
+        try:
+            found = self.declare_parameter(name, default, descriptor).value
+            parts = list(found) if plural else [found]
+            parts = [float(part) if kind is float and type(part) is int else part for part in parts]
+            value = parts if plural else parts[0]
+        except (ParameterException, TypeError) as error:
+            value, parts = error, [error]
+
+        def fits(part: Any) -> bool:
+            return type(part) is kind and (low is None or high is None or low <= part <= high)
+
+        if not all(map(fits, parts)):
+            limits = "" if low is None else f" from {low:g} to {high:g}"
+            raise ParameterError(
+                f"the parameter {name!r} of {self.get_fully_qualified_name()} cannot have this value",
+                got=value,
+                expected=f"{kind.__name__}{'s' * plural}{limits}",
+            )
+        return value
+
+    def serve(self, name: str, do: Callable[[], str]) -> Service:
+        """Serve a `std_srvs/Trigger`: `do` says what it did; what it raises is an answer too."""
+
+        def answer(request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+            try:
+                response.success, response.message = True, do()
+            except Exception as error:
+                response.success, response.message = False, described(error)
+                self.get_logger().error(f"{name}: {response.message}")
+            return response
+
+        return self.create_service(Trigger, name, answer)
+
+    @contextlib.contextmanager
+    def refusing(self, service: Service, device: str) -> Iterator[None]:
+        """Refuse the requests of a service that wait now, when what a stop does has been done.
+
+        Each service has a queue of its own: their order says nothing about that of the requests.
+        Those that come in between are carried out later: who asks then may have heard of the stop.
+        """
+        taken: list[Any] = []
+        queue = service.handle
+        with queue:
+            while (request := queue.service_take_request(Trigger.Request)[1]) is not None:
+                taken.append(request)
+        try:
+            yield
+        finally:
+            problem = f"a stop came meanwhile; next: look at the {device}, and call it again"
+            for request in taken:
+                service.send_response(Trigger.Response(success=False, message=problem), request)
 
     def subscribe_to_commands(
         self, kind: Any, topic: str, source: SoleSource, take: Callable[[Any], None]
@@ -188,8 +259,7 @@ class DeviceNode(ServingNode, ABC):
                 self.last_refusal = ""
 
         callback: Any = check  # its second argument is not in rclpy's types
-        profile = qos.command_subscription()
-        commands = self.create_subscription(kind, topic, callback, profile)
+        commands = self.create_subscription(kind, topic, callback, qos.command_subscription())
 
     def _refuse(self, reason: str) -> None:
         self.refusals += 1
@@ -214,8 +284,6 @@ class DeviceNode(ServingNode, ABC):
         message.header.stamp = self.get_clock().now().to_msg()
         self._diagnostics.publish(message)
 
-    # The life cycle.
-
     @_explained
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Make the driver and begin to connect it."""
@@ -230,23 +298,23 @@ class DeviceNode(ServingNode, ABC):
             self.trouble = str(error)
             self.get_logger().error(self.trouble)
             self._connection = None
-            return _FAILURE
+            return TransitionCallbackReturn.FAILURE
         self._connection.begin()
-        return _SUCCESS
+        return TransitionCallbackReturn.SUCCESS
 
     @_explained
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Begin to poll."""
         self.activating()
         self._timer = self.create_timer(1.0 / self.rate_hz, self._tick)
-        return _SUCCESS
+        return TransitionCallbackReturn.SUCCESS
 
     @_explained
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Stop polling."""
         self._stop_polling()
         self.deactivated()
-        return _SUCCESS
+        return TransitionCallbackReturn.SUCCESS
 
     @_explained
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -260,16 +328,15 @@ class DeviceNode(ServingNode, ABC):
         self._connection = None
         if was_connected:
             self.disconnected()
-        return _SUCCESS
+        return TransitionCallbackReturn.SUCCESS
 
-    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Close the device, from any state."""
-        return self.on_cleanup(state)
+    on_shutdown = on_cleanup
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Close the device after a transition that raised: nothing may go on behind its back."""
         self.get_logger().error(f"a transition from {state.label} failed; the device is closed")
-        return self.on_cleanup(state)
+        self.on_cleanup(state)
+        return TransitionCallbackReturn.SUCCESS
 
     def _tick(self) -> None:
         connection = self._connection

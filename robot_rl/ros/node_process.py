@@ -15,9 +15,8 @@ from rclpy.signals import SignalHandlerOptions
 
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import ENDS_WITH_INPUT, StopEvent, end_with_input, stop_event
-from robot_rl.ros.device_node import DeviceNode
+from robot_rl.ros.device_node import DeviceNode, ParameterError
 from robot_rl.ros.environment import clean_shared_memory, leave_shared_memory, prepare_environment
-from robot_rl.ros.serving_node import ParameterError
 
 _SPIN_SECONDS = 0.1
 _LEAVE_SECONDS = 20.0

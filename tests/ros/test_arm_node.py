@@ -29,8 +29,8 @@ from drivers.arm.sim_node import SimArmNode
 from drivers.errors import DriverError
 from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient
+from robot_rl.ros.device_node import ParameterError
 from robot_rl.ros.messages import to_nanoseconds
-from robot_rl.ros.serving_node import ParameterError
 from robot_rl.safety import rotations
 
 HOME = np.concatenate([[0.45, 0.0, 0.2], rotations.DOWNWARD])
