@@ -62,9 +62,8 @@ def _explained(transition: Any) -> Any:
 class DeviceNode(LifecycleNode, ABC):
     """A lifecycle node over one driver.
 
-    A subclass declares parameters, makes its topics and services in `make_topics`, and reads and
-    publishes in `poll`. All of its callbacks run in one thread; only the driver's `connect` runs in
-    another, and while it does the driver is used by nobody else.
+    A subclass makes its topics and services in `make_topics`, and reads and publishes in `poll`.
+    All callbacks run in one thread, only the driver's `connect` in another, alone with the driver.
 
     Parameters (ROS): `driver`, a YAML or JSON mapping with `_target_`; `rate_hz`, how often the
     device is polled; `stale_after_s`, the age at which the newest measurement is reported as stale;
@@ -194,8 +193,9 @@ class DeviceNode(LifecycleNode, ABC):
 
         if not all(map(fits, parts)):
             limits = "" if low is None else f" from {low:g} to {high:g}"
+            node = self.get_fully_qualified_name()
             raise ParameterError(
-                f"the parameter {name!r} of {self.get_fully_qualified_name()} cannot have this value",
+                f"the parameter {name!r} of {node} cannot have this value",
                 got=value,
                 expected=f"{kind.__name__}{'s' * plural}{limits}",
             )
