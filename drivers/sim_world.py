@@ -39,10 +39,6 @@ class SimDevice:
         self._world = self._mirror.task.world
         self._client: RosClient | None = None
 
-    def connect(self) -> None:
-        """Listen to the world."""
-        self.listen()
-
     def listen(self) -> RosClient:
         """Begin to listen anew; returns the node that does."""
         from robot_rl.ros.client import RosClient
