@@ -25,8 +25,7 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import Annotations, EpisodeRecord
 from robot_rl.wire import AddressInUse, AddressRefused, WireError
-from robot_rl.wire.endpoint import Endpoint, check_protected, client_socket
-from robot_rl.wire.endpoint import Listener
+from robot_rl.wire.endpoint import Endpoint, Listener, check_protected, client_socket
 from robot_rl.wire.messages import (
     Decoder,
     Frame,
