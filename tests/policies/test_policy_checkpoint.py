@@ -234,7 +234,7 @@ def test_a_behaviour_that_cannot_run_is_refused():
         behaviour(gaussian()).exploring("mean", base_share=0.5)
     with pytest.raises(PolicyError, match="base_share is impossible"):
         behaviour(gaussian()).exploring("mean", base_share=1.5)
-    with pytest.raises(PolicyError, match="mean_share is out of range"):
+    with pytest.raises(PolicyError, match="mean_share is impossible"):
         behaviour(gaussian()).exploring("sample", mean_share=-0.1)
     with pytest.raises(PolicyError, match="noise_scale"):
         behaviour(gaussian()).exploring("mean", "normal", -1.0)
