@@ -39,6 +39,7 @@ _SAMPLING_SECONDS = 30.0
 _LOOK_SECONDS = 0.02
 MAXIMUM_SAMPLERS = 4
 MAXIMUM_WAITING = 64
+MAXIMUM_REGULARS = 1024
 _START_HERE = "start it with: robot-rl replay RUN"
 _START_THERE = (
     "on that machine start it with: robot-rl replay RUN replay=network replay.keys=FOLDER,"
@@ -191,9 +192,9 @@ class Sampling:
     """Answers requests to sample, one at a time, in a thread of its own.
 
     Of each client the newest request counts. The first request of a kind has the table indexed,
-    which can take seconds. So every second turn goes to one whose sampler is there, such requests
-    are always let in, and the sampler that was least used makes room: peers that ask for ever new
-    kinds cannot keep a learner from its batches.
+    which can take seconds. So every second turn goes to a client that was answered before, and such
+    a client is always let in: peers that come and ask for ever new kinds cannot keep a learner from
+    its batches.
 
     Args:
         store: Folder of the store.
@@ -213,6 +214,7 @@ class Sampling:
         self._answers: deque[tuple[bytes, list[Frame]]] = deque()
         self._samplers: dict[_Kind, ReplaySampler] = {}
         self._uses: Counter[_Kind] = Counter()
+        self._regulars: dict[bytes, None] = {}  # clients, the one answered last at the end
         self._turn = 0
         self._thread = ThreadPoolExecutor(1, "replay-sampling")
 
@@ -220,11 +222,11 @@ class Sampling:
         """Queue a request.
 
         Raises:
-            ServerBusy: Too many clients wait, and the table must be indexed for this one.
+            ServerBusy: Too many clients wait, and this one is new.
         """
         with self._lock:
             if client not in self._waiting:
-                if len(self._waiting) >= MAXIMUM_WAITING and not self._is_ready(message):
+                if len(self._waiting) >= MAXIMUM_WAITING and client not in self._regulars:
                     raise ServerBusy("too many clients wait for mini-batches", got=MAXIMUM_WAITING)
                 self._thread.submit(self._serve)
             self._waiting[client] = message
@@ -243,16 +245,17 @@ class Sampling:
             sampler.close()
         os.close(self.ready)
 
-    def _is_ready(self, message: Sample) -> bool:
-        return (message.table, message.spec) in self._samplers
-
     def _next(self) -> tuple[bytes, Sample]:
-        """Take the oldest request; in every second turn the oldest whose sampler is there."""
+        """Take the oldest request; in every second turn the oldest of a client of before."""
         with self._lock:
             self._turn += 1
-            ready = (client for client, asked in self._waiting.items() if self._is_ready(asked))
             oldest = next(iter(self._waiting))
-            client = next(ready, oldest) if self._turn % 2 else oldest
+            regular = next((client for client in self._waiting if client in self._regulars), oldest)
+            client = regular if self._turn % 2 else oldest
+            self._regulars.pop(client, None)
+            self._regulars[client] = None
+            if len(self._regulars) > MAXIMUM_REGULARS:
+                del self._regulars[next(iter(self._regulars))]
             return client, self._waiting.pop(client)
 
     def _serve(self) -> None:

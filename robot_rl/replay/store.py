@@ -291,6 +291,8 @@ class StoreWriter:
         """Return the segment that rows go to; a new episode may begin a further one."""
         segments = self._state.segments.setdefault(key, [])
         last = segments[-1] if segments else None
+        if last is not None and last.rows == 0:  # the server was killed when it had made the file
+            last.begins = begins
         if last is not None and (begins is None or not last.is_full(begins, self._capacity)):
             return last
         assert begins is not None

@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from robot_rl.replay.row_file import RowFile, write_error
 SEGMENT_BYTES = 256 << 20
 # A segment takes at most so much of the capacity: by so much less may be kept.
 _CAPACITY_PARTS = 16
+_TICK_NS = 20_000_000  # more than the kernel's clock for files takes between two of its readings
 _SEGMENT_NAME = re.compile(r"t(\d+)-a(\d+)-s(\d+)-(\d+)\.rows")
 _WEIGHTS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -108,18 +110,28 @@ class Segments:
     """The segments of a store, found again where one is not known yet."""
 
     def __init__(self, store: Path) -> None:
-        self._store = store
+        self._store, self._folder = store, store / "rows"
         self._look()
 
     def _look(self) -> None:
         self._found: dict[SessionKey, list[Segment]] = {}
-        for path in (self._store / "rows").glob("*.rows"):
-            if name := _SEGMENT_NAME.fullmatch(path.name):
-                table, actor, session, first = map(int, name.groups())
-                segment = Segment((table, actor, session), first, path)
-                self._found.setdefault(segment.key, []).append(segment)
+        self._changed_ns = self._folder_changed_ns()
+        # A file that is made within a tick of the clock after the listing does not show in it.
+        self._is_settled = time.time_ns() - self._changed_ns > _TICK_NS
+        with suppress(FileNotFoundError):
+            for entry in os.listdir(self._folder):
+                if name := _SEGMENT_NAME.fullmatch(entry):
+                    table, actor, session, first = map(int, name.groups())
+                    segment = Segment((table, actor, session), first, self._folder / entry)
+                    self._found.setdefault(segment.key, []).append(segment)
         for segments in self._found.values():
             segments.sort()
+
+    def _folder_changed_ns(self) -> int:
+        try:
+            return self._folder.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
 
     def __iter__(self) -> Iterator[Segment]:
         return chain.from_iterable(self._found[key] for key in sorted(self._found))
@@ -127,7 +139,7 @@ class Segments:
     def holding(self, key: SessionKey, sequence: int) -> Segment:
         """Return the segment in which a row lies, or would lie; raises `NotEnoughData`."""
         for again in (False, True):
-            if again:
+            if again and not (self._is_settled and self._folder_changed_ns() == self._changed_ns):
                 self._look()
             segments = self._found.get(key, [])
             at = bisect.bisect_right(segments, sequence, key=attrgetter("first")) - 1

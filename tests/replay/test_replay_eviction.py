@@ -12,6 +12,7 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader, TableRows
 from robot_rl.replay.spool import size_for
 from robot_rl.replay.store import StoreWriter
+from robot_rl.replay.store_files import WrittenSegment
 
 
 @pytest.fixture
@@ -121,6 +122,34 @@ def test_counts_and_sequences_go_on_after_restarts(open_writer, schema, make_epi
             assert fresh.transitions_available() == steps
             fresh.close()
         sampler.close()
+
+
+def test_a_file_that_a_kill_left_without_rows_goes_in_its_turn(
+    open_writer, schema, make_episode, monkeypatch
+):
+    put = []
+
+    def record(recording):
+        rows = make_episode(4)
+        put.append((int(rows[0]["reward"]), 5))
+        recording.put(rows)
+
+    recording = Recording(open_writer(rows=20), schema, session=0, owner="me")
+    record(recording)
+    with monkeypatch.context() as killed:
+        killed.setattr(WrittenSegment, "append", lambda *_: _interrupt())
+        with pytest.raises(KeyboardInterrupt):
+            record(recording)
+    put.pop()
+    writer = open_writer(rows=20)
+    recording = Recording(writer, schema, session=0, owner="me")
+    for _ in range(7):
+        record(recording)
+        assert stored_episodes(writer.path) == put[-4:]
+
+
+def _interrupt():
+    raise KeyboardInterrupt
 
 
 def test_a_session_whose_rows_are_all_evicted_goes_on_where_it_was(
