@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import resource
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -57,6 +58,7 @@ DURABLE_DRAIN_BYTES = 4 << 20
 # Of its own, maps of files aside. ZeroMQ limits what waits by messages, not by bytes: a client gone
 # mad could take all of the machine's. At this limit it is ZeroMQ that cuts its connection.
 _MEMORY_BYTES = 4 << 30
+_SWITCH_SECONDS = 2e-4
 
 
 class ReplayServer:
@@ -312,6 +314,9 @@ def serve(
     **options: Any,
 ) -> None:
     """Run a `ReplayServer` as the whole business of this process, until SIGTERM or SIGINT."""
+    # Each turn of the loop gives up the interpreter's lock and waits so long for it, while a table
+    # is being indexed.
+    sys.setswitchinterval(_SWITCH_SECONDS)
     with _limited_memory(memory_bytes), stop_event() as stop:
         server = ReplayServer(path, address, **options)
         protection = "whoever has a key" if options.get("keys") else "this machine only"
