@@ -27,6 +27,9 @@ _UNREAD_BY_US = 128  # messages of one client
 _LINGER_MILLISECONDS = 200
 _OPTIONS = {
     zmq.ROUTER_MANDATORY: 1,
+    # Without it nobody ever reads a second peer that takes the name of a first, nor closes it.
+    # Our clients take none, and no peer can take one of those that ZeroMQ makes up for them.
+    zmq.ROUTER_HANDOVER: 1,
     zmq.RCVHWM: _UNREAD_BY_US,
     # Who connects and then says nothing, or is no longer there, gives its descriptor back. Not
     # by ZeroMQ's heartbeats: with them libzmq 4.3.5 aborts the process when a peer hangs up
