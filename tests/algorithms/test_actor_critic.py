@@ -160,6 +160,14 @@ def test_the_critic_only_phase_leaves_the_actor_alone(choice):
     assert not same(weights(algorithm.actor), before[0])
 
 
+@pytest.mark.parametrize(("target_entropy", "direction"), [(5.0, 1), (-20.0, -1)])
+def test_the_temperature_rises_while_there_is_less_entropy_than_wanted(target_entropy, direction):
+    algorithm = make("rlpd", changes=[("settings.target_entropy", target_entropy)])
+    before = float(algorithm.log_temperature)
+    train(algorithm, CRITIC_ONLY + 4)
+    assert (float(algorithm.log_temperature) - before) * direction > 0
+
+
 @pytest.mark.parametrize("choice", CHOICES)
 def test_the_deployed_policy_is_the_average_of_the_acting_one(choice):
     rate = 0.25
