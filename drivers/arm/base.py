@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drivers.errors import DriverFault
-from robot_rl.safety import Compliance, rotations
+from robot_rl.safety import ArmState, Compliance, rotations
 from robot_rl.safety.limits import check_positive
 
 Vector = npt.NDArray[np.float64]
@@ -27,22 +27,6 @@ _REST_SPEED = 0.002  # m/s
 # UR's data sheets: a measured force is good to 3.5 to 5.5 N.
 _STEADY_FORCE = 5.0  # N, between the smallest and the largest along an axis
 _LARGEST_OFFSET = 20.0  # N: more is no drift, but a contact or a wrong payload
-
-
-@dataclass(frozen=True, eq=False)
-class ArmState:
-    """One measurement of an arm, in its base frame; all arrays float64."""
-
-    stamp_ns: int  # when it was measured, on the system clock [ns]
-    joint_positions: Vector  # (n,) [rad]
-    joint_velocities: Vector  # (n,) [rad/s]
-    tcp_pose: Vector  # position [m] and quaternion xyzw (7,)
-    # Linear [m/s] and angular [rad/s] velocity (6,); NaN while it is not known.
-    tcp_velocity: Vector
-    # Force [N] and torque about the TCP [Nm] that the environment exerts (6,); NaN where the arm
-    # measures none.
-    tcp_wrench: Vector
-    frame: str = "base"  # name of the base frame
 
 
 class Arm(Protocol):

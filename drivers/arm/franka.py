@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from drivers.arm.base import ArmState, JointLimits, Spring, Vector, check_free
+from drivers.arm.base import JointLimits, Spring, Vector, check_free
 from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges, check_reachable
 from robot_rl.errors import require
-from robot_rl.safety import Compliance
+from robot_rl.safety import ArmState, Compliance
 
 _FCI_PORT = 1337
 _OTHER_FIRMWARE = (

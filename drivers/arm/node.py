@@ -33,7 +33,7 @@ from sensor_msgs.msg import JointState
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
-from drivers.arm.base import ArmState, Rest
+from drivers.arm.base import Rest
 from drivers.errors import DriverError, DriverFault
 from robot_rl.errors import RobotRLError, described
 from robot_rl.ros import messages, qos
@@ -43,6 +43,7 @@ from robot_rl.ros.node_process import run_node
 from robot_rl.safety import (
     ArmGuard,
     ArmLimits,
+    ArmState,
     CommandRefused,
     Mode,
     ResetOptions,

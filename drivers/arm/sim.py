@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from drivers.arm.base import ArmState, JointLimits, Vector, check_free
+from drivers.arm.base import JointLimits, Vector, check_free
 from drivers.errors import DriverError, Stale
 from drivers.gripper.base import check_position
 from robot_rl.env.robot import GRIPPER_ACTION
@@ -20,7 +20,7 @@ from robot_rl.env.sim.robot import FINGER_STROKE
 from robot_rl.env.sim.task import put_in_world
 from robot_rl.env.sim.world import ARM_JOINTS, GripperMotor, SceneState
 from robot_rl.env.task import Task
-from robot_rl.safety import Compliance
+from robot_rl.safety import ArmState, Compliance
 
 # The wrench is the mean over this long, as a wrist sensor's filter gives it [s].
 _WRENCH_SECONDS = 0.1

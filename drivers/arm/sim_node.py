@@ -18,14 +18,13 @@ from geometry_msgs.msg import PoseArray
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Bool, Float64
 
-from drivers.arm.base import ArmState
 from drivers.arm.node import ArmNode
 from drivers.arm.sim import SimArm
 from drivers.errors import DriverError
 from robot_rl.ros import messages, qos
 from robot_rl.ros.device_node import ParameterError
 from robot_rl.ros.node_process import run_node
-from robot_rl.safety import Mode
+from robot_rl.safety import ArmState, Mode
 
 
 class SimArmNode(ArmNode):

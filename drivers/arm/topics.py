@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from drivers.arm.base import ArmState, JointLimits, Vector
+from drivers.arm.base import JointLimits, Vector
 from drivers.errors import DriverError, DriverFault, check_ranges
 from robot_rl.errors import RobotRLError, require
 from robot_rl.processes.resources import find_resource
-from robot_rl.safety import Compliance
+from robot_rl.safety import ArmState, Compliance
 
 if TYPE_CHECKING:
     from robot_rl.ros.client import RosClient

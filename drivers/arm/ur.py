@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from drivers.arm.base import ArmState, JointLimits, Spring, Vector, check_free, pose_of
+from drivers.arm.base import JointLimits, Spring, Vector, check_free, pose_of
 from drivers.errors import (
     DriverError,
     DriverFault,
@@ -34,7 +34,7 @@ from drivers.errors import (
 )
 from robot_rl.errors import require
 from robot_rl.processes.waiting import wait_until
-from robot_rl.safety import Compliance
+from robot_rl.safety import ArmState, Compliance
 
 _RTDE_PORT = 30004
 _STALE_SECONDS = 0.2

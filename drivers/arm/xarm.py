@@ -19,10 +19,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from drivers.arm.base import ArmState, JointLimits, Vector, at_most, check_free, pose_of
+from drivers.arm.base import JointLimits, Vector, at_most, check_free, pose_of
 from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges, check_reachable
 from robot_rl.errors import require
-from robot_rl.safety import Compliance, rotations
+from robot_rl.safety import ArmState, Compliance, rotations
 
 WATCHDOG_SECONDS = 0.15
 _PORT = 502

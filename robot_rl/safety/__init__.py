@@ -12,7 +12,7 @@ from robot_rl.safety.limits import CartesianLimits as CartesianLimits
 from robot_rl.safety.limits import Compliance as Compliance
 from robot_rl.safety.limits import MeasurementRefused as MeasurementRefused
 from robot_rl.safety.limits import refuse_stiff_contact as refuse_stiff_contact
-from robot_rl.safety.measurement import Measured as Measured
+from robot_rl.safety.measurement import ArmState as ArmState
 from robot_rl.safety.measurement import Plausibility as Plausibility
 from robot_rl.safety.reset_motion import ResetOptions as ResetOptions
 from robot_rl.safety.reset_motion import ResetOutcome as ResetOutcome

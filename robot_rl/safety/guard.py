@@ -19,7 +19,7 @@ from robot_rl.safety.limits import ArmLimits, MeasurementRefused, Vector, within
 from robot_rl.safety.measurement import (
     NOISE,
     NOISE_ANGLE,
-    Measured,
+    ArmState,
     Plausibility,
     Straying,
     check_measured,
@@ -167,7 +167,7 @@ class ArmGuard:
 
     # -- the loop -------------------------------------------------------------------------------
 
-    def tick(self, now: float, measured: Measured) -> Vector | None:
+    def tick(self, now: float, measured: ArmState) -> Vector | None:
         """Advance to `now`, on the steady clock [s], with the arm's newest state.
 
         Returns the target pose (7,) to send, or None where nothing may be sent: the arm is stopped,
@@ -218,7 +218,7 @@ class ArmGuard:
                 hint="the arm's log says why; wait until it holds again",
             )
 
-    def _take(self, measured: Measured, now: float) -> None:
+    def _take(self, measured: ArmState, now: float) -> None:
         """Take a measurement that limits can be computed from, and stop at one that cannot be."""
         try:
             check_measured(measured, self.limits)
@@ -272,7 +272,7 @@ class ArmGuard:
         self.target = self._advanced(elapsed)
         return self.target
 
-    def _yield_to(self, measured: Measured) -> None:
+    def _yield_to(self, measured: ArmState) -> None:
         """Hold where a force, a joint or a joint's speed is too large; a force may be left."""
         assert self._pose is not None
         self._backs_off = False

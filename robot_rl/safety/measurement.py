@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,28 +28,21 @@ _AGREEING = 3
 _STRAYED = np.array([0.07, 0.5])
 
 
-class Measured(Protocol):
-    """What the guard needs to know of the arm, base frame."""
+@dataclass(frozen=True, eq=False)
+class ArmState:
+    """One measurement of an arm, in its base frame; all arrays float64."""
 
-    @property
-    def stamp_ns(self) -> int:
-        """When it was measured [ns]; another number for each measurement."""
-
-    @property
-    def tcp_pose(self) -> Vector:
-        """Pose (7,)."""
-
-    @property
-    def tcp_wrench(self) -> Vector:
-        """Contact force and torque (6,) [N, Nm]; NaN where the arm measures none."""
-
-    @property
-    def joint_positions(self) -> Vector:
-        """(n,) [rad]."""
-
-    @property
-    def joint_velocities(self) -> Vector:
-        """(n,) [rad/s]."""
+    # When it was measured, on the system clock [ns]; another number for each measurement.
+    stamp_ns: int
+    joint_positions: Vector  # (n,) [rad]
+    joint_velocities: Vector  # (n,) [rad/s]
+    tcp_pose: Vector  # position [m] and quaternion xyzw (7,)
+    # Linear [m/s] and angular [rad/s] velocity (6,); NaN while it is not known.
+    tcp_velocity: Vector
+    # Force [N] and torque about the TCP [Nm] that the environment exerts (6,); NaN where the arm
+    # measures none.
+    tcp_wrench: Vector
+    frame: str = "base"  # name of the base frame
 
 
 class Plausibility:
@@ -158,7 +151,7 @@ class Straying:
         )
 
 
-def check_measured(measured: Measured, limits: ArmLimits) -> None:
+def check_measured(measured: ArmState, limits: ArmLimits) -> None:
     """Refuse a measurement that no limit can be computed from, as `MeasurementRefused`.
 
     Something that is needed is not finite, or there are more or fewer joints than limits of them. A
@@ -188,7 +181,7 @@ def check_measured(measured: Measured, limits: ArmLimits) -> None:
         raise MeasurementRefused(problem, got=joints, expected=len(limits.joint_low))
 
 
-def excesses(measured: Measured, limits: ArmLimits) -> dict[str, str]:
+def excesses(measured: ArmState, limits: ArmLimits) -> dict[str, str]:
     """What is too large at this moment, for the arm to hold: `force`, `joint_speed` or `joint`.
 
     The value explains it. A joint within its margin may stand, or move away from its limit.
