@@ -10,18 +10,19 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from drivers.arm.base import JointLimits, Vector
 from drivers.errors import DriverError, DriverFault, check_ranges
+from drivers.topics import OverTopics
 from robot_rl.errors import RobotRLError, require
 from robot_rl.processes.resources import find_resource
 from robot_rl.safety import ArmState, Compliance
 
 if TYPE_CHECKING:
-    from robot_rl.ros.client import RosClient
     from robot_rl.ros.sensors import Sensor
 
 _COMMAND_RATE_HZ = 100.0
@@ -29,7 +30,7 @@ _POSE, _WRENCH = "geometry_msgs/msg/PoseStamped", "geometry_msgs/msg/WrenchStamp
 
 
 @dataclass(eq=False)
-class TopicArm(ABC):
+class TopicArm(OverTopics, ABC):
     """Reads an arm's state from topics; a subclass publishes its commands."""
 
     fault: ClassVar[str | None] = None  # always None: the controller's faults are its own business
@@ -53,20 +54,19 @@ class TopicArm(ABC):
         check_ranges("arm on topics", self, stale_after_s=(0.005, 5.0), timeout_s=(0.1, 60.0))
         require("rclpy", "ros")
         self.joint_limits: JointLimits = ((), ())
-        self._client: RosClient | None = None
         self._sensors: dict[str, Sensor] = {}
         self._publisher: Any = None
 
     def connect(self) -> None:
         """Subscribe, and wait for the first message of each topic, or raise `RobotInterrupted`."""
         from robot_rl.ros import messages, qos
-        from robot_rl.ros.client import RosClient, message_type
+        from robot_rl.ros.client import message_type
         from robot_rl.ros.sensors import Sensor, wait_for_all
 
-        self.close()
-        client = self._client = RosClient("arm_driver", self.namespace)
-        topics = {
-            "joints": (self.joint_topic, "sensor_msgs/msg/JointState", self._joints),
+        client = self.listen("arm_driver")
+        joints = partial(messages.joint_states, names=self.joint_names)
+        topics: dict[str, tuple[str, str, Any]] = {
+            "joints": (self.joint_topic, "sensor_msgs/msg/JointState", joints),
             "pose": (self.pose_topic, _POSE, messages.pose_array),
             "twist": (self.twist_topic, "geometry_msgs/msg/TwistStamped", messages.twist_array),
             "wrench": (self.wrench_topic, _WRENCH, messages.wrench_array),
@@ -103,9 +103,7 @@ class TopicArm(ABC):
         """
         from robot_rl.ros.sensors import check_all, together
 
-        if self._client is None:
-            raise DriverError("the arm on topics is not connected", hint="call connect first")
-        self._client.check()
+        self.check_connected("the arm on topics")
         check_all(self._sensors.values())
         where = self._sensors["pose" if "pose" in self._sensors else "joints"]
         taken = together([where], self._sensors.values(), self.stale_after_s)
@@ -127,20 +125,14 @@ class TopicArm(ABC):
     def command(self, target_pose: Vector) -> None:
         """Publish what leads to a target pose (7,), or nothing and raise `DriverFault`."""
 
-    def hold(self) -> None:  # noqa: B027 - nothing to do is an answer
+    def hold(self) -> None:
         """Nothing: the controller keeps its last target, which leads the arm by a bounded way."""
 
-    def stop(self) -> None:  # noqa: B027
+    def stop(self) -> None:
         """Nothing: topics have no stop. The guard sends what leads to a halt, and then no more."""
 
-    def clear_errors(self) -> None:  # noqa: B027
+    def clear_errors(self) -> None:
         """Nothing: the controller's faults are its own business."""
-
-    def close(self) -> None:
-        """Leave ROS; the controller keeps its last target."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
 
     @abstractmethod
     def _commands(self) -> tuple[str, str]:
@@ -157,12 +149,6 @@ class TopicArm(ABC):
     def _solve_pose(self, joints: Vector) -> Vector:
         """The pose where it is not measured: only a subclass that allows it comes here."""
         raise AssertionError("the pose is neither measured nor told from the joints")
-
-    def _joints(self, message: Any) -> tuple[Vector, Vector]:
-        from robot_rl.ros.messages import joint_positions, joint_velocities
-
-        names = self.joint_names
-        return joint_positions(message, names), joint_velocities(message, names)
 
 
 @dataclass(eq=False)

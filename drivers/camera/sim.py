@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from drivers.camera.base import Frame
 from drivers.errors import DriverError, DriverTimeout
-from drivers.sim_world import SimDevice
+from drivers.topics import SimDevice
 from robot_rl.calibration.board import Intrinsics
 from robot_rl.env.sim.cameras import SceneRenderer
 

@@ -51,13 +51,6 @@ class Status:
     fault: int  # gFLT, see `FAULTS`
     position: int  # gPO: 0 open to 255 closed
 
-    @classmethod
-    def from_registers(cls, registers: list[int]) -> Status:
-        """Read them from three registers of 16 bit, the first byte in the upper half."""
-        status, fault, position = registers[0] >> 8, registers[1] >> 8, registers[2] >> 8
-        state, held = status >> 4 & 0b11, status >> 6 & 0b11
-        return cls(bool(status & _ACTIVATE), state, held, fault & 0x0F, position)
-
 
 @dataclass(eq=False)
 class Robotiq2F:
@@ -168,7 +161,10 @@ class Robotiq2F:
         if len(answer.registers) != 3:
             problem = f"the gripper at {self.address} sent half an answer"
             raise DriverTimeout(problem, got=answer.registers, expected="3 registers")
-        return Status.from_registers(answer.registers)
+        # Each of 16 bit, with the first byte in the upper half.
+        status, fault, position = (register >> 8 for register in answer.registers)
+        state, held = status >> 4 & 0b11, status >> 6 & 0b11
+        return Status(bool(status & _ACTIVATE), state, held, fault & 0x0F, position)
 
     def _activate(self, stops: int) -> None:
         """Activate it, unless it has been stopped since it was `stops` times."""

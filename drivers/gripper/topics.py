@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivers.errors import DriverError, DriverTimeout
 from drivers.gripper.base import GripperState, check_position
+from drivers.topics import OverTopics
 from robot_rl.processes.waiting import wait_until
-
-if TYPE_CHECKING:
-    from robot_rl.ros.client import RosClient
 
 _FIRST_STATE_S = 5.0
 _STALE_S = 0.5
@@ -19,7 +17,7 @@ _KINDS = {"float64": "std_msgs/msg/Float64", "float64_array": "std_msgs/msg/Floa
 
 
 @dataclass(eq=False)
-class TopicsGripper:
+class TopicsGripper(OverTopics):
     """Moves a gripper through its controller's topics.
 
     Positions of the joint between `open_at` and `closed_at` become 0 to 1, and back.
@@ -40,7 +38,6 @@ class TopicsGripper:
         if self.open_at == self.closed_at:
             problem = "open_at and closed_at of the gripper are the same"
             raise DriverError(problem, got=self.open_at, expected="two positions of its joint")
-        self._client: RosClient | None = None
         self._sensor: Any = None
         self._commands: Any = None
 
@@ -49,12 +46,11 @@ class TopicsGripper:
         from sensor_msgs.msg import JointState
 
         from robot_rl.ros import qos
-        from robot_rl.ros.client import RosClient, message_type
+        from robot_rl.ros.client import message_type
         from robot_rl.ros.messages import joint_positions
         from robot_rl.ros.sensors import Sensor
 
-        self.close()
-        client = self._client = RosClient("topics_gripper", self.namespace)
+        client = self.listen("topics_gripper")
         self._sensor = Sensor(
             client,
             JointState,
@@ -76,7 +72,7 @@ class TopicsGripper:
 
     def read(self) -> GripperState:
         """The newest state; raises `RobotInterrupted` where it is too old, or cannot be used."""
-        self._connected().check()
+        self.check_connected("the gripper")
         newest = self._sensor.newest()
         (value,) = self._sensor.value(newest)
         share = (value - self.open_at) / (self.closed_at - self.open_at)
@@ -84,7 +80,7 @@ class TopicsGripper:
 
     def command(self, position: float) -> None:
         """Publish a position, in the controller's unit."""
-        self._connected()
+        self.check_connected("the gripper")
         value = self.open_at + check_position(position) * (self.closed_at - self.open_at)
         data = [value] if self.command_type == "float64_array" else value
         self._commands.publish(self._kind(data=data))
@@ -95,14 +91,3 @@ class TopicsGripper:
 
     def clear_errors(self) -> None:
         """Faults are the controller's own business."""
-
-    def close(self) -> None:
-        """Unsubscribe."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
-
-    def _connected(self) -> RosClient:
-        if self._client is None:
-            raise DriverError("the gripper is not connected", hint="call connect first")
-        return self._client

@@ -10,23 +10,21 @@ import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from drivers.errors import DriverError
 from drivers.teleop.base import Axes, TeleopDevice, Vector, chosen
+from drivers.topics import OverTopics
 from robot_rl.processes.waiting import wait_until
 from robot_rl.safety import rotations
-
-if TYPE_CHECKING:
-    from robot_rl.ros.client import RosClient
 
 _HEARD_SECONDS = 2.0  # within which a new subscription hears who speaks
 
 
 @dataclass
-class TopicDevice(TeleopDevice):
+class TopicDevice(OverTopics, TeleopDevice):
     """Moves with the messages of a topic, which must repeat themselves.
 
     Silence after a message that moved something, or of a topic that nobody publishes any more, is
@@ -37,7 +35,6 @@ class TopicDevice(TeleopDevice):
     topic: str = ""  # name of the topic
     namespace: str = ""  # below which it is, unless it begins with a slash
     timeout_s: float = 0.25  # a message older than this moves nothing [s]
-    _client: RosClient | None = field(default=None, init=False, repr=False)
     # Replaced as a whole by the thread of ROS: axes, and when they came on the steady clock.
     _heard: tuple[Vector, float] = field(default=(np.zeros(6), -1e9), init=False, repr=False)
     _unusable: str = field(default="", init=False, repr=False)  # of the newest message
@@ -55,12 +52,10 @@ class TopicDevice(TeleopDevice):
         Raises `DriverError` where the device was lost, and has not spoken since.
         """
         from robot_rl.ros import qos
-        from robot_rl.ros.client import RosClient, message_type
+        from robot_rl.ros.client import message_type
 
         if self._client is None or not self._client.running:
-            self.close()
-            self._client = RosClient("teleop_device", self.namespace)
-            self._subscription = self._client.node.create_subscription(
+            self._subscription = self.listen("teleop_device").node.create_subscription(
                 message_type(self.kind), self.topic, self._hear, qos.sensor_subscription()
             )
             wait_until(lambda: self._problem() is None, _HEARD_SECONDS if self._lost else 0.0)
@@ -74,9 +69,7 @@ class TopicDevice(TeleopDevice):
 
         Raises `DriverError` where the topic is not subscribed to, or the device is lost.
         """
-        if self._client is None:
-            raise DriverError(f"{self.topic} is not subscribed to", hint="call connect() first")
-        self._client.check()
+        self.check_connected(f"the device of {self.topic}")
         problem = self._problem()
         if problem is not None:
             self._lost = True
@@ -85,12 +78,6 @@ class TopicDevice(TeleopDevice):
         values = axes if time.monotonic() - seconds <= self.timeout_s else np.zeros(6)
         pressed = [self._pressed.pop() for _ in range(len(self._pressed))]
         return Axes(np.clip(values, -1.0, 1.0), frozenset(pressed))
-
-    def close(self) -> None:
-        """End the subscription."""
-        if self._client is not None:
-            self._client.close()
-            self._client = None
 
     def _hear(self, message: Any) -> None:
         axes = self.take(message)

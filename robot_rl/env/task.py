@@ -122,7 +122,7 @@ class Tracked:
                 got=list(self.start_pose),
                 expected="7 numbers",
             )
-        self.tracker: Tracker  # the robot, which sets this
+        self.tracker: Tracker  # set by the robot
 
     @property
     def objects(self) -> int:

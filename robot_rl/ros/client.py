@@ -172,12 +172,13 @@ class RosClient:
 
     def trigger(
         self, name: str, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
-    ) -> None:
-        """Call a `std_srvs/Trigger` service, as `call`; `ServiceFailed` also where it says no."""
+    ) -> str:
+        """Call a `std_srvs/Trigger`, as `call`, for its answer; also fails where that is no."""
         answer = self.call(Trigger, name, Trigger.Request(), timeout_s, meanwhile)
         if not answer.success:
             meanwhile()  # whoever made it say no has just told us too, and more clearly
             raise ServiceFailed(f"{self.topic(name)} was refused", got=answer.message)
+        return str(answer.message)
 
     def close(self) -> None:
         """End the thread and the node; may be called again."""
@@ -219,10 +220,7 @@ def ask(service: str) -> str:
                 hint="the arm's node serves stop and clear_errors; start, pause and what else an"
                 " operator can say are served while collect, train or evaluate moves the robot",
             )
-        answer = client.call(Trigger, service, Trigger.Request(), _CALL_SECONDS)
-    if not answer.success:
-        raise ServiceFailed(f"{service} was refused", got=answer.message)
-    return f"{service}: {answer.message}"
+        return f"{service}: {client.trigger(service, _CALL_SECONDS)}"
 
 
 def newest_message(topic: str) -> str:

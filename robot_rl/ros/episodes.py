@@ -58,10 +58,6 @@ class SceneMirror:
         """Begin to follow the world; a state older than `limit_s` is too old."""
         self.sensor = Sensor(client, JointState, "sim/state", limit_s, self._state)
 
-    def begin(self, seed: int) -> None:
-        """Let the task know what the episode of a seed is about."""
-        self.task.reset(np.random.default_rng(seed))
-
     def update(self) -> int:
         """Show the newest state, if anybody listens; returns its stamp [ns]."""
         if self.sensor is None:
@@ -105,7 +101,7 @@ class SimulatedEpisodes:
                 raise ServiceFailed(problem, got=result.reason)
         robot.client.trigger(self.service, self.timeout_s)
         if robot.mirror is not None:
-            robot.mirror.begin(seed)
+            robot.mirror.task.reset(np.random.default_rng(seed))
 
 
 @dataclass(frozen=True)

@@ -188,11 +188,8 @@ class Measurements:
     def _subscribe_to_arm(
         self, names: tuple[str, ...], twist: bool, wrench: bool, plausibility: Plausibility
     ) -> None:
-        def joints(message: JointState) -> tuple[Vector, Vector]:
-            positions = messages.joint_positions(message, names)
-            return positions, messages.joint_velocities(message, names)
-
         late = self._limits.arm_s
+        joints = partial(messages.joint_states, names=names)
         self.joints = self._sensor(JointState, "joint_states", late, joints)
         judged = {"sole": True, "plausibility": plausibility}
         self.pose = self._sensor(PoseStamped, "current_pose", late, messages.pose_array, **judged)

@@ -147,9 +147,9 @@ def joint_positions(message: JointState, names: Sequence[str]) -> Vector:
     return _of_joints(message, names, "position")
 
 
-def joint_velocities(message: JointState, names: Sequence[str]) -> Vector:
-    """Velocities (n,) of the joints `names`; see `joint_positions`."""
-    return _of_joints(message, names, "velocity")
+def joint_states(message: JointState, names: Sequence[str]) -> tuple[Vector, Vector]:
+    """Positions and velocities, each (n,), of the joints `names`; see `joint_positions`."""
+    return joint_positions(message, names), _of_joints(message, names, "velocity")
 
 
 def _of_joints(message: JointState, names: Sequence[str], what: str) -> Vector:

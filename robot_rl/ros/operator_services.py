@@ -12,25 +12,92 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from functools import partial
 
 from rclpy.client import Client
 from rclpy.exceptions import InvalidHandle
 from rclpy.node import Node
 from rclpy.task import Future
+from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from robot_rl.env.operator import OperatorError, OperatorEvent, OperatorInbox
-from robot_rl.ros.arm_reports import ArmMode
+from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient
+from robot_rl.ros.errors import ArmStopped
 
 _OF_THE_ARM = (OperatorEvent.STOP, OperatorEvent.CLEAR_ERRORS)
 _AGAIN_SECONDS = 0.5
+# Of changes of `mode`: a stop and its end that follow each other quickly are both to be seen.
+_KEPT = 10
 
 
 def service_of(event: str) -> str:
     """Name of the service that an `OperatorEvent` is said to."""
     return "episode/reset" if event == OperatorEvent.RESET else str(event)
+
+
+class ArmMode:
+    """Listens to `mode`, which the arm's node publishes at each change.
+
+    Attributes:
+        stopped: Whether the arm is stopped, as far as it has said.
+        stops: How often the arm was seen to stop.
+    """
+
+    def __init__(self, client: RosClient) -> None:
+        self._topic, self._clear = client.topic("mode"), client.topic("clear_errors")
+        self.stops = 0
+        self.stopped = False
+        self._last_reason = ""  # of the stop that lasts, or lasted
+        self._tell: Callable[[str | None], None] = lambda why: None
+        self._lock = threading.Lock()  # no change is missed while somebody begins to listen
+        client.node.create_subscription(String, "mode", self._take, qos.latched(_KEPT))
+
+    def listen(self, listener: Callable[[str | None], None]) -> None:
+        """Have every beginning and end of a stop told, in the thread of the callbacks.
+
+        The listener is told why the arm is stopped, or None when it no longer is; at once if it is
+        already.
+        """
+        with self._lock:
+            self._tell = listener
+            if self.stopped:
+                listener(self._why())
+
+    def check(self, stops: int | None = None) -> None:
+        """Raise `ArmStopped` where the arm may not move.
+
+        A stop since it had stopped `stops` times ends a motion even if it was cleared meanwhile.
+        """
+        if self.stopped:
+            raise ArmStopped(
+                "the arm is stopped",
+                got=self._why(),
+                hint="look at the arm, then say clear_errors, as with"
+                f" robot-rl doctor call={self._clear}",
+            )
+        if stops is not None and self.stops != stops:
+            raise ArmStopped(
+                "the arm was stopped while it was brought to a start",
+                got=self._why(),
+                hint="it was cleared: the motion can begin anew",
+            )
+
+    def _take(self, message: String) -> None:
+        mode, _, reason = message.data.partition(": ")
+        stopped = mode == "stopped"
+        with self._lock:
+            if stopped:
+                self._last_reason = reason
+            if stopped != self.stopped:
+                self.stops += stopped
+                self.stopped = stopped
+                self._tell(self._why() if stopped else None)
+
+    def _why(self) -> str:
+        return f"{self._topic}: {self._last_reason}"
 
 
 class OperatorServices:

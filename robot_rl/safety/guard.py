@@ -27,7 +27,7 @@ from robot_rl.safety.measurement import (
 )
 
 if TYPE_CHECKING:
-    from robot_rl.safety.reset_motion import ResetMotion
+    from robot_rl.safety.reset_motion import Resets
 
 # A loop that was held up for longer than this moves the target as if it had been this long [s].
 LONGEST_TICK = 0.05
@@ -65,7 +65,7 @@ class ArmGuard:
         self._way = WayBack(limits.max_lead_translation)
         self._asked: Vector = np.empty(7)  # the last command, before it was kept inside
         self._backs_off = False
-        self._route: ResetMotion | None = None
+        self._route: Resets | None = None
         self._ticked = -math.inf
         self._received = -math.inf
         self._clock = ClientClock(limits.max_stamp_age)
@@ -158,7 +158,7 @@ class ArmGuard:
         self._way.forget()
         self.hold(reason)
 
-    def follow_route(self, route: ResetMotion) -> None:
+    def follow_route(self, route: Resets) -> None:
         """Begin a reset; commands are refused meanwhile."""
         self._check_mode()
         self.hold("reset begins")
@@ -335,7 +335,8 @@ class ArmGuard:
         limits = self.limits
         speed, turning = limits.max_speed_translation, limits.max_speed_rotation
         if self._route is not None:
-            speed, turning = self._route.speed_translation, self._route.speed_rotation
+            options = self._route.options
+            speed, turning = options.speed_translation, options.speed_rotation
         position, slowed = _towards(self.target[:3], self.goal[:3], speed * elapsed)
         turn, slowed_turn = within_angle(self.goal[3:], self.target[3:], turning * elapsed)
         if (slowed or slowed_turn) and self.mode is Mode.FOLLOW:

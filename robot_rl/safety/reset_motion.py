@@ -52,36 +52,65 @@ class ResetOutcome(NamedTuple):
     message: str
 
 
-class ResetMotion:
-    """The way to a pose: back along the tool, across, and forward along the tool again.
+class Resets:
+    """Moves an arm to a pose: back along the tool, across, and forward along the tool again.
+
+    It stops the arm and asks a person where the arm hit something, or twice did not arrive.
 
     Args:
-        pose: Where to (7,), base frame.
-        options: See `ResetOptions`.
-        guard: Whose workspace the way stays in.
-        pause: Time before it begins, in which the arm yields to what it touches [s].
+        guard: Of the arm, which asks for the `goal`; the way stays in its workspace.
+        options: How to move.
 
     Attributes:
-        arrived: Whether the arm is at the pose.
-        failure: What stopped the motion, None while nothing has.
-        may_be_repeated: Whether it may be tried once more by itself: not after it hit something.
+        options: See `ResetOptions`.
+        busy: Whether a reset is under way.
     """
 
-    def __init__(
-        self, pose: Vector, options: ResetOptions, guard: ArmGuard, pause: float = 0.0
-    ) -> None:
-        self.speed_translation = options.speed_translation
-        self.speed_rotation = options.speed_rotation
-        self.arrived = False
-        self.failure: str | None = None
-        self.may_be_repeated = True
-        self._options = options
+    def __init__(self, guard: ArmGuard, options: ResetOptions) -> None:
+        self.options = options
+        self.busy = False
         self._guard = guard
-        self._pose = pose
-        self._waypoints: list[Vector] | None = None
-        self._pause = pause
-        self._begins = math.inf
-        self._until = math.inf
+        self._pose: Vector = np.empty(7)
+        self._waypoints: list[Vector] | None = None  # None: this attempt has not moved yet
+        self._failure: str | None = None  # what has stopped this attempt
+        self._begins = self._until = math.inf  # when it moves, and has to be there [s]
+
+    def begin(self, pose: npt.ArrayLike) -> None:
+        """Start a reset to `pose` (7,), pulled into the workspace, or raise `CommandRefused`."""
+        inside = self._guard.inside(checked_reset_pose(pose))
+        self._attempt(inside, 1)
+
+    def give_up(self, reason: str) -> ResetOutcome | None:
+        """End a reset that is under way, without another attempt; None if there is none."""
+        if not self.busy:
+            return None
+        self.busy = False
+        self._guard.hold(reason)
+        return ResetOutcome(False, f"the reset was given up: {reason}")
+
+    def poll(self) -> ResetOutcome | None:
+        """Look, after each tick of the guard, whether the reset ended; None while it has not."""
+        guard = self._guard
+        if not self.busy or guard.mode is Mode.RESET:
+            return None
+        failed = self._failure is not None and guard.mode is not Mode.STOPPED
+        if failed and self._may_be_repeated and self._attempts < ATTEMPTS:
+            self._failure = None  # should the guard refuse, the reset is given up
+            self._attempt(self._pose, self._attempts + 1, _PAUSE_SECONDS)
+            return None
+        self.busy = False
+        if self._arrived:
+            return ResetOutcome(True, "the arm is at its reset pose")
+        if not failed:
+            return ResetOutcome(False, f"the reset was given up: {guard.reason}")
+        message = (
+            f"the reset failed{' twice, at last' if self._attempts > 1 else ''}: {self._failure}; "
+            "next: free the arm, then call the service clear_errors and reset again"
+        )
+        guard.stop(message)
+        return ResetOutcome(False, message)
+
+    # -- for the guard ----------------------------------------------------------------------------
 
     def goal(self, now: float, pose: Vector) -> Vector | None:
         """The waypoint (7,) to move to from `pose` (7,); None when arrived or out of time."""
@@ -90,10 +119,10 @@ class ResetMotion:
             return pose
         if self._waypoints is None:
             away = self._retracted(pose)
-            room, wanted = rotations.apart(pose, away)[0], self._options.retract_distance
+            room, wanted = rotations.apart(pose, away)[0], self.options.retract_distance
             if room < 0.5 * wanted:
-                self.may_be_repeated = False
-                self.failure = (
+                self._may_be_repeated = False
+                self._failure = (
                     f"only {1e3 * room:.0f} of {1e3 * wanted:.0f} mm fit into the workspace to draw"
                     " the tool back by; move the arm, widen the workspace or shorten"
                     " reset.retract_distance"
@@ -105,86 +134,42 @@ class ResetMotion:
             self._waypoints.pop(0)
             self._until = now + self._patience(pose)
         if not self._waypoints:
-            self.arrived = True
+            self._arrived = True
             return None
         if now > self._until:
             distance, _ = rotations.apart(pose, self._waypoints[0])
-            self.failure = f"the arm did not get there in time, {distance * 1e3:.0f} mm are left"
+            self._failure = f"the arm did not get there in time, {distance * 1e3:.0f} mm are left"
             return None
         return self._waypoints[0]
 
     def obstructed(self, reason: str) -> bool:
         """A limit has stopped the motion; returns whether it ends: not if it has not begun."""
         if self._waypoints is not None:
-            self.failure, self.may_be_repeated = reason, False
+            self._failure, self._may_be_repeated = reason, False
         return self._waypoints is not None
 
+    def _attempt(self, pose: Vector, number: int, pause: float = 0.0) -> None:
+        """Begin after `pause` [s], in which the arm yields to what it touches."""
+        self._guard.follow_route(self)
+        self._pose, self._attempts, self._pause = pose, number, pause
+        self.busy, self._arrived = True, False
+        self._waypoints = self._failure = None
+        self._may_be_repeated = True  # by itself: not after it hit something
+        self._begins = self._until = math.inf
+
     def _retracted(self, pose: Vector) -> Vector:
-        back = np.array([0.0, 0.0, -self._options.retract_distance, 0.0, 0.0, 0.0, 1.0])
+        back = np.array([0.0, 0.0, -self.options.retract_distance, 0.0, 0.0, 0.0, 1.0])
         return self._guard.inside(rotations.compose(pose, back))
 
     def _is_at(self, pose: Vector, waypoint: Vector) -> bool:
         distance, angle = rotations.apart(pose, waypoint)
-        options = self._options
+        options = self.options
         return distance <= options.tolerance_translation and angle <= options.tolerance_rotation
 
     def _patience(self, pose: Vector) -> float:
         if not self._waypoints:
             return math.inf
         distance, angle = rotations.apart(pose, self._waypoints[0])
-        seconds = max(distance / self.speed_translation, angle / self.speed_rotation)
+        options = self.options
+        seconds = max(distance / options.speed_translation, angle / options.speed_rotation)
         return _PATIENCE * seconds + _PATIENCE_SECONDS
-
-
-class Resets:
-    """Resets an arm; stops it and asks a person where it hit something or twice did not arrive."""
-
-    def __init__(self, guard: ArmGuard, options: ResetOptions) -> None:
-        self._guard = guard
-        self._options = options
-        self._motion: ResetMotion | None = None
-        self._pose: Vector | None = None
-        self._failures = 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether a reset is under way."""
-        return self._motion is not None
-
-    def begin(self, pose: npt.ArrayLike) -> None:
-        """Start a reset to `pose` (7,), pulled into the workspace, or raise `CommandRefused`."""
-        inside = self._guard.inside(checked_reset_pose(pose))
-        motion = ResetMotion(inside, self._options, self._guard)
-        self._guard.follow_route(motion)
-        self._motion, self._pose, self._failures = motion, inside, 0
-
-    def give_up(self, reason: str) -> ResetOutcome | None:
-        """End a reset that is under way, without another attempt; None if there is none."""
-        if self._motion is None:
-            return None
-        self._motion = None
-        self._guard.hold(reason)
-        return ResetOutcome(False, f"the reset was given up: {reason}")
-
-    def poll(self) -> ResetOutcome | None:
-        """Look, after each tick of the guard, whether the reset ended; None while it has not."""
-        motion, guard = self._motion, self._guard
-        if motion is None or guard.mode is Mode.RESET:
-            return None
-        self._motion = None
-        if motion.arrived:
-            return ResetOutcome(True, "the arm is at its reset pose")
-        if motion.failure is None or guard.mode is Mode.STOPPED:
-            return ResetOutcome(False, f"the reset was given up: {guard.reason}")
-        self._failures += 1
-        assert self._pose is not None
-        if motion.may_be_repeated and self._failures < ATTEMPTS:
-            self._motion = ResetMotion(self._pose, self._options, guard, _PAUSE_SECONDS)
-            guard.follow_route(self._motion)
-            return None
-        message = (
-            f"the reset failed{' twice, at last' if self._failures > 1 else ''}: {motion.failure}; "
-            "next: free the arm, then call the service clear_errors and reset again"
-        )
-        guard.stop(message)
-        return ResetOutcome(False, message)

@@ -66,11 +66,11 @@ def test_joints_are_taken_by_name_and_a_missing_one_is_named():
     message = messages.joint_state_message(NAMES, [1.0, 2.0, 3.0], [4.0, 5.0, 6.0], 7)
     order = ("wrist", "shoulder")
     np.testing.assert_array_equal(messages.joint_positions(message, order), [3.0, 1.0])
-    np.testing.assert_array_equal(messages.joint_velocities(message, order), [6.0, 4.0])
+    np.testing.assert_array_equal(messages.joint_states(message, order)[1], [6.0, 4.0])
     with pytest.raises(MessageError, match="'finger' is missing"):
         messages.joint_positions(message, ("wrist", "finger"))
     with pytest.raises(MessageError, match="no velocity of every joint"):
-        messages.joint_velocities(messages.joint_state_message(NAMES, [0.0] * 3, None, 7), NAMES)
+        messages.joint_states(messages.joint_state_message(NAMES, [0.0] * 3, None, 7), NAMES)
     broken = messages.joint_state_message(NAMES, [0.0, np.nan, 0.0], None, 7)
     with pytest.raises(MessageError, match="'elbow' is not finite"):
         messages.joint_positions(broken, NAMES)

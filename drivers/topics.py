@@ -1,4 +1,4 @@
-"""Devices that look at a copy of the simulated world, each in a process of its own.
+"""What drivers share that use ROS topics by themselves; and the devices of the simulated world.
 
 The node of the simulated arm owns the world (`drivers/arm/sim_node.py`); what moves in it arrives
 as one vector, so that a simulated gripper or camera can be killed alone.
@@ -10,19 +10,46 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from drivers.errors import DriverError, DriverTimeout
-from robot_rl.env.sim.world import GripperMotor
-from robot_rl.env.task import Task
 from robot_rl.processes.waiting import wait_until
 
 if TYPE_CHECKING:
+    from robot_rl.env.sim.world import GripperMotor
+    from robot_rl.env.task import Task
     from robot_rl.ros.client import RosClient
     from robot_rl.ros.sensors import Sensor
 
 _STALE_S = 0.5
 
 
+class OverTopics:
+    """A driver with a ROS node of its own, while it is connected."""
+
+    namespace: str  # below which its topics are that do not begin with a slash
+    _client: RosClient | None = None
+
+    def listen(self, name: str) -> RosClient:
+        """Begin anew, with a node of this name, which is returned."""
+        from robot_rl.ros.client import RosClient
+
+        self.close()
+        self._client = RosClient(name, self.namespace)
+        return self._client
+
+    def check_connected(self, device: str) -> None:
+        """Check that its node runs, or raise `DriverError` or `RosUnavailable`."""
+        if self._client is None:
+            raise DriverError(f"{device} is not connected", hint="call connect first")
+        self._client.check()
+
+    def close(self) -> None:
+        """Leave ROS; a controller keeps what it was told last."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+
 @dataclass(eq=False, kw_only=True)
-class SimDevice:
+class SimDevice(OverTopics):
     """A device whose world looks like the one that the simulated arm's node owns."""
 
     task: Task  # the simulated one, the same as the arm's
@@ -37,22 +64,12 @@ class SimDevice:
 
         self._mirror = SceneMirror(self.task, self.model, self.gripper)
         self._world = self._mirror.task.world
-        self._client: RosClient | None = None
 
-    def listen(self) -> RosClient:
-        """Begin to listen anew; returns the node that does."""
-        from robot_rl.ros.client import RosClient
-
-        self.close()
-        self._client = RosClient("sim_device", self.namespace)
-        self._mirror.listen(self._client, _STALE_S)
-        return self._client
-
-    def close(self) -> None:
-        """Stop listening."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+    def listen(self, name: str = "sim_device") -> RosClient:
+        """Begin to listen to the world anew."""
+        client = super().listen(name)
+        self._mirror.listen(client, _STALE_S)
+        return client
 
     def wait(self, timeout_s: float) -> int:
         """Show the next state of the world; returns its stamp [ns], or raises `DriverTimeout`."""
@@ -71,7 +88,6 @@ class SimDevice:
         return self._mirror.update() if self._sensor().count else self.wait(_STALE_S)
 
     def _sensor(self) -> Sensor:
-        if self._client is None or self._mirror.sensor is None:
-            raise DriverError("the simulated device is not connected", hint="call connect first")
-        self._client.check()
+        self.check_connected("the simulated device")
+        assert self._mirror.sensor is not None  # since it listens
         return self._mirror.sensor
