@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from policies.registry import add_folder
 from robot_rl.commands.table import COMMANDS, Command
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             if os.environ.pop(ENDS_WITH_INPUT, None):
                 end_with_input()
-            return _dispatch(_taken_folders(words))
+            _dispatch(_taken_folders(words))
         except RobotRLError as error:
             _say(str(error))
         except KeyboardInterrupt:
@@ -76,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _say(f"the system refused to read or write; got: {error}")
             else:
                 raise
+        else:
+            return 0
     return EXIT_ERROR
 
 
@@ -93,19 +95,13 @@ def _taken_folders(words: list[str]) -> list[str]:
     return others
 
 
-def bench_names() -> tuple[str, ...]:
-    """Return the names that `robot-rl bench` knows, without importing them."""
-    modules = (Path(__file__).parent / "bench").glob("[!_]*.py")
-    return tuple(sorted(module.stem for module in modules))
-
-
-def _dispatch(words: list[str]) -> int:
+def _dispatch(words: list[str]) -> None:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_overview())
-        return 0
+        return
     if words[0] == "--version":
         print(f"robot-rl {version('robot_rl')}")
-        return 0
+        return
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
         raise UsageError(
@@ -113,27 +109,23 @@ def _dispatch(words: list[str]) -> int:
             expected=f"one of {', '.join(COMMANDS)}",
             hint=f"did you mean robot-rl {nearest(name, COMMANDS)}? See robot-rl --help",
         )
-    command = COMMANDS[name]
-    if any(word in ("-h", "--help") for word in rest):
-        words = [word for word in rest if word not in ("-h", "--help")]
-        print(_page(name, command, words, bench_names() if name == "bench" else ()))
-        return 0
-    for word in rest:
-        if word.startswith("--"):
-            raise UsageError(
-                f"{name} has no option {word!r}",
-                expected="--help, or overrides of the form key=value",
-            )
-    return _run_command(name, command, rest)
+    options = [word for word in rest if word.startswith("-")]
+    if {"-h", "--help"}.intersection(options):
+        print(_page(name, COMMANDS[name], [word for word in rest if word not in options]))
+    elif unknown := [word for word in options if word.startswith("--")]:
+        raise UsageError(
+            f"{name} has no option {unknown[0]!r}",
+            expected="--help, or overrides of the form key=value",
+        )
+    else:
+        _run_command(name, COMMANDS[name], rest)
 
 
-def _run_command(name: str, command: Command, words: list[str]) -> int:
-    if name == "bench":
-        return _run_bench(words)
+def _run_command(name: str, command: Command, words: list[str]) -> None:
     if not command.takes_overrides:
         positionals, options = _split(name, command, words)
         pkgutil.resolve_name(command.target)(*positionals, **options)
-        return 0
+        return
     paths = [word for word in words if "=" not in word or Path(word).is_dir()]
     _check_count(name, command, paths)
     words = [word for word in words if word not in paths]
@@ -145,7 +137,6 @@ def _run_command(name: str, command: Command, words: list[str]) -> int:
     print(f"{name}: {' '.join(chosen)} seed={config.seed}{run}", flush=True)
     told = [words] if command.measures else []
     pkgutil.resolve_name(command.target)(config, *told, *([paths] if command.arguments else []))
-    return 0
 
 
 def _overview() -> str:
@@ -156,17 +147,15 @@ def _overview() -> str:
     return "\n".join([*lines, "", "robot-rl COMMAND --help says more. Start with: robot-rl train"])
 
 
-def _page(name: str, command: Command, words: Sequence[str], names: Sequence[str]) -> str:
+def _page(name: str, command: Command, words: Sequence[str]) -> str:
     """Say what a command does, and what may follow it.
 
     The values are those with the overrides among the words that were typed, of which `all` shows
-    every key; `names` may stand for its first argument.
+    every key.
     """
     settings = " [key=value ...]" if command.takes_overrides or command.options else ""
     lines = [" ".join(("robot-rl", name, *command.positionals)) + settings, ""]
     lines += textwrap.wrap(f"{command.summary} {command.details}", _WIDTH)
-    if names:
-        lines += ["", *textwrap.wrap(f"NAME is one of {', '.join(names)}.", _WIDTH)]
     lines += [""] if settings else []
     for option in command.options:
         choices = f"{' or '.join(option.choices)}: " if option.choices else ""
@@ -284,25 +273,6 @@ def _check_count(name: str, command: Command, positionals: list[str]) -> None:
             got=" ".join(positionals) or "nothing",
             hint=command.example,
         )
-
-
-def _run_bench(words: list[str]) -> int:
-    names = bench_names()
-    if not words or words[0] not in names:
-        got = words[0] if words else ""
-        raise UsageError(
-            f"unknown bench {got!r}" if words else "bench needs a NAME",
-            expected=f"one of {', '.join(names)}",
-            hint=f"did you mean robot-rl bench {nearest(got, names)}?",
-        )
-    from robot_rl.config import compose
-    from robot_rl.processes.machine import describe_machine
-
-    config = compose(words[1:])
-    machine = describe_machine()  # before the measurement, as it notes the load
-    result: dict[str, Any] = pkgutil.resolve_name(f"robot_rl.bench.{words[0]}:run")(config)
-    print(json.dumps({"bench": words[0], **result, "machine": machine}), flush=True)
-    return 0
 
 
 def command_config(command: Command, overrides: list[str], path: str | None = None) -> DictConfig:

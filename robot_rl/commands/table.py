@@ -316,11 +316,13 @@ COMMANDS: dict[str, Command] = {
         example="robot-rl doctor json=true",
     ),
     "bench": Command(
-        "robot_rl.bench",
+        "robot_rl.bench:run",
         "Measure one part on this machine.",
-        "Prints one JSON object as its last line: medians, and the machine they were measured on.",
+        "NAME is env, loop or replay. Prints one JSON object as its last line: medians, and the"
+        " machine they were measured on.",
         run_key=None,
         arguments=("NAME",),
         keys="task robot policy algorithm observation seed device",
+        example="robot-rl bench env",
     ),
 }
