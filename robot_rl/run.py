@@ -217,15 +217,8 @@ class RunDirectory:
                 raise RunError(f"{path} cannot be written", got="the disk is full", hint=_FREE)
 
     def read_jsonl(self, name: str) -> list[dict[str, Any]]:
-        """Return the records of `<name>.jsonl`, if there are any; `RunError` for a bad line.
-
-        A last line without its end, as a killed writer leaves it, is not returned.
-        """
-        path = self.path / f"{name}.jsonl"
-        if not path.exists():
-            return []
-        lines = path.read_bytes().split(b"\n")[:-1]
-        return [_record(path, number, line) for number, line in enumerate(lines, start=1)]
+        """Return the records of `<name>.jsonl`, if there are any: see `read_json_lines`."""
+        return read_json_lines(self.path / f"{name}.jsonl")
 
     def save_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write one object to the file `name`; an older one is replaced at once."""
@@ -369,6 +362,15 @@ def _remove_unfinished_line(descriptor: int) -> None:
             end = content.rfind(b"\n") + 1
         if end != size:
             os.ftruncate(descriptor, end)
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a file with one a line, if there is one; `RunError` for a bad line.
+
+    A last line without its end, as a killed writer leaves it, is not returned.
+    """
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [_record(path, number, line) for number, line in enumerate(lines, start=1)]
 
 
 def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:

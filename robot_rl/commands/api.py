@@ -27,7 +27,6 @@ from robot_rl.data.schema import RowSchema as RowSchema
 from robot_rl.data.schema import row_schema as row_schema
 from robot_rl.data.transfer import DatasetEpisodes, Selection
 from robot_rl.errors import RobotRLError as RobotRLError
-from robot_rl.evaluation.records import Record, read_json_lines
 from robot_rl.evaluation.statistics import Comparison, EvaluationResult
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.client import ReplayClient as ReplayClient
@@ -36,7 +35,7 @@ from robot_rl.replay.sampler import SampleSpec as SampleSpec
 from robot_rl.replay.server import ReplayServer
 from robot_rl.replay.server_place import RemoteSampler
 from robot_rl.replay.transfer import StoreEpisodes
-from robot_rl.run import LATEST, POLICIES, RunDirectory, open_policy
+from robot_rl.run import LATEST, POLICIES, RunDirectory, open_policy, read_json_lines
 
 if TYPE_CHECKING:
     import gymnasium
@@ -231,8 +230,8 @@ def compare_results(first: str | Path, second: str | Path | None = None) -> Comp
     return comparison
 
 
-def _last_record(path: Path) -> Record:
-    records, _ = read_json_lines(path)
+def _last_record(path: Path) -> dict[str, Any]:
+    records = read_json_lines(path)
     if not records:
         raise StatisticsError(
             f"there is no evaluation in {path}",
@@ -242,7 +241,7 @@ def _last_record(path: Path) -> Record:
     return records[-1]
 
 
-def _scenes(record: Record) -> list[str]:
+def _scenes(record: Mapping[str, Any]) -> list[str]:
     """What was typed to make an evaluation's scenes others than the run's, and the domain."""
     typed = [word for word in record.get("overrides", ()) if word.startswith(_OF_SCENES)]
     return [*typed, f"domain {record['domain']}"] if record.get("domain") else typed

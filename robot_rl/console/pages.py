@@ -9,14 +9,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 from aiohttp import web
 
 from robot_rl.console.client import LoopClient
 from robot_rl.console.episodes import EpisodeLibrary, EpisodePlayer
 from robot_rl.data.schema import Observation
 from robot_rl.errors import RobotRLError
-from robot_rl.evaluation.records import read_run
+from robot_rl.evaluation.records import read_run, rolling_mean
 from robot_rl.evaluation.scenes import jpegs
 from robot_rl.processes.progress import RECENT_EPISODES
 from robot_rl.run import RunDirectory
@@ -274,18 +273,14 @@ def read_curves(run: RunDirectory) -> dict[str, Any]:
             [e.environment_steps, e.success_rate, e.confidence_low, e.confidence_high]
             for e in records.periodic()
         ],
-        "success": running_mean(steps, success),
-        "interventions": running_mean(steps, shares),
+        "success": _running_mean(steps, success),
+        "interventions": _running_mean(steps, shares),
         "episodes": len(records.episodes),
         "window": RECENT_EPISODES,
     }
 
 
-def running_mean(x: Sequence[float], values: Sequence[float]) -> list[tuple[float, float]]:
+def _running_mean(x: Sequence[float], values: Sequence[float]) -> list[tuple[float, float]]:
     """The mean of the last episodes at each x, at no more points than a chart shows."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    ends = np.arange(1, len(values) + 1)
-    begins = np.maximum(ends - RECENT_EPISODES, 0)
-    means = (sums[ends] - sums[begins]) / (ends - begins)
     every = max(1, -(-len(values) // _MOST_POINTS))
-    return list(zip(x, means.tolist(), strict=True))[::-1][::every][::-1]
+    return list(zip(x, rolling_mean(values, RECENT_EPISODES), strict=True))[::-1][::every][::-1]

@@ -123,15 +123,6 @@ def line_chart(title: str, series: Sequence[Series], *, stop: float, unit: str =
     return svg[0]
 
 
-def rolling_mean(values: Sequence[float], window: int) -> list[float]:
-    """Mean of the last `window` values at each position; fewer at the beginning."""
-    sums = np.concatenate([[0.0], np.cumsum(np.asarray(values, np.float64))])
-    stop = np.arange(1, len(values) + 1)
-    start = np.maximum(stop - window, 0)
-    means: list[float] = ((sums[stop] - sums[start]) / (stop - start)).tolist()
-    return means
-
-
 @contextmanager
 def _figure(title: str, width: float, height: float) -> Iterator[tuple[Axes, list[str]]]:
     """Give axes to draw on; the SVG is in the list afterwards."""

@@ -1,23 +1,22 @@
-"""Reading the records of a run, which may have been interrupted in the middle of a line."""
+"""Reading the records of a run, which may go on, or have been interrupted."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+import numpy as np
+import yaml
 
 from robot_rl.data.intervals import StatisticsError
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.run import SUMMARY, RunDirectory
 
 Record = dict[str, Any]
 
@@ -31,7 +30,7 @@ class ReportError(RobotRLError):
 
 @dataclass(frozen=True)
 class RunRecords:
-    """What a run has written so far, read leniently."""
+    """What a run has written so far."""
 
     directory: Path  # the run directory
     configuration: str  # text of `config.yaml`, empty if there is none
@@ -58,6 +57,15 @@ class RunRecords:
         return [e for e in self.evaluations if e.seed_set == "periodic"]
 
 
+def rolling_mean(values: Sequence[float], window: int) -> list[float]:
+    """Mean of the last `window` values at each position; fewer at the beginning."""
+    sums = np.concatenate([[0.0], np.cumsum(np.asarray(values, np.float64))])
+    stop = np.arange(1, len(values) + 1)
+    start = np.maximum(stop - window, 0)
+    means: list[float] = ((sums[stop] - sums[start]) / (stop - start)).tolist()
+    return means
+
+
 def intervention_rates(episodes: Sequence[Record], window: int) -> list[tuple[float, float]]:
     """Share of steps that an operator took, over the last `window` episodes at each one's end.
 
@@ -66,31 +74,10 @@ def intervention_rates(episodes: Sequence[Record], window: int) -> list[tuple[fl
     told = [e for e in episodes if "intervened_steps" in e and e.get("length")]
     if not any(e["intervened_steps"] for e in told):
         return []
-    rates = []
-    for end in range(1, len(told) + 1):
-        recent = told[max(0, end - window) : end]
-        taken = sum(int(e["intervened_steps"]) for e in recent)
-        steps = sum(int(e["length"]) for e in recent)
-        rates.append((float(told[end - 1]["environment_steps"]), taken / steps))
-    return rates
-
-
-def read_json_lines(path: Path) -> tuple[list[Record], int]:
-    """Read the objects of a file with one JSON object a line; returns them, and how many are cut.
-
-    A process that is killed leaves a cut line, and a resumed one goes on behind it, so that
-    unreadable lines are no error here. A missing file has no lines.
-    """
-    if not path.exists():
-        return [], 0
-    records: list[Record] = []
-    lines = [line for line in path.read_bytes().splitlines() if line.strip()]
-    for line in lines:
-        with suppress(ValueError):  # no JSON, or bytes that are no UTF-8
-            content = json.loads(line)
-            if isinstance(content, dict):
-                records.append(content)
-    return records, len(lines) - len(records)
+    names = ("intervened_steps", "length")
+    taken, steps = (rolling_mean([e[name] for e in told], window) for name in names)
+    ends = (float(e["environment_steps"]) for e in told)
+    return [(at, a / b) for at, a, b in zip(ends, taken, steps, strict=True)]
 
 
 def without_superseded(records: Sequence[Record], key: str) -> list[Record]:
@@ -118,59 +105,37 @@ def read_run(directory: Path) -> RunRecords:
             expected=f"some of {', '.join(files)}",
             hint="give a directory below runs/, or runs/latest",
         )
-    notes: list[str] = []
-    lines = {name: _lines(directory / name, notes) for name in files[2:]}
-    configuration, config = _configuration(directory / "config.yaml", notes)
+    run, notes = RunDirectory(directory), list[str]()
+    configuration = run.path / "config.yaml"
+    summary = run.path / SUMMARY
+    if not summary.is_file():
+        notes.append("This run has not finished: there is no summary.json. All figures are so far.")
     # Each actor counts by itself the steps that all of them have done.
     actors: dict[str, list[Record]] = defaultdict(list)
-    for record in lines["episodes.jsonl"]:
+    for record in run.read_jsonl("episodes"):
         actors[str(record.get("actor", 1))].append(record)
     mine = (without_superseded(actors[name], "environment_steps") for name in sorted(actors))
     kept = itertools.chain.from_iterable(mine)
     return RunRecords(
-        directory=directory.resolve(),
-        configuration=configuration,
-        config=config,
-        summary=_summary(directory / "summary.json", notes),
-        evaluations=_evaluations(lines["evaluations.jsonl"], notes),
+        directory=run.path,
+        configuration=configuration.read_text("utf-8") if configuration.is_file() else "",
+        config=_object(configuration, yaml.safe_load, notes),
+        summary=_object(summary, json.loads, notes),
+        evaluations=_evaluations(run.read_jsonl("evaluations"), notes),
         episodes=sorted(kept, key=lambda record: float(record["environment_steps"])),
-        learner=without_superseded(lines["learner.jsonl"], "environment_steps"),
+        learner=without_superseded(run.read_jsonl("learner"), "environment_steps"),
         notes=notes,
     )
 
 
-def _lines(path: Path, notes: list[str]) -> list[Record]:
-    records, unreadable = read_json_lines(path)
-    if unreadable:
-        notes.append(
-            f"{path.name}: {unreadable} of {len(records) + unreadable} lines could not be read "
-            "(a killed process leaves a cut line)."
-        )
-    return records
-
-
-def _summary(path: Path, notes: list[str]) -> dict[str, Any]:
-    if not path.is_file():
-        notes.append("This run has not finished: there is no summary.json. All figures are so far.")
-        return {}
+def _object(path: Path, parse: Callable[[bytes], Any], notes: list[str]) -> Record:
+    """The mapping in a file; empty where there is none, which a note says of a broken file."""
     try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        notes.append(f"summary.json could not be read: {error}")
+        content = parse(path.read_bytes()) if path.is_file() else {}
+    except (ValueError, yaml.YAMLError) as error:
+        notes.append(f"{path.name} could not be read: {error}")
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _configuration(path: Path, notes: list[str]) -> tuple[str, dict[str, Any]]:
-    if not path.is_file():
-        return "", {}
-    text = path.read_text(encoding="utf-8", errors="replace")
-    try:
-        content = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-    except (OmegaConfBaseException, YAMLError, ValueError) as error:
-        notes.append(f"config.yaml could not be read: {error}")
-        return text, {}
-    return text, {str(k): v for k, v in content.items()} if isinstance(content, dict) else {}
 
 
 def _evaluations(records: Sequence[Record], notes: list[str]) -> list[EvaluationResult]:

@@ -28,6 +28,7 @@ from robot_rl.evaluation.records import (
     RunRecords,
     intervention_rates,
     read_run,
+    rolling_mean,
 )
 from robot_rl.evaluation.statistics import (
     NOISE_LEVEL,
@@ -52,6 +53,7 @@ def write_report(run_directory: str | Path) -> Path:
 
     Raises:
         ReportError: There is no such directory, or it holds no record of a run.
+        RunError: A line of a record is damaged.
     """
     records = read_run(Path(run_directory))
     path = records.directory / "report.html"
@@ -178,7 +180,7 @@ def _learning_curve(run: RunRecords) -> Markup | None:
         return None
     # The first means would be of few episodes and jump.
     full = max(0, min(_ROLLING_EPISODES, len(won)) - 1)
-    rolling = charts.rolling_mean(won, _ROLLING_EPISODES)
+    rolling = rolling_mean(won, _ROLLING_EPISODES)
     training = Series(f"last {_ROLLING_EPISODES} training episodes", steps[full:], rolling[full:])
     cloned, final = run.final(cloned=True), run.final(cloned=False)
     return Markup(charts.learning_curve(curve, training, first_confirmed(curve), cloned, final))

@@ -14,12 +14,12 @@ from robot_rl.config import compose
 from robot_rl.data.intervals import interval_over_runs
 from robot_rl.evaluation.records import (
     ReportError,
-    read_json_lines,
     read_run,
     without_superseded,
 )
 from robot_rl.evaluation.report import write_report
 from robot_rl.evaluation.statistics import Comparison, EvaluationResult, Labels
+from robot_rl.run import RunError
 
 CONFIG = """\
 seed: 3
@@ -225,7 +225,6 @@ def test_a_killed_run_is_reported_as_far_as_it_got(run):
             file.write('{"environment_steps": 25')
     page = Page(write_report(run))
     assert "This run has not finished" in page.text
-    assert "evaluations.jsonl: 1 of 8 lines could not be read" in page.text
     assert "98.5 % 197 of 200" in page.text
     assert "Steps to 97 % 1,500" in page.text
     assert "Environment steps 2,000" in page.text
@@ -288,11 +287,12 @@ def test_what_is_no_run_directory_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_unreadable_lines_are_counted(tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(b'{"a": 1}\n\n{"a": 2\xff{"a": 3}\n[4]\n{"a": 5}\n{"a"')
-    assert read_json_lines(path) == ([{"a": 1}, {"a": 5}], 3)
-    assert read_json_lines(tmp_path / "none.jsonl") == ([], 0)
+@pytest.mark.parametrize("line", ['{"a": 2', '{"a": 2} {"a": 3}', "[4]", ""])
+def test_a_damaged_line_is_named(run, line):
+    with (run / "episodes.jsonl").open("a") as file:
+        file.write(f"{line}\n{json.dumps(EPISODES[-1])}\n")
+    with pytest.raises(RunError, match=r"episodes\.jsonl, line 41, is not"):
+        write_report(run)
 
 
 def test_later_records_supersede_those_that_they_repeat():
@@ -303,7 +303,7 @@ def test_later_records_supersede_those_that_they_repeat():
 def test_episodes_of_one_actor_do_not_supersede_those_of_another(tmp_path):
     ends = [(1, 1000), (2, 1012), (1, 1010), (2, 1030), (1, 1050), (1, 1045)]  # 1 was resumed
     lines = [json.dumps({"actor": actor, "environment_steps": at}) for actor, at in ends]
-    (tmp_path / "episodes.jsonl").write_text("\n".join(lines))
+    (tmp_path / "episodes.jsonl").write_text("".join(f"{line}\n" for line in lines))
     kept = [(e["actor"], e["environment_steps"]) for e in read_run(tmp_path).episodes]
     assert kept == [(1, 1000), (1, 1010), (2, 1012), (2, 1030), (1, 1045)]
 
