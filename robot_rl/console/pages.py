@@ -13,10 +13,10 @@ from aiohttp import web
 
 from robot_rl.console.client import LoopClient
 from robot_rl.console.episodes import EpisodeLibrary, EpisodePlayer
+from robot_rl.console.telemetry import jpegs
 from robot_rl.data.schema import Observation
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.records import read_run, rolling_mean
-from robot_rl.evaluation.scenes import jpegs
 from robot_rl.processes.progress import RECENT_EPISODES
 from robot_rl.run import RunDirectory
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from robot_rl.console.link import Activity, ConsoleLink, InControl, Situation, Snapshot
-from robot_rl.data.schema import Observation
+from robot_rl.data.schema import Array, Observation
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import Action, RobotInterrupted
@@ -18,6 +20,10 @@ from robot_rl.env.robot_env import Begun, Options, RobotEnv, RobotEnvWrapper, St
 from robot_rl.errors import RobotRLError
 
 _LOOK_SECONDS = 0.1
+_IMAGES = "images/"
+_JPEG_QUALITY = 80
+# A page shows images no larger; a bigger one is encoded at a whole fraction of its size.
+_MOST_PIXELS_WIDE = 640
 
 
 class TelemetryEnv(RobotEnvWrapper):
@@ -170,3 +176,20 @@ class TelemetryEnv(RobotEnvWrapper):
         if OperatorEvent.CLEAR_ERRORS in waits_for:
             return Activity.STOPPED
         return Activity.PAUSED if OperatorEvent.RESUME in waits_for else None
+
+
+def jpegs(observation: Observation) -> dict[str, bytes]:
+    """Encode the colour images of an observation: camera name → JPEG."""
+    return {
+        name.removeprefix(_IMAGES): _jpeg(image)
+        for name, image in observation.items()
+        if name.startswith(_IMAGES) and image.dtype == np.uint8 and image.shape[-1] == 3
+    }
+
+
+def _jpeg(image: Array) -> bytes:
+    every = -(-image.shape[1] // _MOST_PIXELS_WIDE)
+    buffer = io.BytesIO()
+    picture = Image.fromarray(np.ascontiguousarray(image[::every, ::every]))
+    picture.save(buffer, "JPEG", quality=_JPEG_QUALITY)
+    return buffer.getvalue()

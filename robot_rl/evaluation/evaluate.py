@@ -6,6 +6,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
@@ -15,21 +16,21 @@ from policies.compute import compute_device
 from policies.runner import PolicyRunner
 from robot_rl.config import ConfigError, check_least, check_value, composed, on_stepped_clock
 from robot_rl.console.link import ConsoleLink
-from robot_rl.console.telemetry import TelemetryEnv
+from robot_rl.console.telemetry import TelemetryEnv, jpegs
 from robot_rl.data.policy_columns import check_fit
+from robot_rl.data.schema import Observation
 from robot_rl.env.factory import has_domain, make_env, make_inbox, make_intervention
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.reset import HumanReset, make_reset
-from robot_rl.env.robot_env import EpisodeEnv
+from robot_rl.env.robot_env import Begun, EpisodeEnv, Options, RobotEnvWrapper
 from robot_rl.env.rollout import EpisodeResult, Seeds, rollout
 from robot_rl.errors import RobotRLError
-from robot_rl.evaluation.scenes import PicturedScenes
 from robot_rl.evaluation.statistics import EvaluationResult, Labels
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.rewards.source import TaskReward
 from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env
-from robot_rl.run import RunDirectory, RunError
+from robot_rl.run import SCENES, RunDirectory, RunError
 
 SeedSet = Literal["periodic", "final"]
 SCORES = ("success", "return")
@@ -220,6 +221,44 @@ def check_proof(config: DictConfig) -> None:
     if config.proof.episodes is not None and not isinstance(config.proof.episodes, int):
         wanted = "a number of episodes, or null"
         raise ConfigError("proof.episodes is no number", got=config.proof.episodes, expected=wanted)
+
+
+class PicturedScenes(RobotEnvWrapper):
+    """Keeps what all cameras saw as the first episode with a seed began, to put that scene back.
+
+    Args:
+        env: The environment, with the cameras that only the reward source sees.
+        run: Where the pictures are kept, in `scenes/SEED/CAMERA.jpg`.
+    """
+
+    def __init__(self, env: EpisodeEnv, run: RunDirectory) -> None:
+        super().__init__(env)
+        self._run = run
+        self._first: Observation = {}
+        self._seed: int | None = None
+
+    def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
+        """Begin an episode."""
+        self._first, info = super().reset(seed=seed, options=options)
+        self._seed = seed
+        return self._first, info
+
+    def folder(self, seed: int | None) -> Path | None:
+        """Where the pictures of a seed's scene are, if it has any."""
+        name = f"{SCENES}/{seed}"
+        return self._run.path / name if self._run.has_folder(name) else None
+
+    def keep(self) -> None:
+        """Between episodes: write the pictures of the last one's scene, if there are none yet.
+
+        Raises:
+            RunError: The disk is full or the folder cannot be written.
+        """
+        if self.folder(self._seed) is not None or not (pictures := jpegs(self._first)):
+            return
+        with self._run.atomic_folder(f"{SCENES}/{self._seed}") as folder:
+            for camera, jpeg in pictures.items():
+                (folder / f"{camera}.jpg").write_bytes(jpeg)
 
 
 class AttendedRobot:
