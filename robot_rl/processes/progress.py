@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Self
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.progress import BarColumn, Progress
 from rich.table import Table
 
 RECENT_EPISODES = 20
@@ -29,15 +29,15 @@ class WorkProgress:
     def __init__(
         self, total: int, label: str = "environment steps", *, console: Console | None = None
     ) -> None:
-        self._total = total
         self._label = label
         self._console = console or Console(highlight=False)
+        bar = BarColumn(bar_width=60)
+        self._bar = Progress(bar, speed_estimate_period=_RATE_WINDOW_S, get_time=time.monotonic)
+        self._bar.add_task("", total=total)
         self._phase = ""
-        self._done = 0
         self._successes: deque[bool] = deque(maxlen=RECENT_EPISODES)
         self._intervened: deque[float] = deque(maxlen=RECENT_EPISODES)
         self._figures: dict[str, str] = {}
-        self._history: deque[tuple[float, int]] = deque()
         self._next_line = time.monotonic() + LOG_INTERVAL_S
         live = Live(console=self._console, refresh_per_second=4, get_renderable=self._render)
         self._live = live if self._console.is_terminal else None
@@ -73,11 +73,7 @@ class WorkProgress:
         Of that it shows `updates_per_second`, `update_to_data`, which is None while the learner
         warms up, and `replay_transitions`.
         """
-        self._done = done
-        now = time.monotonic()
-        self._history.append((now, done))
-        while len(self._history) > 2 and self._history[0][0] < now - _RATE_WINDOW_S:
-            self._history.popleft()
+        self._bar.update(self._bar.task_ids[0], completed=done)
         if block is not None:
             ratio = block["update_to_data"]
             self._figures = {
@@ -87,36 +83,24 @@ class WorkProgress:
             }
         self._print_line_if_due()
 
-    def seconds_left(self) -> float | None:
-        """Estimate the remaining time from the last minute; None before there is a rate."""
-        if len(self._history) < 2:
-            return None
-        (start, first), (now, last) = self._history[0], self._history[-1]
-        if last <= first or now <= start:
-            return None
-        return max(0.0, (self._total - last) * (now - start) / (last - first))
-
     def _rows(self) -> dict[str, str]:
-        rows = {self._label: f"{self._done:,} of {self._total:,}"}
+        (task,) = self._bar.tasks
+        rows = {self._label: f"{task.completed:,} of {task.total:,}"}
         if self._successes:
             count, successes = len(self._successes), sum(self._successes)
             rows[f"success of the last {count} episodes"] = f"{100 * successes / count:.0f} %"
         if any(self._intervened):
             rows["by the operator"] = f"{100 * sum(self._intervened) / len(self._intervened):.0f} %"
         rows |= self._figures
-        if (left := self.seconds_left()) is not None:
-            rows["time left"] = str(timedelta(seconds=round(left)))
+        if (left := task.time_remaining) is not None:
+            rows["time left"] = str(timedelta(seconds=left))
         return rows
 
-    def _render(self) -> RenderableType:
+    def _render(self) -> Group:
         table = Table.grid(padding=(0, 2))
         for name, value in self._rows().items():
             table.add_row(name, value)
-        bar = ProgressBar(total=max(1, self._total), completed=self._done, width=60)
-        page = Table.grid()
-        for part in (self._phase or self._label, bar, table):
-            page.add_row(part)
-        return page
+        return Group(self._phase or self._label, self._bar, table)
 
     def _print_line_if_due(self) -> None:
         if self._live is None and time.monotonic() >= self._next_line:
