@@ -246,7 +246,6 @@ def _check_spool(config: DictConfig, env: RewardWrapper, schema: RowSchema) -> N
 
 
 def _number(config: DictConfig) -> int:
-    """Number of this actor, from 1."""
     number, actors = int(config.actor), int(config.actors)
     if not 1 <= number <= actors:
         raise ScheduleError("there is no such actor", got=number, expected=f"1 to actors={actors}")

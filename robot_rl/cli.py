@@ -140,7 +140,6 @@ def _run_command(name: str, command: Command, words: list[str]) -> None:
 
 
 def _overview() -> str:
-    """Say what each command does, in a line each."""
     lines = ["robot-rl COMMAND [key=value ...]", ""]
     for name, command in COMMANDS.items():
         lines += _entry(" ".join((name, *command.positionals)), command.summary)
@@ -235,7 +234,6 @@ def _entry(left: str, right: str) -> list[str]:
 def _split(
     name: str, command: Command, words: list[str]
 ) -> tuple[list[str], dict[str, str | None]]:
-    """Tell positional arguments from options, and check both."""
     options = {option.name: option.default for option in command.options}
     choices = {option.name: option.choices for option in command.options}
     positionals = []

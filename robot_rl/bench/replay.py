@@ -94,7 +94,6 @@ def episode_rows(schema: RowSchema) -> list[Row]:
 
 @contextlib.contextmanager
 def _server(fsync: Fsync) -> Iterator[Path]:
-    """Run a server process on an empty store."""
     with tempfile.TemporaryDirectory(prefix="replay-bench-") as folder:
         store = Path(folder) / "store"
         context = multiprocessing.get_context("spawn")

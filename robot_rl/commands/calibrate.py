@@ -98,7 +98,6 @@ def _record(folder: ViewFolder, board: Board, camera: str | None, arm: str | Non
 
 
 def _connected(file: str, connected: ExitStack) -> Any:
-    """Make and connect the driver that a file configures."""
     try:
         config = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:

@@ -10,8 +10,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from policies import registry
 from robot_rl.console.episodes import EpisodeLibrary
-from robot_rl.console.link import ConsoleError, loop_folder
+from robot_rl.console.link import loop_folder
 from robot_rl.env.sim.task import SimTask
+from robot_rl.errors import require
 from robot_rl.processes.machine import yield_to_control_loop
 from robot_rl.processes.resources import find_resource
 from robot_rl.processes.signals import ending_signals
@@ -23,15 +24,8 @@ def run(config: DictConfig) -> None:
     directory = RunDirectory.open(config.run, config.runs_directory)
     # Whatever the clock is: the browser can wait, and the control loop cannot.
     yield_to_control_loop("realtime")
-    try:
-        import aiohttp  # noqa: F401
-        import viser  # noqa: F401
-    except ImportError as error:
-        raise ConsoleError(
-            "the console needs packages that are not installed",
-            got=error,
-            hint="pip install 'robot_rl[console]'",
-        ) from error
+    for package in ("aiohttp", "viser"):
+        require(package, "console")
     asyncio.run(_serve(config, directory))
 
 

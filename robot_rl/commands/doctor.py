@@ -315,8 +315,6 @@ CHECKS = {
     "memory": Check(memory, "room for processes"),
 }
 TELEOP = Check(teleop, "teleoperation with the device that was named")
-
-
 _WIDTH = max(map(len, CHECKS))
 
 

@@ -124,7 +124,6 @@ def annotate(store: str, address: str, *, table: str | None) -> None:
 
 
 def _import_into(source: EpisodeSource, store: Path, table: str | None) -> None:
-    """Send a source to the server of a store and say what is new there."""
     wait_for_endpoint(store, _SERVER_SECONDS)
     if table is None:
         with StoreReader(store) as reader:

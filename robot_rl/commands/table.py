@@ -30,7 +30,7 @@ class Command:
     # configuration of that run is used, and overrides that would make it another run are refused.
     run_key: str | None = "run"
     # The run when that key is not given; None when the command makes its own.
-    default_run: str | None = None
+    default_run: str | None = "latest"
     # A key with which the command makes its own run in place of the default one.
     new_run_key: str | None = None
     # Whether it measures a run's policy: `latest` is then the newest run that has one, and the
@@ -72,6 +72,7 @@ COMMANDS: dict[str, Command] = {
         "Runs the expert until `demonstrations` episodes have succeeded by the configured reward,"
         " and writes them to demonstrations.zarr in a new run directory. An interrupted recording"
         " keeps all finished episodes; RUN goes on with one.",
+        default_run=None,
         keys="task robot domain teleop observation reward seed demonstrations"
         " recording.wait_for_start recording.countdown_s recording.undo_s recording.keep_failures"
         " control_rate_hz clock start_nodes run runs_directory",
@@ -82,6 +83,7 @@ COMMANDS: dict[str, Command] = {
         "The task's scripted expert succeeds, and fails in several ways on purpose; the policy of"
         " RUN, where it has one, fails as it does. The task's own detector gives the labels. Writes"
         " reward.zarr in a new run directory, or adds to that of RUN.",
+        default_run=None,
         keys="task robot operator teleop seed classifier.collection.labels"
         " classifier.collection.positive_frames classifier.collection.negative_episodes"
         " classifier.collection.frames_after_success classifier.collection.reaction_s run"
@@ -94,7 +96,6 @@ COMMANDS: dict[str, Command] = {
         " checkpoints/reward, reward.json and reward.html in the run with the examples;"
         " classifier.test=PATH names another recording to judge it on. Then robot-rl train"
         " reward=classifier reward.source.path=RUN/checkpoints/reward.",
-        default_run="latest",
         keys="classifier.test classifier.consecutive_frames classifier.training.updates"
         " classifier.training.batch_size classifier.training.learning_rate"
         " classifier.training.validation_share classifier.training.false_positive_frames"
@@ -106,7 +107,6 @@ COMMANDS: dict[str, Command] = {
         "Trains the policy on the demonstrations of RUN, by default of the latest run, or of"
         " `dataset=PATH` in a new run directory, and writes checkpoints/bc. Then robot-rl train"
         " resume=RUN learns online.",
-        default_run="latest",
         new_run_key="dataset",
         keys="task policy observation seed dataset cloning.updates cloning.batch_size"
         " cloning.learning_rate cloning.bf16 policy.horizon policy.observation_steps"
@@ -121,6 +121,7 @@ COMMANDS: dict[str, Command] = {
         " runs/<task>/<time>, which runs/latest points to. Ctrl-C stops everything with data and"
         " checkpoint saved; resume=RUN, or RUN, goes on at the stage that was interrupted.",
         run_key="resume",
+        default_run=None,
         keys="task robot domain policy algorithm observation operator teleop reset reward seed"
         " demonstrations dataset recipe environment_steps evaluation.every_steps"
         " evaluation.final_episodes device console.open resume",
@@ -129,7 +130,6 @@ COMMANDS: dict[str, Command] = {
         "robot_rl.replay.server:run",
         "The replay server of a run, alone.",
         "The only writer of the run's store, and the mailbox of weights.",
-        default_run="latest",
         keys="replay replay.address replay.keys replay.fsync"
         " replay.capacity_rows run runs_directory",
     ),
@@ -137,7 +137,6 @@ COMMANDS: dict[str, Command] = {
         "robot_rl.actor:run",
         "The actor of a run, alone: steps the robot with the newest policy.",
         "Sends every transition to the replay server and takes new weights from it.",
-        default_run="latest",
         keys="operator teleop actor actors device environment_steps start_nodes replay.connect"
         " replay.keys replay.spool_bytes run runs_directory",
     ),
@@ -145,7 +144,6 @@ COMMANDS: dict[str, Command] = {
         "robot_rl.learner:run",
         "The learner of a run, alone: updates the policy from the store.",
         "Reads the store through its memory map and publishes weights to the replay server.",
-        default_run="latest",
         keys="environment_steps device evaluation.every_steps replay.connect replay.keys"
         " replay.capacity_rows run runs_directory",
     ),
@@ -155,7 +153,6 @@ COMMANDS: dict[str, Command] = {
         "Shows the cameras, the robot in 3-D, curves and episodes, and has the buttons to label,"
         " pause, take over and stop. It may be opened and closed at any time, and finds the actor"
         " by itself, whichever process that is. Ctrl-C closes it; the run goes on.",
-        default_run="latest",
         keys="console.host console.port console.token_file console.certificate console.model run"
         " runs_directory",
     ),
@@ -168,7 +165,6 @@ COMMANDS: dict[str, Command] = {
         " to success and the longest run of successes, and adds one line of JSON to"
         " RUN/evaluate.jsonl. robot=NAME, domain=NAME, and parameters such as"
         " task.environment.time_limit_steps=50, test a policy outside of its training.",
-        default_run="latest",
         measures=True,
         arguments=("[RUN]",),
         keys="episodes seed evaluation.policy evaluation.videos evaluation.slots robot domain"

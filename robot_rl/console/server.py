@@ -125,7 +125,6 @@ class ConsoleServer:
         return web.FileResponse(self.run.path / SCENES / named["seed"] / f"{named['camera']}.jpg")
 
     async def _socket(self, request: web.Request) -> web.StreamResponse:
-        """One open page."""
         browser = web.WebSocketResponse(heartbeat=_PING_SECONDS, max_msg_size=_MOST_MESSAGE_BYTES)
         await browser.prepare(request)
         page = Page(browser)

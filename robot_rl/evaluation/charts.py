@@ -6,7 +6,6 @@ Lines differ in dash and marker as well as in colour, so that a print in grey ca
 from __future__ import annotations
 
 import io
-import itertools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,8 +23,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from robot_rl.evaluation.statistics import THRESHOLD, EvaluationResult
 
 # Okabe and Ito's palette: distinct under the common colour-vision deficiencies.
-BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#AA4499", "#5F6B76"
-_CYCLE = ((BLUE, "-"), (ORANGE, "--"), (GREEN, "-."), (PURPLE, ":"))
+BLUE, ORANGE, GREEN, _ = _COLORS = ["#0072B2", "#D55E00", "#009E73", "#AA4499"]
+GREY = "#5F6B76"
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -108,9 +107,9 @@ def learning_curve(
 def line_chart(title: str, series: Sequence[Series], *, stop: float, unit: str = "") -> str:
     """Draw one small chart of lines against environment steps, from 0 to `stop`."""
     with _figure(title, 3.75, 2.35) as (axes, svg):
-        for line, (color, dash) in zip(series, itertools.cycle(_CYCLE), strict=False):
-            marker = "o" if len(line.x) < 3 else ""
-            axes.plot(line.x, line.y, color=color, linestyle=dash, marker=marker, label=line.label)
+        axes.set_prop_cycle(color=_COLORS, linestyle=["-", "--", "-.", ":"])
+        for line in series:
+            axes.plot(line.x, line.y, marker="o" if len(line.x) < 3 else "", label=line.label)
         values: npt.NDArray[np.float64] = np.concatenate([np.asarray(s.y, float) for s in series])
         finite = values[np.isfinite(values)]
         if len(finite) and np.ptp(finite) < 1e-9 * max(1.0, float(np.abs(finite).max())):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import yaml
 from robot_rl.data.intervals import StatisticsError
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.statistics import EvaluationResult
-from robot_rl.run import SUMMARY, RunDirectory
+from robot_rl.run import CONFIG_FILE, SUMMARY, RunDirectory
 
 Record = dict[str, Any]
 
@@ -80,17 +78,20 @@ def intervention_rates(episodes: Sequence[Record], window: int) -> list[tuple[fl
     return [(at, a / b) for at, a, b in zip(ends, taken, steps, strict=True)]
 
 
-def without_superseded(records: Sequence[Record], key: str) -> list[Record]:
-    """Drop what a resumed run did again: records that later ones with a lower `key` replace.
+def without_superseded(
+    records: Sequence[Record], kind: Callable[[Record], Hashable] = lambda record: None
+) -> list[Record]:
+    """Drop what a resumed run did again.
 
-    The key is a number that grows during a run; records without it are dropped too.
+    Those are the records that later ones of their kind with fewer environment steps replace.
+    Records without that number are dropped too.
     """
     kept: list[Record] = []
-    lowest = float("inf")
+    lowest: dict[Hashable, float] = {}
     for record in reversed(records):
-        value = record.get(key)
-        if isinstance(value, int | float) and value <= lowest:
-            lowest = value
+        steps, of = record.get("environment_steps"), kind(record)
+        if isinstance(steps, int | float) and steps <= lowest.get(of, float("inf")):
+            lowest[of] = steps
             kept.append(record)
     return kept[::-1]
 
@@ -106,24 +107,20 @@ def read_run(directory: Path) -> RunRecords:
             hint="give a directory below runs/, or runs/latest",
         )
     run, notes = RunDirectory(directory), list[str]()
-    configuration = run.path / "config.yaml"
-    summary = run.path / SUMMARY
+    configuration, summary = run.path / CONFIG_FILE, run.path / SUMMARY
+    text = configuration.read_text("utf-8", "replace") if configuration.is_file() else ""
     if not summary.is_file():
         notes.append("This run has not finished: there is no summary.json. All figures are so far.")
     # Each actor counts by itself the steps that all of them have done.
-    actors: dict[str, list[Record]] = defaultdict(list)
-    for record in run.read_jsonl("episodes"):
-        actors[str(record.get("actor", 1))].append(record)
-    mine = (without_superseded(actors[name], "environment_steps") for name in sorted(actors))
-    kept = itertools.chain.from_iterable(mine)
+    episodes = without_superseded(run.read_jsonl("episodes"), lambda e: str(e.get("actor", 1)))
     return RunRecords(
         directory=run.path,
-        configuration=configuration.read_text("utf-8") if configuration.is_file() else "",
+        configuration=text,
         config=_object(configuration, yaml.safe_load, notes),
         summary=_object(summary, json.loads, notes),
         evaluations=_evaluations(run.read_jsonl("evaluations"), notes),
-        episodes=sorted(kept, key=lambda record: float(record["environment_steps"])),
-        learner=without_superseded(run.read_jsonl("learner"), "environment_steps"),
+        episodes=sorted(episodes, key=lambda record: float(record["environment_steps"])),
+        learner=without_superseded(run.read_jsonl("learner")),
         notes=notes,
     )
 
@@ -140,17 +137,15 @@ def _object(path: Path, parse: Callable[[bytes], Any], notes: list[str]) -> Reco
 
 def _evaluations(records: Sequence[Record], notes: list[str]) -> list[EvaluationResult]:
     results, incomplete = [], 0
-    for cloned, seeds in itertools.product((True, False), ("periodic", "final")):
-        mine = [
-            record
-            for record in records
-            if (record.get("environment_steps") == 0, record.get("seed_set")) == (cloned, seeds)
-        ]
-        for record in without_superseded(mine, "environment_steps"):
-            try:
-                results.append(EvaluationResult.from_json(record))
-            except StatisticsError:
-                incomplete += 1
+    for record in without_superseded(records, _policy_and_seeds):
+        try:
+            results.append(EvaluationResult.from_json(record))
+        except StatisticsError:
+            incomplete += 1
     if incomplete:
         notes.append(f"evaluations.jsonl: {incomplete} lines lack keys and were left out.")
     return sorted(results, key=lambda e: (e.environment_steps, e.seed_set == "final"))
+
+
+def _policy_and_seeds(evaluation: Record) -> Hashable:
+    return evaluation.get("environment_steps") == 0, str(evaluation.get("seed_set"))

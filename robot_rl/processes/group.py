@@ -165,11 +165,8 @@ class ProcessGroup:
         if code is None:
             process.kill()
             process.wait()
-            return self._problem(
-                child,
-                f"did not end within {self.end_seconds:g} s and was killed",
-                self._last_words(child),
-            )
+            what = f"did not end within {self.end_seconds:g} s and was killed"
+            return self._problem(child, what)
         return None if code in _ASKED_TO_END or not child.needed else self._died(child, code)
 
     def __enter__(self) -> Self:
@@ -197,19 +194,16 @@ class ProcessGroup:
     def _died(self, child: _Child, code: int) -> ProcessDied:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         what = "ended with an error" if code else "has ended, but the others need it"
-        return self._problem(child, what, f"{how}: {self._last_words(child)}")
+        return self._problem(child, what, f"{how}: ")
 
-    def _problem(self, child: _Child, what: str, got: str) -> ProcessDied:
-        hint = f"see {self.logs / child.name}.log"
-        return ProcessDied(f"the process {child.name!r} {what}", got=got, hint=hint)
-
-    def _last_words(self, child: _Child) -> str:
+    def _problem(self, child: _Child, what: str, how: str = "") -> ProcessDied:
+        path = self.logs / f"{child.name}.log"
         try:
-            log = (self.logs / f"{child.name}.log").read_bytes()
+            log = path.read_bytes()[child.log_start :].decode(errors="replace")
         except OSError as error:  # the run directory was removed meanwhile
-            return f"its log cannot be read: {error}"
-        lines = log[child.log_start :].decode(errors="replace").strip().splitlines()
-        return lines[-1].removeprefix("robot-rl: ") if lines else "it printed nothing"
+            log = f"its log cannot be read: {error}"
+        said = (log.strip() or "it printed nothing").splitlines()[-1].removeprefix("robot-rl: ")
+        return ProcessDied(f"the process {child.name!r} {what}", got=how + said, hint=f"see {path}")
 
 
 def start_process(

@@ -296,8 +296,8 @@ def test_a_damaged_line_is_named(run, line):
 
 
 def test_later_records_supersede_those_that_they_repeat():
-    records = [{"x": x, "i": i} for i, x in enumerate([1, 2, 3, 2, 3, 4])]
-    assert [r["i"] for r in without_superseded([*records, {"y": 9}], "x")] == [0, 1, 3, 4, 5]
+    records = [{"environment_steps": x, "i": i} for i, x in enumerate([1, 2, 3, 2, 3, 4])]
+    assert [r["i"] for r in without_superseded([*records, {"y": 9}])] == [0, 1, 3, 4, 5]
 
 
 def test_episodes_of_one_actor_do_not_supersede_those_of_another(tmp_path):
