@@ -62,7 +62,7 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
                 continue  # the run has passed this point with other points of evaluation
             behaviour = checkpoint.load(run.complete_folder(name) / "policy")
             result = evaluator.evaluate(behaviour, steps, "periodic", stop)
-            curve = read_run(run.path).periodic()
+            curve = read_run(run).periodic()
             cloned = [record for record in curve if record.cloned]
             if cloned and not result.cloned:
                 result = replace(result, against_cloned=result.beside(cloned[-1], looks))

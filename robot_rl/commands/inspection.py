@@ -103,7 +103,7 @@ def _run_directory(path: Path) -> Facts:
         if run.has_folder(name):
             run.complete_folder(name)  # whose own name is that of one generation
             places[name] = run.path / name
-    records = read_run(run.path)
+    records = read_run(run)
     evaluations = [
         {
             "environment_steps": e.environment_steps,
@@ -129,8 +129,8 @@ def _run_directory(path: Path) -> Facts:
 
 def _runs(paths: Sequence[str]) -> Facts:
     """What several runs have come to together that differ in their training seed alone."""
-    runs = [RunDirectory.open(path).path for path in paths]
-    configs = [load_resolved(run) for run in runs]
+    runs = [RunDirectory.open(path) for path in paths]
+    configs = [load_resolved(run.path) for run in runs]
     may_differ = (*MAY_DIFFER, "dataset", "seed")
     hint = "name runs that differ in their training seed alone"
     for config in configs[1:]:
@@ -146,7 +146,7 @@ def _runs(paths: Sequence[str]) -> Facts:
     }
     return {
         "kind": Kind.RUNS.value,
-        "runs": [{"path": str(run), "seed": seed} for run, seed in zip(runs, seeds, strict=True)],
+        "runs": [{"path": str(r.path), "seed": s} for r, s in zip(runs, seeds, strict=True)],
         "policies": {name: _over_runs(found) for name, found in finals.items()},
     }
 

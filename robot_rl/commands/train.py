@@ -213,13 +213,13 @@ def _finish(config: DictConfig, run: RunDirectory, memory: MemorySampler) -> Non
     }
     run.save_json(SUMMARY, {**summarize(config, run, final), **costs})
     film_final(config, run, load_policy(run)[0], final.deployed)
-    report = write_report(run.path)
+    report = write_report(run)
     print(f"summary: {run.path / SUMMARY}\nreport:  {report}", flush=True)
 
 
 def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> dict[str, Any]:
     """The figures of a finished run: the content of `summary.json`, but for time and memory."""
-    records = read_run(run.path)
+    records = read_run(run)
     learned = [record for record in records.periodic() if not record.cloned]
     blocks = run.read_jsonl("learner")
     intervened = intervention_rates(records.episodes, RECENT_EPISODES)

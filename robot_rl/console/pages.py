@@ -264,7 +264,7 @@ def read_curves(run: RunDirectory) -> dict[str, Any]:
     `success`, and of the operator's share of steps: environment steps, and the mean over the last
     `window`.
     """
-    records = read_run(run.path)
+    records = read_run(run)
     steps = [float(record["environment_steps"]) for record in records.episodes]
     success = [float(record["success"]) for record in records.episodes]
     shares = [r["intervened_steps"] / max(1, int(r["length"])) for r in records.episodes]

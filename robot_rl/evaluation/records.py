@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from robot_rl.data.intervals import StatisticsError
-from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.statistics import EvaluationResult
-from robot_rl.run import CONFIG_FILE, SUMMARY, RunDirectory
+from robot_rl.run import SUMMARY, RunDirectory
 
 Record = dict[str, Any]
 
@@ -22,23 +20,15 @@ Record = dict[str, Any]
 VIDEOS, CLIPS = "videos", "clips.json"
 
 
-class ReportError(RobotRLError):
-    """The run directory cannot be reported on."""
-
-
 @dataclass(frozen=True)
 class RunRecords:
     """What a run has written so far."""
 
-    directory: Path  # the run directory
-    configuration: str  # text of `config.yaml`, empty if there is none
-    config: dict[str, Any]  # the same as plain containers, empty if it cannot be read
     summary: dict[str, Any]  # `summary.json`, empty while the run goes on
     # In order of time, without those that a resumed run repeated.
     evaluations: list[EvaluationResult]
     episodes: list[Record]  # training episodes, likewise
     learner: list[Record]  # the learner's records, likewise
-    notes: list[str]  # what is missing or unreadable, as sentences for the reader
 
     def final(self, *, cloned: bool) -> EvaluationResult | None:
         """Return the last final evaluation of the cloned, or of the learned policy.
@@ -96,56 +86,33 @@ def without_superseded(
     return kept[::-1]
 
 
-def read_run(directory: Path) -> RunRecords:
-    """Read the records of a run; see `write_report` for the errors."""
-    files = ("config.yaml", "summary.json", "evaluations.jsonl", "episodes.jsonl", "learner.jsonl")
-    if not any((directory / name).is_file() for name in files):
-        raise ReportError(
-            f"{directory} is no run directory",
-            got="none of its files" if directory.is_dir() else "no such directory",
-            expected=f"some of {', '.join(files)}",
-            hint="give a directory below runs/, or runs/latest",
-        )
-    run, notes = RunDirectory(directory), list[str]()
-    configuration, summary = run.path / CONFIG_FILE, run.path / SUMMARY
-    text = configuration.read_text("utf-8", "replace") if configuration.is_file() else ""
-    if not summary.is_file():
-        notes.append("This run has not finished: there is no summary.json. All figures are so far.")
+def read_run(run: RunDirectory) -> RunRecords:
+    """Read the records of a run.
+
+    Raises:
+        RunError: A line of a record is damaged.
+        StatisticsError: A line of `evaluations.jsonl` is no evaluation.
+    """
     # Each actor counts by itself the steps that all of them have done.
     episodes = without_superseded(run.read_jsonl("episodes"), lambda e: str(e.get("actor", 1)))
+    evaluations = without_superseded(
+        run.read_jsonl("evaluations"),
+        lambda e: (e.get("environment_steps") == 0, str(e.get("seed_set"))),
+    )
     return RunRecords(
-        directory=run.path,
-        configuration=text,
-        config=_object(configuration, yaml.safe_load, notes),
-        summary=_object(summary, json.loads, notes),
-        evaluations=_evaluations(run.read_jsonl("evaluations"), notes),
+        summary=_summary(run.path / SUMMARY),
+        evaluations=sorted(
+            map(EvaluationResult.from_json, evaluations),
+            key=lambda e: (e.environment_steps, e.seed_set == "final"),
+        ),
         episodes=sorted(episodes, key=lambda record: float(record["environment_steps"])),
         learner=without_superseded(run.read_jsonl("learner")),
-        notes=notes,
     )
 
 
-def _object(path: Path, parse: Callable[[bytes], Any], notes: list[str]) -> Record:
-    """The mapping in a file; empty where there is none, which a note says of a broken file."""
-    try:
-        content = parse(path.read_bytes()) if path.is_file() else {}
-    except (ValueError, yaml.YAMLError) as error:
-        notes.append(f"{path.name} could not be read: {error}")
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _evaluations(records: Sequence[Record], notes: list[str]) -> list[EvaluationResult]:
-    results, incomplete = [], 0
-    for record in without_superseded(records, _policy_and_seeds):
-        try:
-            results.append(EvaluationResult.from_json(record))
-        except StatisticsError:
-            incomplete += 1
-    if incomplete:
-        notes.append(f"evaluations.jsonl: {incomplete} lines lack keys and were left out.")
-    return sorted(results, key=lambda e: (e.environment_steps, e.seed_set == "final"))
-
-
-def _policy_and_seeds(evaluation: Record) -> Hashable:
-    return evaluation.get("environment_steps") == 0, str(evaluation.get("seed_set"))
+def _summary(path: Path) -> Record:
+    """The summary of a run; a broken one is no end of it."""
+    with suppress(FileNotFoundError, ValueError):
+        content = json.loads(path.read_bytes())
+        return content if isinstance(content, dict) else {}
+    return {}

@@ -1,8 +1,6 @@
 """The report of one run: `report.html`, one file that opens anywhere, prints, and needs no network.
 
-It reads what the processes of a run have written so far (`config.yaml`, `summary.json`,
-`evaluations.jsonl`, `episodes.jsonl`, `learner.jsonl`), so that a run that is still going on, or
-that was killed, gets a report as well. What is missing is said in the report.
+It is made at the end of training, of the summary and of what the processes of the run have written.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ from robot_rl.evaluation.statistics import (
     worse_than_cloned,
 )
 from robot_rl.processes.files import replace_text
-from robot_rl.processes.machine import describe_machine
+from robot_rl.run import CONFIG_FILE, RunDirectory
 
 _ROLLING_EPISODES = 20
 _PACKAGES = ("robot_rl", "torch", "numpy", "mujoco", "gymnasium", "zarr")
@@ -46,18 +44,12 @@ _ABSENT = "\N{EN DASH}"
 _NOT_METRICS = {"environment_steps", "gradient_updates"}
 
 
-def write_report(run_directory: str | Path) -> Path:
-    """Write `report.html` of a finished, running or interrupted run into its directory.
+def write_report(run: RunDirectory) -> Path:
+    """Write `report.html` of a run that has its summary into its directory; see `read_run`.
 
     Returns its path; an older one is replaced as a whole.
-
-    Raises:
-        ReportError: There is no such directory, or it holds no record of a run.
-        RunError: A line of a record is damaged.
     """
-    records = read_run(Path(run_directory))
-    path = records.directory / "report.html"
-    return write_page(path, "report.html.jinja", _content(records))
+    return write_page(run.path / "report.html", "report.html.jinja", _content(run))
 
 
 def write_page(path: Path, template: str, content: Mapping[str, Any]) -> Path:
@@ -79,27 +71,26 @@ def write_page(path: Path, template: str, content: Mapping[str, Any]) -> Path:
     return path
 
 
-def _content(run: RunRecords) -> dict[str, Any]:
-    chosen = {**(run.config.get("choices") or {}), **run.summary}
-    task, algorithm = (chosen.get(word) or f"unknown {word}" for word in ("task", "algorithm"))
-    seed = run.summary.get("seed", run.config.get("seed", "unknown"))
+def _content(directory: RunDirectory) -> dict[str, Any]:
+    run = read_run(directory)
+    summary = run.summary
     told = dict.fromkeys(e.domain for e in run.evaluations if e.domain)
     domain = f", domain {' and '.join(told)}" if told else ""
     return {
-        "title": f"{task} · {algorithm}",
-        "subtitle": f"Run {run.directory.name}, seed {seed}{domain}",
-        "notes": [*run.notes, *_setbacks(run), *_conduct(run)],
-        "bc": run.summary.get("demonstrations") != 0 and _success(run.final(cloned=True)),
+        "title": f"{summary['task']} · {summary['algorithm']}",
+        "subtitle": f"Run {directory.path.name}, seed {summary['seed']}{domain}",
+        "notes": [*_setbacks(run), *_conduct(run)],
+        "bc": summary["demonstrations"] != 0 and _success(run.final(cloned=True)),
         "rl": _success(run.final(cloned=False)),
-        "decision": run.summary.get("decision"),
-        "figures": _figures(run),
+        "decision": summary["decision"],
+        "figures": _figures(summary),
         "rolling": _ROLLING_EPISODES,
         "learning_curve": _learning_curve(run),
-        "clips": _clips(run.directory / VIDEOS),
+        "clips": _clips(directory.path / VIDEOS),
         "charts": _charts(run),
         "evaluations": run.evaluations,
-        "facts": _facts(run),
-        "configuration": run.configuration,
+        "facts": _facts(summary["machine"]),
+        "configuration": (directory.path / CONFIG_FILE).read_text(encoding="utf-8"),
     }
 
 
@@ -122,7 +113,7 @@ def _setbacks(run: RunRecords) -> list[str]:
         return []
     return [
         "The learned policy was worse than the cloned one, by more than noise, after"
-        f" {', '.join(map(_count, steps))} steps (one-sided sign test on the same scenes, at"
+        f" {', '.join(f'{at:,}' for at in steps)} steps (one-sided sign test on the same scenes, at"
         f" {100 * NOISE_LEVEL:.0f} % for all evaluations of the run together)."
     ]
 
@@ -150,27 +141,18 @@ def _success(result: EvaluationResult | None) -> dict[str, str]:
     }
 
 
-def _figures(run: RunRecords) -> list[tuple[str, str]]:
-    summary = run.summary
-    final = run.final(cloned=summary.get("deployed") == "cloned")
-    confirmed = first_confirmed([e for e in run.periodic() if not e.cloned])
-    written = [*run.episodes, *run.learner, *(e.to_json() for e in run.evaluations)]
-    memory = summary.get("peak_memory_bytes")
-    seconds = final.mean_seconds_to_success if final else None
+def _figures(summary: Record) -> list[tuple[str, str]]:
+    confirmed, seconds = summary["steps_to_97"], summary["mean_seconds_to_success"]
     return [
-        ("Steps to 97 %", "not reached" if confirmed is None else _count(confirmed)),
-        ("Environment steps", _count(_largest(written, "environment_steps"))),
-        ("Gradient updates", _count(_largest(written, "gradient_updates"))),
-        ("Demonstrations", _count(summary.get("demonstrations"))),
+        ("Steps to 97 %", "not reached" if confirmed is None else f"{confirmed:,}"),
+        ("Environment steps", f"{summary['environment_steps']:,}"),
+        ("Gradient updates", f"{summary['gradient_updates']:,}"),
+        ("Demonstrations", f"{summary['demonstrations']:,}"),
         ("Mean time to success", _ABSENT if seconds is None else f"{seconds:.1f} s"),
-        ("Longest run of successes", _count(final.longest_success_run if final else None)),
-        ("Wall time", _duration(summary.get("wall_seconds"))),
-        ("Peak memory", _ABSENT if memory is None else f"{memory / 2**30:.2f} GiB"),
+        ("Longest run of successes", f"{summary['longest_success_run']:,}"),
+        ("Wall time", _duration(summary["wall_seconds"])),
+        ("Peak memory", f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB"),
     ]
-
-
-def _largest(records: Iterable[Record], name: str) -> float | None:
-    return max((r[name] for r in records if _is_number(r.get(name))), default=None)
 
 
 def _learning_curve(run: RunRecords) -> Markup | None:
@@ -207,7 +189,7 @@ def _charts(run: RunRecords) -> list[dict[str, Any]]:
 
 def _metrics(learner: Sequence[Record]) -> Iterable[tuple[str, list[Series]]]:
     """Group the learner's numbers: Q values share a chart, every other metric has its own."""
-    names = {k for r in learner for k, v in r.items() if _is_number(v)} - _NOT_METRICS
+    names = {k for r in learner for k, v in r.items() if type(v) in (int, float)} - _NOT_METRICS
     groups: dict[str, list[str]] = {}
     # Losses come first.
     for name in sorted(names, key=lambda name: (not name.endswith("loss"), name)):
@@ -219,13 +201,8 @@ def _metrics(learner: Sequence[Record]) -> Iterable[tuple[str, list[Series]]]:
 
 def _columns(records: Sequence[Record], name: str) -> tuple[list[float], list[float]]:
     """Environment steps, and the numbers of that name."""
-    known = [r for r in records if _is_number(r.get("environment_steps"))]
-    known = [r for r in known if isinstance(r.get(name), int | float)]
+    known = [r for r in records if isinstance(r.get(name), int | float)]
     return [float(r["environment_steps"]) for r in known], [float(r[name]) for r in known]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _words(name: str) -> str:
@@ -233,20 +210,13 @@ def _words(name: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _facts(run: RunRecords) -> list[tuple[str, str]]:
-    """Say on what the run was made; the summary's own record wins over this machine's."""
-    machine = run.summary.get("machine") or describe_machine()
+def _facts(machine: Record) -> list[tuple[str, str]]:
+    """Say on what the run was made."""
     facts = [(_words(str(k)), str(v)) for k, v in machine.items()]
     return [*facts, ("Packages", ", ".join(f"{n} {metadata.version(n)}" for n in _PACKAGES))]
 
 
-def _count(value: Any) -> str:
-    return f"{value:,}" if _is_number(value) else _ABSENT
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return _ABSENT
+def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

@@ -13,13 +13,12 @@ from robot_rl.commands.runs import save_resolved
 from robot_rl.config import compose
 from robot_rl.data.intervals import interval_over_runs
 from robot_rl.evaluation.records import (
-    ReportError,
     read_run,
     without_superseded,
 )
 from robot_rl.evaluation.report import write_report
 from robot_rl.evaluation.statistics import Comparison, EvaluationResult, Labels
-from robot_rl.run import RunError
+from robot_rl.run import RunDirectory, RunError
 
 CONFIG = """\
 seed: 3
@@ -34,7 +33,12 @@ choices:
 """
 SUMMARY = {
     "task": "peg_insert",
+    "algorithm": "residual",
     "seed": 3,
+    "decision": "deployed: the learned policy (197 of 200)",
+    "mean_seconds_to_success": 2.5,
+    "longest_success_run": 100,
+    "machine": {"cpu": "a processor", "cores": 2},
     "bc_success_rate": 0.4,
     "rl_success_rate": 0.985,
     "evaluation_episodes": 200,
@@ -107,7 +111,7 @@ def finished(tmp_path_factory):
     """The page of a finished run with all its records."""
     directory = write_run(tmp_path_factory.mktemp("run"))
     (directory / "learner.jsonl").write_text(lines(LEARNER))
-    return Page(write_report(directory))
+    return Page(write_report(RunDirectory(directory)))
 
 
 class Page(HTMLParser):
@@ -155,7 +159,7 @@ def test_what_learning_has_spoilt_and_what_is_deployed_is_said_first(run):
     (run / "evaluations.jsonl").write_text(lines([EVALUATIONS[0], spoilt, chance]))
     decision = "deployed: the cloned policy (80 of 200) — the learned policy solved 8 of 200"
     (run / "summary.json").write_text(json.dumps({**SUMMARY, "decision": decision}))
-    text = Page(write_report(run)).text
+    text = Page(write_report(RunDirectory(run))).text
     assert "worse than the cloned one, by more than noise, after 500 steps" in text
     assert decision in text
     assert text.index("after 500 steps") < text.index(decision) < text.index("Learning curve")
@@ -168,7 +172,7 @@ def test_attempts_and_labels_of_people_are_told(run):
     said = [{"operator_success": True, "detector_success": False}, {"operator_success": None}]
     episodes = [{"environment_steps": n, **e} for n, e in enumerate([*ended, *said])]
     (run / "episodes.jsonl").write_text(lines(episodes))
-    text = Page(write_report(run)).text
+    text = Page(write_report(RunDirectory(run))).text
     assert "after 1,500 steps: 2 attempts made again (2 discard), the operator drove in 1" in text
     assert "judged 4 episodes, 1 of them otherwise than the detector (first numbers 4)" in text
     assert "training: 1 episodes ended by pause, 1 episodes ended by cut, the operator" in text
@@ -176,10 +180,9 @@ def test_attempts_and_labels_of_people_are_told(run):
 
 def test_a_policy_without_an_update_has_not_learned(run):
     """As of a run that was stopped in its warm-up."""
-    (run / "summary.json").unlink()
     warming = evaluation(50, 37, gradient_updates=0)
     (run / "evaluations.jsonl").write_text(lines([evaluation(0, 38), warming]))
-    text = Page(write_report(run)).text
+    text = Page(write_report(RunDirectory(run))).text
     assert "Cloned from demonstrations 38 % 38 of 100 episodes" in text
     assert "After reinforcement learning – not evaluated yet" in text
 
@@ -218,73 +221,54 @@ def test_drawings_in_one_page_do_not_share_identifiers(finished):
         assert finished.source.count(f'id="{identifier}"') == 1, identifier
 
 
-def test_a_killed_run_is_reported_as_far_as_it_got(run):
-    (run / "summary.json").unlink()
+def test_what_a_killed_process_left_unfinished_is_left_out(run):
     for name in ("evaluations", "episodes", "learner"):
         with (run / f"{name}.jsonl").open("a") as file:
             file.write('{"environment_steps": 25')
-    page = Page(write_report(run))
-    assert "This run has not finished" in page.text
+    page = Page(write_report(RunDirectory(run)))
     assert "98.5 % 197 of 200" in page.text
     assert "Steps to 97 % 1,500" in page.text
     assert "Environment steps 2,000" in page.text
 
 
 def test_before_the_final_evaluation_the_last_periodic_one_counts(run):
-    (run / "summary.json").unlink()
     (run / "evaluations.jsonl").write_text(lines(EVALUATIONS[:3]))
-    page = Page(write_report(run))
+    page = Page(write_report(RunDirectory(run)))
     assert "38 % 38 of 100 episodes (periodic)" in page.text
     assert "88 % 88 of 100 episodes (periodic)" in page.text
-    assert "Steps to 97 % not reached" in page.text
 
 
 def test_what_a_resumed_run_did_again_counts_once(run):
     again = [evaluation(1000, 50), evaluation(1500, 60)]
     (run / "evaluations.jsonl").write_text(lines([*EVALUATIONS[:5], *again]))
-    page = Page(write_report(run))
+    page = Page(write_report(RunDirectory(run)))
     assert "50 / 100" in page.text
     assert "60 / 100" in page.text
     assert "97 / 100" not in page.text
     assert "98 / 100" not in page.text
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "summary.json", "episodes.jsonl"])
-def test_one_file_is_enough(run, name):
-    for file in run.iterdir():
-        if file.name != name:
-            file.unlink()
-    assert "Configuration" in Page(write_report(run)).text
-
-
-def test_broken_files_are_named_in_the_report(run):
-    (run / "summary.json").write_text('{"task": ')
-    (run / "config.yaml").write_text("task: [peg")
-    page = Page(write_report(run))
-    assert "summary.json could not be read" in page.text
-    assert "config.yaml could not be read" in page.text
+def test_a_run_that_has_learned_nothing_has_a_report(run):
+    for name in ("evaluations", "episodes"):
+        (run / f"{name}.jsonl").unlink()
+    facts = {"steps_to_97": None, "mean_seconds_to_success": None}
+    (run / "summary.json").write_text(json.dumps({**SUMMARY, **facts}))
+    text = Page(write_report(RunDirectory(run))).text
+    assert "There are no evaluations or training episodes yet" in text
+    assert "Steps to 97 % not reached" in text
 
 
 def test_text_of_the_configuration_is_no_markup(run):
     (run / "config.yaml").write_text("task: '<script>alert(1)</script>'\n")
-    (run / "summary.json").unlink()
-    assert "script" not in {tag for tag, _ in Page(write_report(run)).elements}
+    assert "script" not in {tag for tag, _ in Page(write_report(RunDirectory(run))).elements}
 
 
 def test_a_second_report_replaces_the_first(run):
-    first = write_report(run)
+    first = write_report(RunDirectory(run))
     (run / "config.yaml").write_text(CONFIG + "note: second\n")
-    assert write_report(run) == first
+    assert write_report(RunDirectory(run)) == first
     assert "note: second" in first.read_text(encoding="utf-8")
     assert not list(run.glob(".*partial"))
-
-
-def test_what_is_no_run_directory_is_refused(tmp_path):
-    with pytest.raises(ReportError, match=r"no run directory.*next: .*runs/latest"):
-        write_report(tmp_path)
-    with pytest.raises(ReportError, match="no such directory"):
-        write_report(tmp_path / "nowhere")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("line", ['{"a": 2', '{"a": 2} {"a": 3}', "[4]", ""])
@@ -292,7 +276,7 @@ def test_a_damaged_line_is_named(run, line):
     with (run / "episodes.jsonl").open("a") as file:
         file.write(f"{line}\n{json.dumps(EPISODES[-1])}\n")
     with pytest.raises(RunError, match=r"episodes\.jsonl, line 41, is not"):
-        write_report(run)
+        write_report(RunDirectory(run))
 
 
 def test_later_records_supersede_those_that_they_repeat():
@@ -304,7 +288,7 @@ def test_episodes_of_one_actor_do_not_supersede_those_of_another(tmp_path):
     ends = [(1, 1000), (2, 1012), (1, 1010), (2, 1030), (1, 1050), (1, 1045)]  # 1 was resumed
     lines = [json.dumps({"actor": actor, "environment_steps": at}) for actor, at in ends]
     (tmp_path / "episodes.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    kept = [(e["actor"], e["environment_steps"]) for e in read_run(tmp_path).episodes]
+    kept = [(e["actor"], e["environment_steps"]) for e in read_run(RunDirectory(tmp_path)).episodes]
     assert kept == [(1, 1000), (1, 1010), (2, 1012), (2, 1030), (1, 1045)]
 
 
