@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +25,8 @@ class RunRecords:
     """What a run has written so far."""
 
     summary: dict[str, Any]  # `summary.json`, empty while the run goes on
-    # In order of time, without those that a resumed run repeated.
-    evaluations: list[EvaluationResult]
-    episodes: list[Record]  # training episodes, likewise
+    evaluations: list[EvaluationResult]  # in the order of environment steps
+    episodes: list[Record]  # training episodes of all actors, likewise
     learner: list[Record]  # the learner's records, likewise
 
     def final(self, *, cloned: bool) -> EvaluationResult | None:
@@ -68,24 +67,6 @@ def intervention_rates(episodes: Sequence[Record], window: int) -> list[tuple[fl
     return [(at, a / b) for at, a, b in zip(ends, taken, steps, strict=True)]
 
 
-def without_superseded(
-    records: Sequence[Record], kind: Callable[[Record], Hashable] = lambda record: None
-) -> list[Record]:
-    """Drop what a resumed run did again.
-
-    Those are the records that later ones of their kind with fewer environment steps replace.
-    Records without that number are dropped too.
-    """
-    kept: list[Record] = []
-    lowest: dict[Hashable, float] = {}
-    for record in reversed(records):
-        steps, of = record.get("environment_steps"), kind(record)
-        if isinstance(steps, int | float) and steps <= lowest.get(of, float("inf")):
-            lowest[of] = steps
-            kept.append(record)
-    return kept[::-1]
-
-
 def read_run(run: RunDirectory) -> RunRecords:
     """Read the records of a run.
 
@@ -93,20 +74,12 @@ def read_run(run: RunDirectory) -> RunRecords:
         RunError: A line of a record is damaged.
         StatisticsError: A line of `evaluations.jsonl` is no evaluation.
     """
-    # Each actor counts by itself the steps that all of them have done.
-    episodes = without_superseded(run.read_jsonl("episodes"), lambda e: str(e.get("actor", 1)))
-    evaluations = without_superseded(
-        run.read_jsonl("evaluations"),
-        lambda e: (e.get("environment_steps") == 0, str(e.get("seed_set"))),
-    )
+    evaluations = map(EvaluationResult.from_json, run.read_jsonl("evaluations"))
     return RunRecords(
         summary=_summary(run.path / SUMMARY),
-        evaluations=sorted(
-            map(EvaluationResult.from_json, evaluations),
-            key=lambda e: (e.environment_steps, e.seed_set == "final"),
-        ),
-        episodes=sorted(episodes, key=lambda record: float(record["environment_steps"])),
-        learner=without_superseded(run.read_jsonl("learner")),
+        evaluations=sorted(evaluations, key=lambda e: (e.environment_steps, e.seed_set == "final")),
+        episodes=sorted(run.read_jsonl("episodes"), key=lambda e: float(e["environment_steps"])),
+        learner=run.read_jsonl("learner"),
     )
 
 

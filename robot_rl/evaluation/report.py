@@ -33,7 +33,6 @@ from robot_rl.evaluation.statistics import (
     EvaluationResult,
     Labels,
     first_confirmed,
-    worse_than_cloned,
 )
 from robot_rl.processes.files import replace_text
 from robot_rl.run import CONFIG_FILE, RunDirectory
@@ -79,7 +78,7 @@ def _content(directory: RunDirectory) -> dict[str, Any]:
     return {
         "title": f"{summary['task']} · {summary['algorithm']}",
         "subtitle": f"Run {directory.path.name}, seed {summary['seed']}{domain}",
-        "notes": [*_setbacks(run), *_conduct(run)],
+        "notes": [*_setbacks(summary["worse_than_cloned"]), *_conduct(run)],
         "bc": summary["demonstrations"] != 0 and _success(run.final(cloned=True)),
         "rl": _success(run.final(cloned=False)),
         "decision": summary["decision"],
@@ -107,8 +106,7 @@ def _clips(folder: Path) -> list[dict[str, Any]]:
     return clips
 
 
-def _setbacks(run: RunRecords) -> list[str]:
-    steps = worse_than_cloned(run.periodic())
+def _setbacks(steps: Sequence[int]) -> list[str]:
     if not steps:
         return []
     return [

@@ -253,18 +253,9 @@ class EvaluationResult:
             successes: (n,) bool in the order of the seeds, n >= 1.
             seconds: (n,) task time of each episode, from reset to success.
             **facts: Attributes that do not follow from these.
-
-        Raises:
-            StatisticsError: No episodes, or arrays of different lengths.
         """
         won = np.asarray(successes, np.bool_)
         duration = np.asarray(seconds, np.float64)
-        if won.ndim != 1 or won.shape != duration.shape or not len(won):
-            raise StatisticsError(
-                "an evaluation needs one success and one duration per episode",
-                got=f"{won.shape} and {duration.shape}",
-                expected="(n,) and (n,) with n >= 1",
-            )
         count, total = int(won.sum()), len(won)
         low, high = clopper_pearson(count, total)
         return cls(
