@@ -28,12 +28,7 @@ from robot_rl.evaluation.records import (
     read_run,
     rolling_mean,
 )
-from robot_rl.evaluation.statistics import (
-    NOISE_LEVEL,
-    EvaluationResult,
-    Labels,
-    first_confirmed,
-)
+from robot_rl.evaluation.statistics import NOISE_LEVEL, EvaluationResult, Labels
 from robot_rl.processes.files import replace_text
 from robot_rl.run import CONFIG_FILE, RunDirectory
 
@@ -163,7 +158,8 @@ def _learning_curve(run: RunRecords) -> Markup | None:
     rolling = rolling_mean(won, _ROLLING_EPISODES)
     training = Series(f"last {_ROLLING_EPISODES} training episodes", steps[full:], rolling[full:])
     cloned, final = run.final(cloned=True), run.final(cloned=False)
-    return Markup(charts.learning_curve(curve, training, first_confirmed(curve), cloned, final))
+    confirmed = run.summary["steps_to_97"]
+    return Markup(charts.learning_curve(curve, training, confirmed, cloned, final))
 
 
 def _charts(run: RunRecords) -> list[dict[str, Any]]:
