@@ -3,10 +3,10 @@
 It is the section `nodes` of the configuration, as `configs/robot/ros_sim.yaml` has it: under each
 name the executable of the ROS package `robot_rl` and the module that it runs, the parameters, and
 where they are needed its namespace (relative to the arm's), remappings, and `each_camera`, with
-which there is one node for each camera that the policy sees with. A node that is null is run by
-somebody else. A robot of several arms has all of them once for each of `robot.arms`, in namespaces
-of these names. A driver that uses topics by itself has a `namespace`: it too is relative to the
-arm's, unless it begins with a slash. Loads no ROS.
+which there is one node for each camera that the policy or the reward sees with. A node that is null
+is run by somebody else. A robot of several arms has all of them once for each of `robot.arms`, in
+namespaces of these names. A driver that uses topics by itself has a `namespace`: it too is relative
+to the arm's, unless it begins with a slash. Loads no ROS.
 """
 
 from __future__ import annotations
@@ -68,8 +68,7 @@ def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
     assert isinstance(plain, dict)
     if not plain:  # a robot in this process has no namespace either
         return ()
-    cameras = OmegaConf.to_container(config.observation.cameras, resolve=True)
-    assert isinstance(cameras, list)
+    cameras = _cameras(config)
     table = []
     for arm in config.robot.get("arms") or [""]:
         namespace = joined(str(config.robot.namespace), str(arm))
@@ -84,6 +83,16 @@ def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
     by_others = frozenset(str(name) for name, entry in plain.items() if entry is None)
     _check_served(cameras, by_others, table)
     return tuple(table)
+
+
+def _cameras(config: DictConfig) -> list[Any]:
+    """The cameras that the policy sees with, and then those that only the reward does."""
+    parts = [
+        OmegaConf.to_container(p.cameras, resolve=True) for p in (config.observation, config.reward)
+    ]
+    observed, judged = (part for part in parts if isinstance(part, list))
+    names = {camera["name"] for camera in observed}
+    return [*observed, *(camera for camera in judged if camera["name"] not in names)]
 
 
 def _description(
@@ -160,7 +169,7 @@ def _check_served(
         raise NodeTableError(
             f"no node serves what is observed of {', '.join(str(c['name']) for c in alone)}",
             got=f"nodes for {', '.join(sorted(served)) or 'no camera'}",
-            expected="one for each of observation.cameras",
+            expected="one for each of observation.cameras and reward.cameras",
             hint=f"{_line(alone[0])}; where somebody else publishes {name}/color/image_raw,"
             f" +nodes.{_camera_node_name(alone[0])}=null",
         )

@@ -44,6 +44,16 @@ def test_the_simulated_robot_has_a_node_for_its_arm_its_gripper_and_each_camera(
     assert driver["task"]["_target_"].endswith("PegInsert")
 
 
+def test_a_camera_that_only_the_reward_sees_has_a_node_too():
+    words = ["robot=ros_sim", "reward=classifier", "reward.source.path=anywhere"]
+    names = [node.name for node in node_table(compose(words))]
+    assert names == ["arm", "gripper", "front_camera", "wrist_camera"]
+    both = node_table(compose([*words, PIXELS]))
+    assert [node.name for node in both] == names
+    assert "width" not in json.loads(both[2].parameters["driver"])  # as the policy sees it
+    assert json.loads(node_table(compose(words))[2].parameters["driver"])["width"] == 64
+
+
 def test_a_robot_in_this_process_has_no_nodes():
     assert node_table(compose([])) == ()
 
