@@ -30,11 +30,11 @@ from robot_rl.errors import RobotRLError as RobotRLError
 from robot_rl.evaluation.statistics import Comparison, EvaluationResult
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.client import ReplayClient as ReplayClient
+from robot_rl.replay.reader import StoreEpisodes
 from robot_rl.replay.sampler import Sampler
 from robot_rl.replay.sampler import SampleSpec as SampleSpec
 from robot_rl.replay.server import ReplayServer
 from robot_rl.replay.server_place import RemoteSampler
-from robot_rl.replay.transfer import StoreEpisodes
 from robot_rl.run import LATEST, POLICIES, RunDirectory, open_policy, read_json_lines
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from robot_rl.evaluation.records import read_run
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.catalogue import is_store
-from robot_rl.replay.transfer import rebuild_catalogue, summarize_store
+from robot_rl.replay.reader import summarize_store
+from robot_rl.replay.store import rebuild_catalogue
 from robot_rl.run import (
     CLONED,
     CLONED_POLICY,

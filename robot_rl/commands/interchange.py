@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from robot_rl.data import lerobot
 from robot_rl.data.episodes import Episode, NotADataset
 from robot_rl.data.foreign import open_foreign
 from robot_rl.data.foreign.mapped import MappedEpisodes
 from robot_rl.data.foreign.mapping import propose
-from robot_rl.data.schema import SOURCE_NAMES
+from robot_rl.data.schema import ANNOTATION, SOURCE_NAMES
 from robot_rl.data.transfer import (
     DatasetEpisodes,
     DatasetSink,
@@ -25,8 +29,9 @@ from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import stop_event
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.transfer import StoreEpisodes, import_episodes
+from robot_rl.replay.messages import Opened
+from robot_rl.replay.reader import StoreEpisodes, StoreReader
+from robot_rl.replay.records import Annotations
 from robot_rl.rewards.progress import RemoteProgressModel, annotate_progress
 from robot_rl.run import CONFIG_FILE, RunDirectory
 from robot_rl.wire.endpoint import wait_for_endpoint
@@ -34,6 +39,8 @@ from robot_rl.wire.endpoint import wait_for_endpoint
 _SINKS: dict[str, OpenSink] = {"zarr": DatasetSink, "lerobot": lerobot.create_lerobot}
 _OUTCOMES = {"true": True, "false": False, "all": None}
 _SERVER_SECONDS = 2.0
+_ROOM_SECONDS = 60.0
+_FIRST_ACTOR = 1 << 31  # of imports; those of actors are counted from 0
 
 
 def export(
@@ -183,3 +190,71 @@ def _transfer(
 def _store_at(path: Path) -> Path:
     """The store of a run directory; what else is there is taken for one."""
     return RunDirectory(path).store if (path / CONFIG_FILE).is_file() else path
+
+
+@dataclass
+class Imported:
+    """What an import came to; rows and episodes that were there before are not new."""
+
+    episodes: int = 0
+    new_episodes: int = 0
+    new_rows: int = 0
+    new_annotations: int = 0
+
+
+def import_episodes(
+    source: EpisodeSource,
+    client: ReplayClient,
+    table: str,
+    on_episode: Callable[[Episode], None] = lambda _: None,
+) -> Imported:
+    """Send all episodes of a source, and their annotations, to the server of a client.
+
+    A source is known by its first episode, its columns and its length, and has a session of its
+    own in the store: one that was interrupted goes on where it stood, and one that is there is not
+    added again. The table is created where absent; `on_episode` is called after each.
+
+    Raises:
+        SchemaMismatch: The table has other columns; names the field.
+        SpoolFull: There is no room; what was sent stays, and the import can be repeated.
+        ServerUnreachable: The server went away and did not come back in time.
+        DatasetError: The source cannot be read.
+    """
+    done, following, schema = Imported(), 0, source.schema.without_annotations
+    opened: Opened | None = None
+    for episode in source.episodes():
+        if opened is None:
+            token = _token(source, episode)
+            actor, facts = _FIRST_ACTOR + int(token[:7], 16), dict(source.metadata)
+            opened = client.open_session(table, schema, actor, owner=token, metadata=facts)
+        there = min(max(opened.next_sequence - following, 0), len(episode.rows))
+        if there < len(episode.rows):
+            rows = [{f.name: row[f.name] for f in schema.fields} for row in episode.rows]
+            facts = {"task": schema.task, "seed": episode.seed, "instruction": episode.instruction}
+            client.append_episode(rows, facts, _ROOM_SECONDS, stored=there)
+        done.episodes += 1
+        done.new_episodes += there == 0
+        done.new_rows += len(episode.rows) - there
+        sequences = np.arange(following, following + len(episode.rows))
+        for column in source.schema.annotations:
+            name = f"{ANNOTATION}{column.name}"
+            valid, versions = episode.rows[f"{name}/valid"], episode.rows[f"{name}/version"]
+            for version in np.unique(versions[valid]).tolist():
+                at = valid & (versions == version)
+                client.flush(_ROOM_SECONDS)  # only stored rows can be annotated
+                values = episode.rows[f"{name}/value"][at]
+                new = Annotations(opened.place, column.name, version, sequences[at], values)
+                done.new_annotations += client.annotate(new)
+        following += len(episode.rows)
+        on_episode(episode)
+    client.flush(_ROOM_SECONDS)
+    return done
+
+
+def _token(source: EpisodeSource, first: Episode) -> str:
+    schema = source.schema.without_annotations
+    digest = hashlib.sha256(schema.to_json().encode())
+    digest.update(f"{len(source)} {first.seed} {first.instruction}".encode())
+    for column in schema.fields:
+        digest.update(np.ascontiguousarray(first.rows[column.name]).tobytes())
+    return digest.hexdigest()[:32]

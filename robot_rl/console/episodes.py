@@ -18,7 +18,6 @@ from robot_rl.data.episodes import EpisodeDataset, Rows
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_NAMES, Observation, RowSchema
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.transfer import episode_source
 from robot_rl.run import RunDirectory
 
 STORE, DEMONSTRATIONS = "store", "demonstrations"
@@ -94,7 +93,7 @@ class EpisodeLibrary:
                 number=record.identifier,
                 steps=record.environment_steps,
                 intervened_steps=record.steps[SOURCE_INTERVENTION],
-                source=SOURCE_NAMES[episode_source(record)],
+                source=SOURCE_NAMES[record.overall_source],
                 success=record.success,
                 complete=record.sealed,
                 instruction=str(record.metadata.get("instruction", "")),

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import RowSchema
+from robot_rl.errors import did_you_mean
 from robot_rl.replay import AnnotationRefused, StoreError
 from robot_rl.replay.records import Annotations, EpisodeRecord, SessionKey, TableInfo
 from robot_rl.replay.row_file import write_error
@@ -159,6 +160,30 @@ class Catalogue:
             name: TableInfo(number, name, RowSchema.from_json(schema), metadata)
             for number, name, schema, metadata in rows
         }
+
+    def table(self, name: str | None) -> TableInfo:
+        """Return one table; None stands for the only one. Raises `StoreError` where there is none.
+
+        So it does where there are several to choose from.
+        """
+        tables, store = self.tables(), self.path.parent
+        if name is None and len(tables) == 1:
+            return next(iter(tables.values()))
+        if name is None:
+            raise StoreError(
+                f"the store {store} has {len(tables) or 'no'} tables",
+                got=", ".join(sorted(tables)) or None,
+                expected="one",
+                hint="name one of them with table=NAME" if tables else None,
+            )
+        if name not in tables:
+            raise StoreError(
+                f"the store {store} has no such table",
+                got=name,
+                expected=sorted(tables),
+                hint=did_you_mean(name, tables),
+            )
+        return tables[name]
 
     def add_table(self, info: TableInfo, evicted: Counter[str]) -> None:
         """Put a table, and the totals of what was evicted from it."""

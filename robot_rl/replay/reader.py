@@ -1,32 +1,34 @@
-"""Reading a store while a server may be writing it: whole episodes, or a table as it grows.
+"""Reading a store while a server may be writing it: episodes, and what there is of them.
 
 Rows come straight from the segments' memory maps.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data.schema import Array
-from robot_rl.errors import did_you_mean
-from robot_rl.replay import NotEnoughData, StoreError
+from robot_rl.data.episodes import Episode
+from robot_rl.data.schema import ANNOTATION, SOURCE_NAMES, Field, Row, RowSchema
+from robot_rl.data.transfer import Selection, close_episode
+from robot_rl.replay import NotEnoughData, ReplayError
 from robot_rl.replay.catalogue import Catalogue, NewestValues
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.messages import Opened
 from robot_rl.replay.records import EpisodeRecord, RowFlags, Session, TableInfo
-from robot_rl.replay.store_files import Segment, Segments, lacks_rows
-from robot_rl.replay.windows import SCALARS, Integers, News, Ranges
+from robot_rl.replay.rows import of_one_episode
+from robot_rl.replay.store_files import Segments, weights_versions
 
-_INDEX_BITS = 32
-_INDEX_MASK = (1 << _INDEX_BITS) - 1
-_LARGE_BYTES = 2048
-_TRIES = 16
+# Stamps of the system's clock are above [ns]: it is later than 2001.
+_WALL_CLOCK = 10**18
+_COUNTS = ("episodes", "sealed", "successes", "steps")
 
 
 class StoreReader(AbstractContextManager["StoreReader"]):
@@ -50,29 +52,8 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         return self.catalogue.tables()
 
     def table(self, name: str | None) -> TableInfo:
-        """Return one table; None stands for the only one.
-
-        Raises:
-            StoreError: There is none of this name, or none or several to choose from.
-        """
-        tables = self.tables()
-        if name is None and len(tables) == 1:
-            return next(iter(tables.values()))
-        if name is None:
-            raise StoreError(
-                f"the store {self.path} has {len(tables) or 'no'} tables",
-                got=", ".join(sorted(tables)) or None,
-                expected="one",
-                hint="name one of them with table=NAME" if tables else None,
-            )
-        if name not in tables:
-            raise StoreError(
-                f"the store {self.path} has no such table",
-                got=name,
-                expected=sorted(tables),
-                hint=did_you_mean(name, tables),
-            )
-        return tables[name]
+        """See `Catalogue.table`."""
+        return self.catalogue.table(name)
 
     def episodes(self, table: str) -> list[EpisodeRecord]:
         """Return the episodes of a table in the order in which they began."""
@@ -124,7 +105,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
     def _as_it_is(self, info: TableInfo, episode: EpisodeRecord) -> EpisodeRecord:
         """Return the record of an open episode with the rows that it has by now."""
         try:
-            rows = _of_one_episode(self.rows_there(info.name, episode))[0]
+            rows = of_one_episode(self.rows_there(info.name, episode))[0]
         except NotEnoughData:
             return episode
         state = Session("", episode.first_sequence, episode.begun_anew())
@@ -133,203 +114,200 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         return found.get(episode.identifier, episode)
 
 
-def _of_one_episode(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], bool]:
-    """Return the rows up to the one with ``is_last``, and whether that is there."""
-    lasts = np.flatnonzero(rows["is_last"])
-    return (rows[: lasts[0] + 1], True) if len(lasts) else (rows, False)
+class StoreEpisodes:
+    """The episodes of a table that are sealed at the moment when this is made.
 
+    One that the server evicts before it is read is left out.
 
-@dataclass
-class _Mapped:
-    """A segment, its rows so far, their bytes, and the size that its file had."""
-
-    segment: Segment
-    rows: npt.NDArray[Any]
-    data: memoryview
-    file_bytes: int
-    gone: bool = False
-
-    @property
-    def end(self) -> int:
-        """Sequence behind its last row."""
-        return self.segment.first + len(self.rows)
-
-
-class TableRows:
-    """Follows a table. A row has an address, and the rows of an episode have consecutive ones.
-
-    What was given stays readable, also after its eviction, until `forget_gone`.
+    Args:
+        path: Folder of the store.
+        table: Name of the table; None takes the only one.
+        selection: Which episodes.
 
     Attributes:
-        identity: Name of the store and its copies.
-        dtype: Of a row.
-        evicted: Totals of what was evicted from it, as of the last look.
+        schema: Columns of the rows, and the newest version of each annotation at that moment.
+        metadata: What the table was created with.
+        open_episodes: How many were left out as they are not sealed.
+        left_out: How many so far could not be given: evicted meanwhile, or cut after their first
+            row.
 
     Raises:
-        StoreError: No such store or table.
+        StoreError: No such store or table, or several tables to choose from.
     """
 
-    def __init__(self, store: Path, table: str) -> None:
-        self._reader = StoreReader(store)
-        try:
-            info = self._reader.table(table)
-        except BaseException:
-            self._reader.close()
-            raise
-        self._table, self.dtype = info.identifier, info.schema.dtype
-        self.identity, self._catalogue = self._reader.identity, self._reader.catalogue
-        self.evicted: Counter[str] = Counter()
-        self._mapped: list[_Mapped | None] = []
-        self._numbers: dict[Segment, int] = {}
-        self._given: dict[int, int] = {}  # of open episodes: how many of their rows were given
-        self._next_episode = 0
-        self._seen_version: int | None = None
-        self._unseen: list[EpisodeRecord] = []  # of which rows may come
-
-    def look(self) -> list[News]:
-        """Return what has come since the last look, in the order in which episodes began."""
-        for _ in range(_TRIES):
-            try:
-                return self._look()
-            except (FileNotFoundError, NotEnoughData):
-                self._seen_version = None  # evicted between catalogue and rows: look again
-        raise StoreError(
-            "rows are evicted faster than they can be read",
-            got=f"eviction during each of {_TRIES} looks",
-            hint="let more rows stay: a larger replay.capacity_rows",
-        )
-
-    def gone(self) -> Ranges:
-        """Return the address ranges (first, end) of what was evicted and not forgotten yet."""
-        return [
-            (number << _INDEX_BITS, (number << _INDEX_BITS) + len(mapped.rows))
-            for number, mapped in enumerate(self._mapped)
-            if mapped is not None and mapped.gone
+    def __init__(self, path: Path, table: str | None, selection: Selection) -> None:
+        with StoreReader(path) as reader:
+            info = reader.table(table)
+            records = reader.episodes(info.name)
+            names = sorted(reader.annotation_counts(info.name))
+        self._path, self._table = path, info.name
+        annotations = [Field(name, "float32") for name in names]
+        self.schema: RowSchema = info.schema.recorded.with_annotations(annotations)
+        self.metadata: Mapping[str, Any] = info.metadata
+        self.open_episodes = sum(not record.sealed for record in records)
+        self.left_out = 0
+        self._records = [
+            record
+            for record in records
+            if record.sealed and selection.takes(record.overall_source, record.success)
         ]
 
-    def forget_gone(self) -> None:
-        """Let go of the rows that `gone` returned."""
-        for number, mapped in enumerate(self._mapped):
-            if mapped is not None and mapped.gone:
-                del self._numbers[mapped.segment]
-                self._mapped[number] = None
+    def __len__(self) -> int:
+        return len(self._records)
 
-    def rewind(self) -> None:
-        """Let the next look begin again at the first episode."""
-        self._next_episode, self._seen_version, self._given = 0, None, {}
+    def episodes(self) -> Iterator[Episode]:
+        """Yield the episodes that are still there, each with its final row.
 
-    def take(self, addresses: Integers, out: Mapping[str, Array]) -> None:
-        """Copy fields of the rows at (n,) addresses to arrays, each (n, *shape) and contiguous."""
-        columns = self.dtype.fields
-        assert columns is not None
-        numbers = (addresses >> _INDEX_BITS).tolist()
-        rows = (addresses & _INDEX_MASK) * self.dtype.itemsize
-        data = [b"" if m is None else m.data for m in self._mapped]
+        One that the server closed for a killed actor ends as `close_episode` says.
+        """
+        with StoreReader(self._path) as reader:
+            for record in self._records:
+                rows: npt.NDArray[Any] | None = None
+                with suppress(NotEnoughData):
+                    rows = self._read(reader, record)
+                    if not rows["is_last"][-1]:
+                        rows = close_episode(rows, self.schema.observation_names)
+                if rows is None:
+                    self.left_out += 1
+                    continue
+                seed, text = record.metadata.get("seed"), record.metadata.get("instruction")
+                seed, text = seed if isinstance(seed, int) else 0, str(text or "")
+                yield Episode(rows, seed, text, record.success, record.overall_source)
 
-        def copy(target: memoryview, offset: int, size: int) -> None:
-            """Copy so many bytes of each row, once; NumPy's indexing of a map would do it twice."""
-            places = range(0, len(target), size)
-            starts = (rows + offset).tolist()
-            for at, number, start in zip(places, numbers, starts, strict=True):
-                target[at : at + size] = data[number][start : start + size]
+    def _read(self, reader: StoreReader, record: EpisodeRecord) -> npt.NDArray[Any]:
+        """Copy the rows of an episode, with the columns of the schema."""
+        stored = reader.read_episode(self._table, record)
+        if stored.dtype == self.schema.dtype:
+            return stored
+        rows = np.empty(len(stored), self.schema.dtype)
+        for column in self.schema.without_annotations.fields:
+            rows[column.name] = stored[column.name]
+        for annotation in self.schema.annotations:
+            found = reader.annotations(annotation.name, record)
+            for part, values in zip(("valid", "version", "value"), found, strict=True):
+                rows[f"{ANNOTATION}{annotation.name}/{part}"] = values
+        return rows
 
-        small = [name for name in out if columns[name][0].itemsize < _LARGE_BYTES]
-        for name in set(out).difference(small):
-            dtype, offset = columns[name][:2]
-            copy(out[name].reshape(-1).view(np.uint8).data, offset, dtype.itemsize)
-        if small:  # they lie close together, and are spread from the head of each row
-            first = min(columns[name][1] for name in small)
-            end = max(columns[name][1] + columns[name][0].itemsize for name in small)
-            layout = {
-                "names": small,
-                "formats": [columns[name][0] for name in small],
-                "offsets": [columns[name][1] - first for name in small],
-                "itemsize": end - first,
-            }
-            heads: npt.NDArray[Any] = np.empty(len(rows), np.dtype(layout))  # type: ignore[call-overload]
-            copy(heads.view(np.uint8).data, first, end - first)
-            for name in small:
-                out[name][...] = heads[name]
 
-    def annotation_count(self, name: str) -> int:
-        """Return how many values were ever written of an annotation."""
-        return self._catalogue.annotation_counts(self._table).get(name, 0)
+class PlayedDifferently(ReplayError):
+    """An episode does not go as it went before: its robot does not follow from its seed."""
 
-    def annotated(self, name: str, address: int, rows: int) -> NewestValues:
-        """Read the newest values of an annotation of consecutive rows."""
-        number, index = divmod(address, 1 << _INDEX_BITS)
-        mapped = self._mapped[number]
-        assert mapped is not None
-        segment = mapped.segment
-        return self._catalogue.newest_values(name, segment.key, segment.first + index, rows)
 
-    def close(self) -> None:
-        """Release the store."""
-        self._reader.close()
-        self._mapped = []
+class ReplayedEpisode:
+    """Appends rows to a session that goes on; those that are stored are compared instead.
 
-    def _look(self) -> list[News]:
-        version = self._catalogue.data_version()
-        if version != self._seen_version:
-            self._read_catalogue()
-        news = list(self._news())
-        self._seen_version = version
-        for item in news:
-            self._next_episode = max(self._next_episode, item.episode + 1)
-            self._given[item.episode] = self._given.get(item.episode, 0) + len(item.scalars)
-            if item.complete:
-                del self._given[item.episode]
-        self._unseen = [record for record in self._unseen if record.identifier in self._given]
-        return news
+    `records` are of the episodes that the actor has finished: ``session`` and ``length`` in steps.
+    This session has `finished` of them, and `steps` environment steps that are played again.
 
-    def _read_catalogue(self) -> None:
-        """Take what is to be looked at: what was evicted, open episodes and new ones."""
-        with self._catalogue.transaction(write=False):
-            for mapped in self._mapped:
-                if mapped is not None:  # a segment begins with an episode
-                    first = mapped.segment.first
-                    place = (mapped.segment.key, first, first + 1)
-                    mapped.gone = not self._catalogue.episodes_of_session(*place)
-            self.evicted = self._catalogue.evicted(self._table)
-            known = (self._catalogue.episode(identifier) for identifier in sorted(self._given))
-            there = [record for record in known if record is not None]
-            self._unseen = [*there, *self._catalogue.episodes(self._table, self._next_episode)]
-        self._given = {record.identifier: self._given[record.identifier] for record in there}
+    Raises:
+        PlayedDifferently: The store does not hold what was finished.
+    """
 
-    def _news(self) -> Iterator[News]:
-        for record in self._unseen:
-            new = record.identifier not in self._given
-            given = self._given.get(record.identifier, 0)
-            number, mapped = self._map(record)
-            start = record.first_sequence - mapped.segment.first + given
-            rows, complete = mapped.rows[start:], True
-            if not record.sealed:
-                rows, complete = _of_one_episode(rows)
-            elif mapped.end < record.end:
-                store, name = self._reader.path, mapped.segment.path.name
-                raise lacks_rows(store, name, mapped.end, record.end)
-            else:
-                rows = rows[: record.rows - given]
-            if not (len(rows) or new or complete):
-                continue
-            scalars = np.empty(len(rows), SCALARS)
-            for name in SCALARS.names or ():
-                scalars[name] = rows[name]
-            address, of_actor = (number << _INDEX_BITS) + start, not record.is_demonstration
-            yield News(record.identifier, address, scalars, of_actor, complete, record.cut)
+    def __init__(
+        self,
+        client: ReplayClient,
+        store: Path,
+        opened: Opened,
+        schema: RowSchema,
+        records: Sequence[Mapping[str, Any]],
+    ) -> None:
+        self._client, self._schema = client, schema
+        lengths = [int(r["length"]) for r in records if r["session"] == opened.session]
+        self.finished = len(lengths)
+        self._next = sum(length + 1 for length in lengths if length)
+        place, expected = opened.place, opened.next_sequence
+        with StoreReader(store) as reader:
+            found = [
+                episode
+                for episode in reader.episodes(schema.task)
+                if episode.session_key == place and episode.first_sequence >= self._next
+            ]
+            rows = [row for e in found for row in reader.read_episode(schema.task, e)]
+        self.steps = sum(episode.environment_steps for episode in found)
+        self._stored = dict(enumerate(rows, self._next))
+        if self._next + len(rows) != expected:
+            raise PlayedDifferently(
+                "the rows of the unfinished episode are not in the store",
+                got=f"rows {self._next} to {self._next + len(rows)}",
+                expected=f"up to {expected}",
+            )
 
-    def _map(self, record: EpisodeRecord) -> tuple[int, _Mapped]:
-        segment = self._reader.segments.holding(record.session_key, record.first_sequence)
-        number = self._numbers.get(segment, len(self._mapped))
-        mapped = self._mapped[number] if number < len(self._mapped) else None
-        if mapped is not None and record.sealed and record.end <= mapped.end:
-            return number, mapped
-        size = segment.path.stat().st_size
-        if mapped is not None and size == mapped.file_bytes:
-            return number, mapped
-        # What comes between the size and the mapping is found with the next look.
-        rows = segment.rows(self.identity, self.dtype)
-        mapped = _Mapped(segment, rows, rows.view(np.uint8).data, size)
-        self._mapped[number : number + 1] = [mapped]
-        self._numbers[segment] = number
-        return number, mapped
+    def append(self, row: Row, episode: Mapping[str, object] | None = None) -> int:
+        """As `ReplayClient.append`; raises `PlayedDifferently` too, which names the fields."""
+        sequence, self._next = self._next, self._next + 1
+        stored = self._stored.pop(sequence, None)
+        if stored is None:
+            return self._client.append(row, episode)
+        if self._schema.pack(row) != stored.tobytes():
+            names = [n for n in row if stored[n].tobytes() != np.asarray(row[n]).tobytes()]
+            raise PlayedDifferently(
+                "the unfinished episode goes otherwise when it is played again",
+                got=f"another {', '.join(names)} at step {int(row['episode_step'])}",
+                hint="only an episode that follows from its seed alone can be repeated",
+            )
+        return sequence
+
+
+def summarize_store(path: Path) -> dict[str, Any]:
+    """Look at every episode of a store.
+
+    Returns:
+        JSON-able: ``identity``; version of the latest ``weights`` by name; ``disk_bytes`` of all
+        files, ``bytes_per_row`` of the files of rows; and ``tables`` by name, each with its
+        ``schema``, ``metadata``, ``annotations``, counts of ``rows``, ``row_bytes``,
+        ``evicted_rows``, ``sessions``, ``episodes``, ``sealed`` ones, ``successes`` and ``steps``,
+        the last four by who acted in ``sources`` too; ``cut``: episodes closed without their final
+        row, as their actor was killed; ``missing_rows`` by episode: damage; ``first_stamp`` and
+        ``last_stamp`` [ns] of the wall clock, None where all time was simulated.
+
+    Raises:
+        StoreError: There is no store, or it cannot be read.
+    """
+    with StoreReader(path) as reader:
+        tables = {name: _table(reader, name) for name in reader.tables()}
+        rows = sum(table["rows"] for table in tables.values())
+        sizes = [segment.path.stat().st_size for segment in Segments(path)]
+        return {
+            "identity": reader.identity,
+            "disk_bytes": sum(f.stat().st_blocks * 512 for f in path.rglob("*") if f.is_file()),
+            "bytes_per_row": sum(sizes) / max(rows, 1),
+            "weights": weights_versions(path),
+            "tables": tables,
+        }
+
+
+def _table(reader: StoreReader, name: str) -> dict[str, Any]:
+    info, episodes = reader.table(name), reader.episodes(name)
+    sources = {source: Counter(dict.fromkeys(_COUNTS, 0)) for source in SOURCE_NAMES}
+    missing: dict[int, int] = {}
+    stamps: list[int] = []
+    for record in episodes:
+        try:
+            rows = reader.rows_there(name, record)[: record.rows]
+        except NotEnoughData:  # evicted since the list was made, or lost with its file
+            rows = np.empty(0, info.schema.dtype)
+        sources[SOURCE_NAMES[record.overall_source]].update(
+            episodes=1,
+            sealed=record.sealed,
+            successes=record.success,
+            steps=record.environment_steps,
+        )
+        if len(rows) < record.rows:
+            missing[record.identifier] = record.rows - len(rows)
+        stamps += rows["stamp_observation"][[0, -1]].tolist() if len(rows) else []
+    real = [stamp for stamp in stamps if stamp >= _WALL_CLOCK]
+    return {
+        "schema": json.loads(info.schema.to_json()),
+        "metadata": dict(info.metadata),
+        **{count: sum(found[count] for found in sources.values()) for count in _COUNTS},
+        "sources": {source: dict(found) for source, found in sources.items()},
+        "cut": sum(record.cut for record in episodes),
+        "sessions": len({record.session_key for record in episodes}),
+        "rows": sum(record.rows for record in episodes) - sum(missing.values()),
+        "row_bytes": info.schema.dtype.itemsize,
+        "missing_rows": missing,
+        "evicted_rows": reader.catalogue.evicted(info.identifier)["rows"],
+        "first_stamp": min(real, default=None),
+        "last_stamp": max(real, default=None),
+        "annotations": reader.annotation_counts(name),
+    }

@@ -16,7 +16,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_NAMES, RowSchema, SchemaMismatch
+from robot_rl.data.schema import (
+    SOURCE_DEMONSTRATION,
+    SOURCE_INTERVENTION,
+    SOURCE_NAMES,
+    SOURCE_POLICY,
+    RowSchema,
+    SchemaMismatch,
+)
 from robot_rl.replay import RowRefused
 
 TABLE_LIMIT = 2**16
@@ -95,6 +102,16 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
     def is_demonstration(self) -> bool:
         """Whether it began as a demonstration; such an episode is never evicted."""
         return self.source == SOURCE_NAMES[SOURCE_DEMONSTRATION]
+
+    @property
+    def overall_source(self) -> int:
+        """SOURCE code of the whole, whose steps may have several.
+
+        Demonstration if it began as one, intervention if anybody intervened, else policy.
+        """
+        if self.is_demonstration:
+            return SOURCE_DEMONSTRATION
+        return SOURCE_INTERVENTION if self.steps[SOURCE_INTERVENTION] else SOURCE_POLICY
 
     def begun_anew(self) -> EpisodeRecord:
         """Return the record as it was before its first row, to be worked out again."""

@@ -15,9 +15,8 @@ import numpy.typing as npt
 
 from robot_rl.errors import did_you_mean
 from robot_rl.replay import NotEnoughData, ReplayError
-from robot_rl.replay.episode_rows import EpisodeRows
-from robot_rl.replay.reader import TableRows
 from robot_rl.replay.records import online_steps
+from robot_rl.replay.rows import EpisodeRows, TableRows
 from robot_rl.replay.sampler import (
     CHUNK,
     Batch,

@@ -15,7 +15,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -32,11 +32,11 @@ from robot_rl.replay import (
     StoreError,
     StoreFull,
 )
-from robot_rl.replay.catalogue import Catalogue
+from robot_rl.replay.catalogue import FILE, Catalogue
 from robot_rl.replay.messages import Append
 from robot_rl.replay.records import Annotations, EpisodeRecord, Session, SessionKey, TableInfo
-from robot_rl.replay.row_file import write_error
-from robot_rl.replay.store_files import Segment, WrittenSegment, lock_store
+from robot_rl.replay.row_file import RowFile, write_error
+from robot_rl.replay.store_files import Segment, Segments, WrittenSegment, lock_store
 from robot_rl.replay.store_state import StoreState, Table
 
 Fsync = Literal["none", "group"]
@@ -362,3 +362,37 @@ class StoreWriter:
         del self._state.sessions[key]
         with suppress(StoreFull):  # it is put with the next commit
             self._write_catalogue()
+
+
+def rebuild_catalogue(path: Path) -> str:
+    """Make the catalogue of a store anew from its files of rows, and say what was found.
+
+    What only the catalogue knows are the annotations: they are taken over as far as the present
+    one can be read. That file stays beside the new one.
+
+    Raises:
+        StoreInUse: A server is writing the store.
+        StoreError: There are no rows, or rows of several stores, or they are damaged.
+    """
+    identities = set[str]()
+    for segment in Segments(path):
+        with closing(RowFile.open(segment.path)) as file:
+            identities.add(file.about["store"])
+    if len(identities) != 1:
+        raise StoreError(
+            f"no catalogue can be made from the rows in {path}",
+            got=f"rows of {len(identities)} stores",
+            expected="rows of one",
+            hint="move the files of other stores out of its folder" if identities else None,
+        )
+    lock_store(path).close()
+    old, kept = path / FILE, path / f"{FILE}.before"
+    for suffix in ("", "-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            Path(f"{old}{suffix}").replace(f"{kept}{suffix}")
+    with closing(Catalogue(path, write=True, identity=identities.pop())) as made:
+        annotations = made.take_annotations(kept) if kept.exists() else 0
+    with closing(StoreWriter(path)) as writer:
+        totals = writer.statistics().items()
+    tables = ", ".join(f"{table['episodes']} episodes of {name}" for name, table in totals)
+    return f"made the catalogue anew: {tables}; {annotations} annotations were kept"

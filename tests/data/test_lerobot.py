@@ -18,8 +18,8 @@ from robot_rl.data.lerobot.writer import LeRobotSink, VideoFile
 from robot_rl.data.schema import Field, row_schema
 from robot_rl.data.transfer import DatasetEpisodes, Selection
 from robot_rl.env.factory import make_env
-from robot_rl.replay.episode_rows import EpisodeRows
 from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.replay.rows import EpisodeRows
 from robot_rl.replay.sampler import SampleSpec
 
 CAMERAS = ("images/front", "images/left/wrist")

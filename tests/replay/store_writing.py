@@ -8,8 +8,8 @@ import numpy as np
 
 from robot_rl.data.schema import Row, RowSchema
 from robot_rl.replay.messages import Append
-from robot_rl.replay.reader import TableRows
 from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.replay.rows import TableRows
 from robot_rl.replay.sampler import SampleSpec
 from robot_rl.replay.store import RowBatch, StoreWriter
 

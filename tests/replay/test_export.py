@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 
 from robot_rl import cli
+from robot_rl.commands.interchange import import_episodes
 from robot_rl.data.episodes import Episode, EpisodeDataset
 from robot_rl.data.schema import Field, RowSchema, row_schema
 from robot_rl.data.transfer import DatasetEpisodes, Selection
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import StoreError
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.reader import StoreEpisodes, StoreReader
 from robot_rl.replay.records import Annotations, EpisodeRecord
 from robot_rl.replay.server import ReplayServer
 from robot_rl.replay.store import StoreWriter
-from robot_rl.replay.transfer import StoreEpisodes, import_episodes
 
 
 def run(*words: object) -> int:

@@ -9,7 +9,8 @@ from store_writing import Recording, numbers, sampler_of
 from robot_rl.data.schema import Field, row_schema
 from robot_rl.replay import ReplayError, StoreFull
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import StoreReader, TableRows
+from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.rows import TableRows
 from robot_rl.replay.spool import size_for
 from robot_rl.replay.store import StoreWriter
 from robot_rl.replay.store_files import WrittenSegment

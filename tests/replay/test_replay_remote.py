@@ -13,9 +13,10 @@ from robot_rl.processes.waiting import wait_until
 from robot_rl.replay import NotEnoughData, ReplayError, ServerBusy, StoreError, StoreReplaced
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.messages import Sample, Sampled
-from robot_rl.replay.reader import StoreReader, TableRows
+from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import Annotations
 from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.replay.rows import TableRows
 from robot_rl.replay.sampler import Prefetcher, SampleSpec
 from robot_rl.replay.server import ReplayServer
 from robot_rl.replay.server_place import MAXIMUM_WAITING, RemoteSampler, Sampling

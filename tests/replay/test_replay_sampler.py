@@ -9,8 +9,8 @@ import pytest
 from store_writing import Recording
 
 from robot_rl.replay import NotEnoughData, ReplayError, StoreError
-from robot_rl.replay.reader import TableRows
 from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.replay.rows import TableRows
 from robot_rl.replay.sampler import Prefetcher, SampleSpec
 from robot_rl.replay.store import StoreWriter
 

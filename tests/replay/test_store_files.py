@@ -12,9 +12,8 @@ from robot_rl.replay import SessionTaken, StoreError, StoreInUse
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import Annotations, WeightsRecord
 from robot_rl.replay.row_file import RowFile
-from robot_rl.replay.store import StoreWriter
+from robot_rl.replay.store import StoreWriter, rebuild_catalogue
 from robot_rl.replay.store_files import Segments, read_weights, write_weights
-from robot_rl.replay.transfer import rebuild_catalogue
 
 
 def episodes(store):

@@ -31,9 +31,8 @@ from robot_rl.env.controllers import decided
 from robot_rl.env.rollout import rollout
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.episode_rows import EpisodeRows
-from robot_rl.replay.reader import TableRows
 from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.replay.rows import EpisodeRows, TableRows
 from robot_rl.replay.sampler import SampleSpec
 
 STATE, IMAGE = "state/x", "images/front"

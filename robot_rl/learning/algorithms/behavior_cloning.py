@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from policies.networks import EMA, warm_up_cosine
 from robot_rl.errors import RobotRLError
-from robot_rl.replay.episode_rows import EpisodeRows
 from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.replay.rows import EpisodeRows
 from robot_rl.replay.sampler import CHUNK, SampleSpec
 
 Arrays = dict[str, npt.NDArray[Any]]

@@ -26,8 +26,8 @@ from robot_rl.learning.recipe import Stage
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.catalogue import is_store
-from robot_rl.replay.episode_rows import EpisodeRows
 from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.rows import EpisodeRows
 from robot_rl.run import CLONED, DEMONSTRATIONS, LAST, VISION, RunDirectory
 
 

@@ -19,7 +19,7 @@ from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.clone import behaviour_of, for_zeros, untrained
 from robot_rl.learning.workbench import Workbench
-from robot_rl.replay.episode_rows import EpisodeRows
+from robot_rl.replay.rows import EpisodeRows
 from robot_rl.run import EXPLORATION, UNTRAINED, RunDirectory
 
 _AT_RANDOM = "noise", "uniform", 1.0  # of the actions

@@ -30,7 +30,7 @@ from robot_rl.learning.stages.clone import (
     untrained,
 )
 from robot_rl.learning.workbench import Workbench
-from robot_rl.replay.episode_rows import EpisodeRows
+from robot_rl.replay.rows import EpisodeRows
 from robot_rl.run import DEMONSTRATIONS, VISION, RunDirectory
 from robot_rl.safety import rotations
 

@@ -1,0 +1,356 @@
+"""Where a sampler's rows are: in a table, which may be growing, or in datasets in memory.
+
+A row has an address, and the rows of an episode have consecutive ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.data.schema import SOURCE_DEMONSTRATION, Array
+from robot_rl.replay import NotEnoughData, StoreError
+from robot_rl.replay.catalogue import Catalogue, NewestValues
+from robot_rl.replay.records import EpisodeRecord
+from robot_rl.replay.store_files import Segment, Segments, lacks_rows
+from robot_rl.replay.windows import SCALARS, Integers, News, Ranges
+
+if TYPE_CHECKING:  # zarr takes a third of a second, and a replay server needs none
+    from robot_rl.data.episodes import EpisodeDataset
+
+_INDEX_BITS = 32
+_INDEX_MASK = (1 << _INDEX_BITS) - 1
+_LARGE_BYTES = 2048
+_TRIES = 16
+
+
+def of_one_episode(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], bool]:
+    """Return the rows up to the one with ``is_last``, and whether that is there."""
+    lasts = np.flatnonzero(rows["is_last"])
+    return (rows[: lasts[0] + 1], True) if len(lasts) else (rows, False)
+
+
+@dataclass
+class _Mapped:
+    """A segment, its rows so far, their bytes, and the size that its file had."""
+
+    segment: Segment
+    rows: npt.NDArray[Any]
+    data: memoryview
+    file_bytes: int
+    gone: bool = False
+
+    @property
+    def end(self) -> int:
+        """Sequence behind its last row."""
+        return self.segment.first + len(self.rows)
+
+
+class TableRows:
+    """Follows a table. A row has an address, and the rows of an episode have consecutive ones.
+
+    What was given stays readable, also after its eviction, until `forget_gone`.
+
+    Attributes:
+        identity: Name of the store and its copies.
+        dtype: Of a row.
+        evicted: Totals of what was evicted from it, as of the last look.
+
+    Raises:
+        StoreError: No such store or table.
+    """
+
+    def __init__(self, store: Path, table: str) -> None:
+        self._store, self._catalogue, self._segments = store, Catalogue(store), Segments(store)
+        try:
+            info = self._catalogue.table(table)
+        except BaseException:
+            self.close()
+            raise
+        self._table, self.dtype = info.identifier, info.schema.dtype
+        self.identity = self._catalogue.identity
+        self.evicted: Counter[str] = Counter()
+        self._mapped: list[_Mapped | None] = []
+        self._numbers: dict[Segment, int] = {}
+        self._given: dict[int, int] = {}  # of open episodes: how many of their rows were given
+        self._next_episode = 0
+        self._seen_version: int | None = None
+        self._unseen: list[EpisodeRecord] = []  # of which rows may come
+
+    def look(self) -> list[News]:
+        """Return what has come since the last look, in the order in which episodes began."""
+        for _ in range(_TRIES):
+            try:
+                return self._look()
+            except (FileNotFoundError, NotEnoughData):
+                self._seen_version = None  # evicted between catalogue and rows: look again
+        raise StoreError(
+            "rows are evicted faster than they can be read",
+            got=f"eviction during each of {_TRIES} looks",
+            hint="let more rows stay: a larger replay.capacity_rows",
+        )
+
+    def gone(self) -> Ranges:
+        """Return the address ranges (first, end) of what was evicted and not forgotten yet."""
+        return [
+            (number << _INDEX_BITS, (number << _INDEX_BITS) + len(mapped.rows))
+            for number, mapped in enumerate(self._mapped)
+            if mapped is not None and mapped.gone
+        ]
+
+    def forget_gone(self) -> None:
+        """Let go of the rows that `gone` returned."""
+        for number, mapped in enumerate(self._mapped):
+            if mapped is not None and mapped.gone:
+                del self._numbers[mapped.segment]
+                self._mapped[number] = None
+
+    def rewind(self) -> None:
+        """Let the next look begin again at the first episode."""
+        self._next_episode, self._seen_version, self._given = 0, None, {}
+
+    def take(self, addresses: Integers, out: Mapping[str, Array]) -> None:
+        """Copy fields of the rows at (n,) addresses to arrays, each (n, *shape) and contiguous."""
+        columns = self.dtype.fields
+        assert columns is not None
+        numbers = (addresses >> _INDEX_BITS).tolist()
+        rows = (addresses & _INDEX_MASK) * self.dtype.itemsize
+        data = [b"" if m is None else m.data for m in self._mapped]
+
+        def copy(target: memoryview, offset: int, size: int) -> None:
+            """Copy so many bytes of each row, once; NumPy's indexing of a map would do it twice."""
+            places = range(0, len(target), size)
+            starts = (rows + offset).tolist()
+            for at, number, start in zip(places, numbers, starts, strict=True):
+                target[at : at + size] = data[number][start : start + size]
+
+        small = [name for name in out if columns[name][0].itemsize < _LARGE_BYTES]
+        for name in set(out).difference(small):
+            dtype, offset = columns[name][:2]
+            copy(out[name].reshape(-1).view(np.uint8).data, offset, dtype.itemsize)
+        if small:  # they lie close together, and are spread from the head of each row
+            first = min(columns[name][1] for name in small)
+            end = max(columns[name][1] + columns[name][0].itemsize for name in small)
+            layout = {
+                "names": small,
+                "formats": [columns[name][0] for name in small],
+                "offsets": [columns[name][1] - first for name in small],
+                "itemsize": end - first,
+            }
+            heads: npt.NDArray[Any] = np.empty(len(rows), np.dtype(layout))  # type: ignore[call-overload]
+            copy(heads.view(np.uint8).data, first, end - first)
+            for name in small:
+                out[name][...] = heads[name]
+
+    def annotation_count(self, name: str) -> int:
+        """Return how many values were ever written of an annotation."""
+        return self._catalogue.annotation_counts(self._table).get(name, 0)
+
+    def annotated(self, name: str, address: int, rows: int) -> NewestValues:
+        """Read the newest values of an annotation of consecutive rows."""
+        number, index = divmod(address, 1 << _INDEX_BITS)
+        mapped = self._mapped[number]
+        assert mapped is not None
+        segment = mapped.segment
+        return self._catalogue.newest_values(name, segment.key, segment.first + index, rows)
+
+    def close(self) -> None:
+        """Release the store."""
+        self._catalogue.close()
+
+    def _look(self) -> list[News]:
+        version = self._catalogue.data_version()
+        if version != self._seen_version:
+            self._read_catalogue()
+        news = list(self._news())
+        self._seen_version = version
+        for item in news:
+            self._next_episode = max(self._next_episode, item.episode + 1)
+            self._given[item.episode] = self._given.get(item.episode, 0) + len(item.scalars)
+            if item.complete:
+                del self._given[item.episode]
+        self._unseen = [record for record in self._unseen if record.identifier in self._given]
+        return news
+
+    def _read_catalogue(self) -> None:
+        """Take what is to be looked at: what was evicted, open episodes and new ones."""
+        with self._catalogue.transaction(write=False):
+            for mapped in self._mapped:
+                if mapped is not None:  # a segment begins with an episode
+                    first = mapped.segment.first
+                    place = (mapped.segment.key, first, first + 1)
+                    mapped.gone = not self._catalogue.episodes_of_session(*place)
+            self.evicted = self._catalogue.evicted(self._table)
+            known = (self._catalogue.episode(identifier) for identifier in sorted(self._given))
+            there = [record for record in known if record is not None]
+            self._unseen = [*there, *self._catalogue.episodes(self._table, self._next_episode)]
+        self._given = {record.identifier: self._given[record.identifier] for record in there}
+
+    def _news(self) -> Iterator[News]:
+        for record in self._unseen:
+            new = record.identifier not in self._given
+            given = self._given.get(record.identifier, 0)
+            number, mapped = self._map(record)
+            start = record.first_sequence - mapped.segment.first + given
+            rows, complete = mapped.rows[start:], True
+            if not record.sealed:
+                rows, complete = of_one_episode(rows)
+            elif mapped.end < record.end:
+                name = mapped.segment.path.name
+                raise lacks_rows(self._store, name, mapped.end, record.end)
+            else:
+                rows = rows[: record.rows - given]
+            if not (len(rows) or new or complete):
+                continue
+            scalars = np.empty(len(rows), SCALARS)
+            for name in SCALARS.names or ():
+                scalars[name] = rows[name]
+            address, of_actor = (number << _INDEX_BITS) + start, not record.is_demonstration
+            yield News(record.identifier, address, scalars, of_actor, complete, record.cut)
+
+    def _map(self, record: EpisodeRecord) -> tuple[int, _Mapped]:
+        segment = self._segments.holding(record.session_key, record.first_sequence)
+        number = self._numbers.get(segment, len(self._mapped))
+        mapped = self._mapped[number] if number < len(self._mapped) else None
+        if mapped is not None and record.sealed and record.end <= mapped.end:
+            return number, mapped
+        size = segment.path.stat().st_size
+        if mapped is not None and size == mapped.file_bytes:
+            return number, mapped
+        # What comes between the size and the mapping is found with the next look.
+        rows = segment.rows(self.identity, self.dtype)
+        mapped = _Mapped(segment, rows, rows.view(np.uint8).data, size)
+        self._mapped[number : number + 1] = [mapped]
+        self._numbers[segment] = number
+        return number, mapped
+
+
+class EpisodeRows:
+    """Whole episodes in memory, all of them demonstrations; what `TableRows` is for a store.
+
+    Args:
+        arrays: Columns of shape (rows, ...), final rows included; more may be added later.
+        episode_ends: (episodes,) exclusive, cumulative; T + 1 rows per episode.
+        episodes: (episodes,) bool, which episodes are given; default all.
+
+    Attributes:
+        indices: (steps,) int64, the rows that have an action, in the order of recording.
+
+    Raises:
+        NotEnoughData: There is no step.
+    """
+
+    identity = ""
+
+    def __init__(
+        self,
+        arrays: Mapping[str, Array],
+        episode_ends: npt.ArrayLike,
+        *,
+        episodes: npt.ArrayLike | None = None,
+    ) -> None:
+        self.arrays = dict(arrays)
+        self.evicted = Counter[str]()
+        ends = np.asarray(episode_ends, np.int64).tolist()
+        every = list(itertools.pairwise([0, *ends]))
+        chosen = [True] * len(every) if episodes is None else np.asarray(episodes)
+        self._episodes = list(itertools.compress(every, chosen))
+        if not self._episodes:
+            raise NotEnoughData(
+                "there is no step to learn from",
+                got=f"{len(every)} episodes, none of them selected",
+                hint="record more episodes, or select others",
+            )
+        self.indices: Integers = np.concatenate([np.arange(a, b - 1) for a, b in self._episodes])
+        self._looked = False
+
+    @classmethod
+    def of_datasets(
+        cls,
+        datasets: Sequence[EpisodeDataset],
+        fields: Iterable[str],
+        *,
+        only_successful: bool = False,
+    ) -> EpisodeRows:
+        """Read columns of datasets into memory, one behind the other.
+
+        Args:
+            datasets: The episodes in their present view.
+            fields: Columns to read; `instruction` gives each row the text of its episode.
+            only_successful: Whether failed episodes are left out.
+
+        Raises:
+            NotEnoughData: There is no (successful) episode.
+        """
+        names = list(fields)
+        parts = [_columns(dataset, names) for dataset in datasets]
+        counts = np.cumsum([0, *(dataset.rows_total for dataset in datasets[:-1])])
+        ends = [start + d.episode_ends for start, d in zip(counts, datasets, strict=True)]
+        return cls(
+            {n: np.concatenate([p[n] for p in parts]) if parts[1:] else parts[0][n] for n in names},
+            np.concatenate(ends),
+            episodes=np.concatenate([d.successes for d in datasets]) if only_successful else None,
+        )
+
+    @property
+    def dtype(self) -> np.dtype[np.void]:
+        """The fields as one structured dtype."""
+        return np.dtype([(name, a.dtype, a.shape[1:]) for name, a in self.arrays.items()])
+
+    def look(self) -> list[News]:
+        """Return all episodes, the first time."""
+        looked, self._looked = self._looked, True
+        return [] if looked else list(itertools.starmap(self._news, enumerate(self._episodes)))
+
+    def rewind(self) -> None:
+        """Let the next look return all again."""
+        self._looked = False
+
+    def gone(self) -> Ranges:
+        """Nothing."""
+        return []
+
+    def forget_gone(self) -> None:
+        """Nothing is ever gone."""
+
+    def take(self, addresses: Integers, out: Mapping[str, Array]) -> None:
+        """Copy fields of the rows at (n,) addresses, which are their numbers."""
+        for name, array in out.items():
+            self.arrays[name].take(addresses, axis=0, out=array, mode="clip")
+
+    def annotation_count(self, name: str) -> int:
+        """There are none."""
+        return 0
+
+    def annotated(self, name: str, address: int, rows: int) -> NewestValues:
+        """There are none to ask for."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """The columns stay their owner's."""
+
+    def _news(self, number: int, episode: tuple[int, int]) -> News:
+        start, end = episode
+        scalars = np.zeros(end - start, SCALARS)
+        for name in SCALARS.names or ():
+            if name in self.arrays:
+                scalars[name] = self.arrays[name][start:end]
+        # Whatever recorded it: what is given as a demonstration counts as one.
+        scalars["source"] = SOURCE_DEMONSTRATION
+        scalars["is_last"] = np.arange(start, end) == end - 1
+        return News(number, start, scalars, of_actor=False, complete=True)
+
+
+def _columns(dataset: EpisodeDataset, names: Sequence[str]) -> dict[str, Array]:
+    columns = dataset.arrays(name for name in names if name != "instruction")
+    if "instruction" in names:
+        lengths = np.diff(dataset.episode_ends, prepend=0)
+        columns["instruction"] = np.repeat(np.array(dataset.instructions), lengths)
+    return columns
