@@ -203,19 +203,17 @@ class ConsoleLink:
         self._ending = threading.Event()
         self._decoder = Decoder(Hello, Event, Jog)
         folder = loop_folder(run, actor)
-        # A console that does not read misses snapshots; it never makes anybody wait.
-        self._listener = Listener(
-            "tcp://127.0.0.1:0",
-            folder=folder,
-            secret=secrets.token_hex(16),
-            frame_bytes=_MOST_BYTES,
-            unread_messages=_WAITING_MESSAGES,
-        )
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._listener.announce()
+            # A console that does not read misses snapshots; it never makes anybody wait.
+            self._listener = Listener(
+                "tcp://127.0.0.1:0",
+                folder=folder,
+                secret=secrets.token_hex(16),
+                frame_bytes=_MOST_BYTES,
+                unread_messages=_WAITING_MESSAGES,
+            )
         except OSError as error:
-            self._listener.close()
             raise ConsoleError(f"{folder} cannot be written", got=error) from error
         self._thread = threading.Thread(target=self._serve, name="console-link", daemon=True)
         self._thread.start()

@@ -59,23 +59,7 @@ class SpoolFull(ReplayError):
 
 
 class SpoolError(ReplayError):
-    """The file in which rows wait for the server cannot be made, read or written."""
-
-
-class SpoolInUse(SpoolError):
-    """Another process has the spool's file open."""
-
-
-class SpoolDamaged(SpoolError):
-    """The file is no spool, or not as it was written; it is left as it is."""
-
-
-class SpoolTooSmall(SpoolError):
-    """The spool cannot hold one whole episode."""
-
-
-class ClientFailed(ReplayError):
-    """The client's background thread died; its cause is attached."""
+    """The file in which rows wait for the server cannot be used, or holds no whole episode."""
 
 
 class ServerBusy(ReplayError):

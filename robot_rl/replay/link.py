@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -16,10 +15,11 @@ from typing import Any
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from robot_rl.errors import RobotRLError
 from robot_rl.replay import (
-    ClientFailed,
+    ReplayError,
     SequenceGap,
     SessionTaken,
     StoreError,
@@ -29,7 +29,7 @@ from robot_rl.replay import (
 )
 from robot_rl.replay.spool import Spool
 from robot_rl.wire import KeysRefused, ServerUnreachable, WireError
-from robot_rl.wire.endpoint import Endpoint, client_socket, read_endpoint
+from robot_rl.wire.endpoint import EVENTS, Endpoint, client_socket, read_endpoint, why_refused
 from robot_rl.wire.keys import ClientKeys
 from robot_rl.wire.messages import Decoder, Frame, Numbered, Payload, Refused, encode
 
@@ -46,14 +46,6 @@ BATCH_BYTES = 2 << 20  # in one message, unless a single row is larger
 _RETRIED = (StoreError, SequenceGap)
 _SILENCE = ServerUnreachable("the replay server does not answer")
 _CLOSED = ServerUnreachable("the replay client was closed before the answer came")
-_EVENT = struct.Struct("=HI")  # as zmq_socket_monitor(3) packs event and value
-_EVENTS = (
-    zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
 
 
 @dataclass
@@ -159,8 +151,7 @@ class Link:
                 self._send_requests()
                 self._send_rows()
                 if self._is_overdue(time.monotonic()):
-                    if self.problem is None:
-                        self._note(_SILENCE)
+                    self._note(self.problem or _SILENCE)
                     self._patience = min(2 * self._patience, MAXIMUM_PATIENCE_SECONDS)
                     self._connect()
         except BaseException as failure:
@@ -174,7 +165,7 @@ class Link:
     def _explained(self, failure: BaseException) -> RobotRLError:
         """Add to the server's answer where the rows are that it does not take."""
         if not isinstance(failure, RobotRLError):
-            died = ClientFailed("the replay client's thread has died", got=repr(failure))
+            died = ReplayError("the replay client's thread has died", got=repr(failure))
             died.__cause__ = failure
             return died
         spool, rows = self.spool, self.spool.end - self.spool.first
@@ -204,7 +195,7 @@ class Link:
         self._socket = client_socket(context, endpoint, self._keys)
         self._context = context  # from here on there is a connection to end
         self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        self._monitor = self._socket.get_monitor_socket(EVENTS)
         self._socket.connect(endpoint.address)
         self._poller.register(self._monitor, zmq.POLLIN)
         self._poller.register(self._socket, zmq.POLLIN)
@@ -231,13 +222,13 @@ class Link:
     def _look_at_connection(self) -> None:
         """Note why there is none, and go back at once where it broke."""
         while self._context is not None and self._monitor.poll(0):
-            event, value = _EVENT.unpack(self._monitor.recv_multipart()[0])
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            told = recv_monitor_message(self._monitor)
+            if told["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._up = True
                 if isinstance(self.problem, ServerUnreachable):
                     self._note(None)
-            elif event != zmq.EVENT_DISCONNECTED:
-                refused = _why_refused(event, value, keys=self._keys is not None)
+            elif told["event"] != zmq.EVENT_DISCONNECTED:
+                refused = why_refused(told["event"], told["value"], keys=self._keys is not None)
                 if refused is not None:
                     self._note(refused)
                 if isinstance(refused, KeysRefused):
@@ -411,28 +402,3 @@ class Link:
             if self._synced and self._sent > self.spool.first:
                 waits.append(self._heard_at)
         return now > min(waits, default=now) + self._patience
-
-
-def _why_refused(event: int, value: int, *, keys: bool) -> ServerUnreachable | None:
-    """Say why a handshake has failed; None where that is no more than a break."""
-    if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-        return KeysRefused(
-            "the server does not admit this client's key",
-            hint="in the server's folder of keys there must be a clients/NAME.public for it;"
-            " after a change the server must be restarted",
-        )
-    mismatch = value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
-    if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and mismatch:
-        problem = "the server did not accept a client without keys"
-        hint = "replay.keys=FOLDER, with keys that robot-rl keys has made beside the server's"
-        if keys:
-            problem = "this client uses keys, and the server does not"
-            hint = "start the server with replay.keys=FOLDER, or this client without"
-        return KeysRefused(problem, hint=hint)
-    if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and keys:
-        # A server that restarts behind a tunnel looks the same for a while.
-        return ServerUnreachable(
-            "what listens there ends every handshake",
-            hint="server.public is not the key of this server, or it is none of ours",
-        )
-    return None

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.replay import FileDamaged, ReplayError, StoreError, StoreFull
+from robot_rl.replay import FileDamaged, StoreError, StoreFull
 
 VERSION = 2
 COUNTERS = slice(32, 64)
@@ -196,23 +196,16 @@ def is_blank(path: Path) -> bool:
         return not any(file.read(len(_MAGIC)))
 
 
-def write_error(
-    error: OSError,
-    path: Path,
-    what: str = "the store",
-    kinds: tuple[type[ReplayError], type[ReplayError]] = (StoreError, StoreFull),
-    make_room: str = "free some space; nothing that was acknowledged is lost",
-) -> ReplayError:
-    """Say what a failed write means: of two kinds of errors the second is a full disk's."""
-    if error.errno not in _DISK_FULL:
-        return kinds[0](
-            f"{what} {path} cannot be written",
-            got=error,
-            hint="see that the folder can be written, and that its disk is sound",
+def write_error(error: OSError, store: Path) -> StoreError:
+    """Say what a failed write to a store means."""
+    if error.errno in _DISK_FULL:
+        return StoreFull(
+            f"the disk is full: {store} cannot be written",
+            got=f"{shutil.disk_usage(store).free} bytes free",
+            hint="free some space; nothing that was acknowledged is lost",
         )
-    folder = path if path.is_dir() else path.parent
-    return kinds[1](
-        f"the disk is full: {path} cannot be written",
-        got=f"{shutil.disk_usage(folder).free} bytes free",
-        hint=make_room,
+    return StoreError(
+        f"the store {store} cannot be written",
+        got=error,
+        hint="see that the folder can be written, and that its disk is sound",
     )

@@ -111,7 +111,6 @@ class ReplayServer:
             opened.callback(self._listener.close)
             self._listener.poller.register(self._sampling.ready, zmq.POLLIN)
             self.address = self._listener.endpoint.address
-            self._listener.announce()
             self._opened = opened.pop_all()
         self._waiting: list[tuple[bytes, messages.GetWeights, float]] = []
         self._pending: list[tuple[bytes, RowBatch]] = []
@@ -165,18 +164,15 @@ class ReplayServer:
         try:
             message, payload = self._decoder.decode(frames)
             self._handlers[type(message)](client, message, payload)
-        except RobotRLError as error:
+        except Exception as error:  # one message must never end the server for everybody else
             if isinstance(error, WireError):
                 self._counters["bad_messages"] += 1
                 if is_told(self._counters["bad_messages"]):
                     logger.warning("bad message %d: %s", self._counters["bad_messages"], error)
+            elif not isinstance(error, RobotRLError):
+                self._counters["internal_errors"] += 1
+                logger.exception("a message could not be handled")
             self._send(client, refusal(error, message))
-        except Exception as error:
-            # One message must never end the server for everybody else.
-            self._counters["internal_errors"] += 1
-            logger.exception("a message could not be handled")
-            failure = ReplayError("the server failed on this message", got=repr(error))
-            self._send(client, refusal(failure, message))
 
     def _open(self, client: bytes, message: messages.Open, _: Payload) -> None:
         self._commit()

@@ -31,7 +31,7 @@ from robot_rl.wire.messages import Frame, Payload, encode, refusal, split
 
 logger = logging.getLogger(__name__)
 
-STARTUP_SECONDS = 60.0
+_STARTUP_SECONDS = 60.0
 _SLICE_SECONDS = 0.25
 # The server may be indexing a large store after its restart.
 _SAMPLING_SECONDS = 30.0
@@ -79,14 +79,14 @@ class ServerPlace:
             client.close()
             raise
 
-    def wait(self, stop: StopEvent, seconds: float = STARTUP_SECONDS) -> None:
-        """Wait until the server answers.
+    def wait(self, stop: StopEvent) -> None:
+        """Wait a minute until the server answers.
 
         Raises:
             ServerUnreachable: It did not come in time, or refuses this machine's keys.
             Stopped: `stop` was set.
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + _STARTUP_SECONDS
         with self.client(request_seconds=_SLICE_SECONDS) as client:
             while not stop.is_set():
                 try:
@@ -98,7 +98,7 @@ class ServerPlace:
                     if time.monotonic() > deadline:
                         raise ServerUnreachable(
                             f"no replay server answers at {self.address or self.store}",
-                            got=f"none within {seconds:g} s: {error}",
+                            got=f"none within {_STARTUP_SECONDS:g} s: {error}",
                             hint=_START_HERE if self.address is None else _START_THERE,
                         ) from error
         raise Stopped
@@ -260,20 +260,15 @@ class Sampling:
 
     def _serve(self) -> None:
         client, message = self._next()
-        self._answers.append((client, self._answered(message)))
-        os.eventfd_write(self.ready, 1)
-
-    def _answered(self, message: Sample) -> list[Frame]:
         try:
-            return self._drawn(self._sampler(message.table, message.spec), message)
-        except RobotRLError as error:
-            failure = error
-        except Exception as error:
-            # One request must never end sampling for everybody else.
-            self.failures += 1
-            logger.exception("a request to sample could not be answered")
-            failure = ReplayError("the server failed on this request", got=repr(error))
-        return encode(refusal(failure, message))
+            answer = self._drawn(self._sampler(message.table, message.spec), message)
+        except Exception as error:  # one request must never end sampling for everybody else
+            if not isinstance(error, RobotRLError):
+                self.failures += 1
+                logger.exception("a request to sample could not be answered")
+            answer = encode(refusal(error, message))
+        self._answers.append((client, answer))
+        os.eventfd_write(self.ready, 1)
 
     def _drawn(self, sampler: ReplaySampler, request: Sample) -> list[Frame]:
         size = sampler.spec.batch_size * size_of(sampler.layout)

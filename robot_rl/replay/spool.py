@@ -25,17 +25,10 @@ from msgspec.structs import asdict
 
 from robot_rl.data.schema import RowSchema, SchemaMismatch
 from robot_rl.processes.files import locked
-from robot_rl.replay import (
-    FileDamaged,
-    RowRefused,
-    SpoolDamaged,
-    SpoolError,
-    SpoolInUse,
-    SpoolTooSmall,
-)
+from robot_rl.replay import FileDamaged, RowRefused, SpoolError
 from robot_rl.replay.messages import Open, Opened
 from robot_rl.replay.records import MAXIMUM_EPISODE_METADATA
-from robot_rl.replay.row_file import COUNTERS, RowFile, is_blank, write_error
+from robot_rl.replay.row_file import COUNTERS, RowFile, is_blank
 from robot_rl.wire import WireError
 from robot_rl.wire.messages import Frame, json_text
 
@@ -70,9 +63,8 @@ class Spool:
         end: Sequence of the next row.
 
     Raises:
-        SpoolInUse: Another process has the file open.
-        SpoolDamaged: It is no spool file, or a row in it is not as it was written.
-        SpoolError: It cannot be made or written; the disk has no room for it.
+        SpoolError: Another process has the file open; it is no spool file, or a row in it is not
+            as it was written; it cannot be made or written.
     """
 
     def __init__(self, path: Path | None, size_bytes: int) -> None:
@@ -92,7 +84,7 @@ class Spool:
             raise
 
     def begin(self, opening: Open, opened: Opened) -> None:
-        """Begin another session in the empty spool; raises `SpoolTooSmall` and `SpoolError`."""
+        """Begin another session in the empty spool; raises `SpoolError`."""
         assert self.first == self.end
         self.left = None
         row_bytes = _row_bytes(opening)
@@ -108,10 +100,9 @@ class Spool:
                 self._file.format(about, row_bytes, _room(slots), slots)
                 data, header = self._file.map_all(), self._file.header_bytes
             except OSError as error:
-                smaller = "or make it smaller with replay.spool_bytes"
-                hint = f"free some space: it takes {self._size_bytes} bytes; {smaller}"
-                kinds = SpoolError, SpoolError
-                raise write_error(error, self._file.path, "the spool", kinds, hint) from error
+                size = f"it takes {self._size_bytes} bytes; replay.spool_bytes makes it smaller"
+                hint = f"free some space: {size}"
+                raise SpoolError(f"{self.place} cannot be made", got=error, hint=hint) from error
         self._take(data, header, row_bytes, slots)
         self.opening, self.opened = opening, opened
         self.first = self.end = opened.next_sequence
@@ -240,8 +231,8 @@ class Spool:
             self.opening = opening
             self.left = self.opened = opened
 
-    def _damaged(self, what: object) -> SpoolDamaged:
-        return SpoolDamaged(
+    def _damaged(self, what: object) -> SpoolError:
+        return SpoolError(
             f"{self.place} is damaged or no spool",
             got=what,
             hint="nothing of it was sent or changed; to go on without the rows in it, move it away",
@@ -276,10 +267,10 @@ def size_for(rows: int, row_bytes: int) -> int:
 
 
 def check_size(size_bytes: int, *, rows: int, row_bytes: int) -> None:
-    """Raise `SpoolTooSmall` where a spool of this size cannot hold an episode of T + 1 rows."""
+    """Raise `SpoolError` where a spool of this size cannot hold an episode of T + 1 rows."""
     needed = size_for(rows, row_bytes)
     if size_bytes < needed:
-        raise SpoolTooSmall(
+        raise SpoolError(
             f"the spool has no room for one episode of {rows} rows of {row_bytes} bytes",
             got=f"{size_bytes} bytes",
             expected=f">= {needed} bytes",
@@ -308,7 +299,7 @@ def _open_locked(path: Path) -> RowFile:
         file = RowFile(path, descriptor)
         if not locked(descriptor):
             file.close()
-            raise SpoolInUse(
+            raise SpoolError(
                 f"another process uses the spool {path}", hint="stop it, or wait until it has ended"
             )
         with suppress(FileNotFoundError):

@@ -16,7 +16,7 @@ import zmq
 
 from robot_rl.processes.files import replace_text
 from robot_rl.processes.waiting import wait_until
-from robot_rl.wire import AddressInUse, AddressRefused, ServerUnreachable
+from robot_rl.wire import AddressInUse, AddressRefused, KeysRefused, ServerUnreachable
 from robot_rl.wire.keys import Admission, ClientKeys, ServerKeys
 from robot_rl.wire.messages import MAXIMUM_FRAME_BYTES, Frame
 
@@ -40,6 +40,14 @@ _OPTIONS = {
     zmq.TCP_KEEPALIVE_INTVL: 15,
     zmq.TCP_KEEPALIVE_CNT: 4,
 }
+
+EVENTS = (  # of a client's socket
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -106,6 +114,31 @@ def client_socket(
     return socket
 
 
+def why_refused(event: int, value: int, *, keys: bool) -> ServerUnreachable | None:
+    """Say why a handshake has failed, of a client with keys or without; None for a mere break."""
+    if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+        return KeysRefused(
+            "the server does not admit this client's key",
+            hint="in the server's folder of keys there must be a clients/NAME.public for it;"
+            " after a change the server must be restarted",
+        )
+    mismatch = value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
+    if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and mismatch:
+        problem = "the server did not accept a client without keys"
+        hint = "replay.keys=FOLDER, with keys that robot-rl keys has made beside the server's"
+        if keys:
+            problem = "this client uses keys, and the server does not"
+            hint = "start the server with replay.keys=FOLDER, or this client without"
+        return KeysRefused(problem, hint=hint)
+    if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and keys:
+        # A server that restarts behind a tunnel looks the same for a while.
+        return ServerUnreachable(
+            "what listens there ends every handshake",
+            hint="server.public is not the key of this server, or it is none of ours",
+        )
+    return None
+
+
 def read_endpoint(folder: Path) -> Endpoint:
     """Return where a server listens, or did until it was killed; raises `ServerUnreachable`."""
     file = folder / ENDPOINT_FILE
@@ -150,7 +183,7 @@ class Listener:
     Args:
         address: ``tcp://HOST:PORT``; port 0 takes that of the server that was killed on this
             folder, so that its clients find it again, or else any free one.
-        folder: Where it is announced, see `announce`; None where its clients know the address.
+        folder: Where it says how it is found; None where its clients know the address.
         keys: Whom to let in; None lets everybody on this machine in.
         secret: What clients on this machine must say, where there are no keys.
         frame_bytes: Largest frame that a client may send.
@@ -194,7 +227,11 @@ class Listener:
             if asked is not None:
                 self.admission = Admission(self._context, self._socket, asked)
                 self.poller.register(self.admission.socket, zmq.POLLIN)
-            self.address = self._bind(host, port)
+            self._bind(host, port)
+            self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+            if folder is not None:
+                text = msgspec.json.encode(self.endpoint).decode()
+                replace_text(folder / ENDPOINT_FILE, text, 0o666 if secret is None else 0o600)
         except BaseException:
             self.close()
             raise
@@ -208,14 +245,8 @@ class Listener:
             host = "[::1]" if number.version == 6 else "127.0.0.1"
         return Endpoint(f"tcp://{host}:{port}", os.getpid(), self._secret)
 
-    def announce(self) -> None:
-        """Say in its folder where it listens."""
-        assert self._folder is not None
-        text = msgspec.json.encode(self.endpoint).decode()
-        replace_text(self._folder / ENDPOINT_FILE, text, 0o666 if self._secret is None else 0o600)
-
     def withdraw(self) -> None:
-        """Say it no more."""
+        """Say in its folder no more how it is found."""
         assert self._folder is not None
         (self._folder / ENDPOINT_FILE).unlink(missing_ok=True)
 
@@ -249,12 +280,12 @@ class Listener:
             self.admission.close()
         self._context.term()
 
-    def _bind(self, host: str, port: int) -> str:
+    def _bind(self, host: str, port: int) -> None:
         if port == 0 and self._folder is not None:
             with suppress(ServerUnreachable, AddressRefused, zmq.ZMQError):
                 former = parse_address(read_endpoint(self._folder).address)[1]
                 self._socket.bind(f"tcp://{host}:{former}")
-                return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+                return
         try:
             self._socket.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError as error:
@@ -264,4 +295,3 @@ class Listener:
                 raise AddressInUse(problem, got=got, hint=hint) from error
             expected = "an address of this machine, or tcp://0.0.0.0:PORT for all of them"
             raise AddressRefused(problem, got=got, expected=expected) from error
-        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -122,15 +122,20 @@ def encode(message: Message, payload: Sequence[Frame] = ()) -> list[Frame]:
     return [_PREFIX + text, *payload]
 
 
-def refusal(error: RobotRLError, about: Message | None = None) -> Refused:
-    """Make the answer to a message that cannot be served; None for one that cannot be read."""
+def refusal(error: Exception, about: Message | None = None) -> Refused:
+    """Make the answer to a message that cannot be served; None for one that cannot be read.
+
+    Any error but a `RobotRLError` is a defect of the server's.
+    """
     number = getattr(about, "request", None)
     if about is None and isinstance(error, WireError):
         number = error.header.get("request")
+    told = isinstance(error, RobotRLError)
+    text = str(error) if told else f"the server failed on this message; got: {error!r}"
     return Refused(
         request=number if type(number) is int and 0 <= number < 2**63 else None,
         error=type(error).__name__,
-        message=str(error)[:MAXIMUM_ERROR_CHARACTERS].encode(errors="backslashreplace").decode(),
+        message=text[:MAXIMUM_ERROR_CHARACTERS].encode(errors="backslashreplace").decode(),
     )
 
 

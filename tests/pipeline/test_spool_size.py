@@ -20,7 +20,7 @@ from robot_rl.config import compose
 from robot_rl.env.factory import make_env
 from robot_rl.learning.weights import publish
 from robot_rl.processes.signals import StopEvent
-from robot_rl.replay import SpoolTooSmall
+from robot_rl.replay import SpoolError
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.server import ReplayServer
 from robot_rl.run import RunDirectory
@@ -89,7 +89,7 @@ def test_the_size_named_for_the_spool_is_enough_with_features_in_the_rows(
 ) -> None:
     named = 70_000
     for _ in range(2):  # before the policy is known, and with it
-        with pytest.raises(SpoolTooSmall, match=r"replay\.spool_bytes=") as refused:
+        with pytest.raises(SpoolError, match=r"replay\.spool_bytes=") as refused:
             act_with(run, named)
         found = re.search(r"replay\.spool_bytes=(\d+)", str(refused.value))
         assert found is not None

@@ -381,7 +381,7 @@ def test_a_defect_in_sampling_is_answered_and_counted(
         )
         with monkeypatch.context() as patch:
             patch.setattr(ReplaySampler, "sample", lambda *_: 1 / 0)
-            with pytest.raises(ReplayError, match=r"server failed on this request.*ZeroDivision"):
+            with pytest.raises(ReplayError, match=r"server failed on this message.*ZeroDivision"):
                 remote.sample()
         remote.sample()
         remote.close()

@@ -25,7 +25,7 @@ from spool_writer import (
 
 from robot_rl.data.schema import Field, SchemaMismatch, row_schema
 from robot_rl.processes.signals import StopEvent
-from robot_rl.replay import SessionTaken, SpoolDamaged, SpoolFull, SpoolInUse, StoreReplaced, link
+from robot_rl.replay import SessionTaken, SpoolError, SpoolFull, StoreReplaced, link
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader
@@ -356,7 +356,7 @@ def test_a_damaged_spool_is_refused_by_name_until_the_user_moves_it(start_server
     content[at + 100] ^= 1
     spool.write_bytes(content)
     for _ in range(2):
-        with pytest.raises(SpoolDamaged, match=rf"{spool} is damaged.*row 2 .*2 rows .*move it"):
+        with pytest.raises(SpoolError, match=rf"{spool} is damaged.*row 2 .*2 rows .*move it"):
             open_client(server.store, spool)
     assert spool.read_bytes() == content
     spool.rename(spool.with_suffix(".damaged"))
@@ -367,11 +367,11 @@ def test_a_damaged_spool_is_refused_by_name_until_the_user_moves_it(start_server
 def test_two_actors_cannot_share_a_spool(server, spool):
     with open_client(server.store, spool) as client:
         client.open_session("reach", SCHEMA, ACTOR)
-        with pytest.raises(SpoolInUse, match=f"another process uses the spool {spool}"):
+        with pytest.raises(SpoolError, match=f"another process uses the spool {spool}"):
             open_client(server.store, spool)
         command = [sys.executable, str(HERE / "spool_writer.py"), str(server.store), str(spool)]
         other = subprocess.run(command, capture_output=True, text=True)
-        assert "SpoolInUse" in other.stderr
+        assert "SpoolError" in other.stderr
 
 
 IN_SANDBOX = """

@@ -53,7 +53,7 @@ def test_the_server_answers_and_counts_bad_messages_and_goes_on(
         (build("acknowledged", {}), "WireError", "kind"),
         (build("append", {}), "WireError", "table"),
         (build("append", {**place, "first": 0}), "WireError", "payload frames"),
-        (append(row[:-1]), "WireError", "whole number of rows"),
+        (append(row[:-1]), "SchemaMismatch", "wrong length"),
         (append(row, first=-1), "WireError", "first"),
         (append(row, first=2**80), "WireError", "first"),
         (append(row, first=3), "SequenceGap", "missing"),
