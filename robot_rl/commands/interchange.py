@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -140,12 +140,12 @@ def _import_into(source: EpisodeSource, store: Path, table: str | None) -> None:
         ReplayClient(store) as client,
     ):
         done = import_episodes(source, client, table, on_episode)
-    before = done.episodes - done.new_episodes
-    annotated = f", {done.new_annotations:,} annotations" if done.new_annotations else ""
+    before = done["episodes"] - done["new_episodes"]
+    annotated = f", {count:,} annotations" if (count := done["new_annotations"]) else ""
     there = f"; {before} episodes were there, or begun, before" if before else ""
     print(
-        f"imported {done.new_episodes} episodes ({done.new_rows:,} rows{annotated}) into table"
-        f" {table} of {store}{there}"
+        f"imported {done['new_episodes']} episodes ({done['new_rows']:,} rows{annotated}) into"
+        f" table {table} of {store}{there}"
     )
 
 
@@ -192,27 +192,18 @@ def _store_at(path: Path) -> Path:
     return RunDirectory(path).store if (path / CONFIG_FILE).is_file() else path
 
 
-@dataclass
-class Imported:
-    """What an import came to; rows and episodes that were there before are not new."""
-
-    episodes: int = 0
-    new_episodes: int = 0
-    new_rows: int = 0
-    new_annotations: int = 0
-
-
 def import_episodes(
     source: EpisodeSource,
     client: ReplayClient,
     table: str,
     on_episode: Callable[[Episode], None] = lambda _: None,
-) -> Imported:
+) -> Counter[str]:
     """Send all episodes of a source, and their annotations, to the server of a client.
 
     A source is known by its first episode, its columns and its length, and has a session of its
     own in the store: one that was interrupted goes on where it stood, and one that is there is not
-    added again. The table is created where absent; `on_episode` is called after each.
+    added again. The table is created where absent; `on_episode` is called after each. Gives counts
+    of ``episodes``, and of ``new_episodes``, ``new_rows`` and ``new_annotations``.
 
     Raises:
         SchemaMismatch: The table has other columns; names the field.
@@ -220,7 +211,7 @@ def import_episodes(
         ServerUnreachable: The server went away and did not come back in time.
         DatasetError: The source cannot be read.
     """
-    done, following, schema = Imported(), 0, source.schema.without_annotations
+    done, following, schema = Counter[str](), 0, source.schema.without_annotations
     opened: Opened | None = None
     for episode in source.episodes():
         if opened is None:
@@ -232,9 +223,8 @@ def import_episodes(
             rows = [{f.name: row[f.name] for f in schema.fields} for row in episode.rows]
             facts = {"task": schema.task, "seed": episode.seed, "instruction": episode.instruction}
             client.append_episode(rows, facts, _ROOM_SECONDS, stored=there)
-        done.episodes += 1
-        done.new_episodes += there == 0
-        done.new_rows += len(episode.rows) - there
+        new_rows = len(episode.rows) - there
+        done.update(episodes=1, new_episodes=int(there == 0), new_rows=new_rows)
         sequences = np.arange(following, following + len(episode.rows))
         for column in source.schema.annotations:
             name = f"{ANNOTATION}{column.name}"
@@ -244,7 +234,7 @@ def import_episodes(
                 client.flush(_ROOM_SECONDS)  # only stored rows can be annotated
                 values = episode.rows[f"{name}/value"][at]
                 new = Annotations(opened.place, column.name, version, sequences[at], values)
-                done.new_annotations += client.annotate(new)
+                done["new_annotations"] += client.annotate(new)
         following += len(episode.rows)
         on_episode(episode)
     client.flush(_ROOM_SECONDS)

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import did_you_mean
 from robot_rl.replay import AnnotationRefused, StoreError
-from robot_rl.replay.records import Annotations, EpisodeRecord, SessionKey, TableInfo
+from robot_rl.replay.records import Annotations, EpisodeRecord, Session, SessionKey, TableInfo
 from robot_rl.replay.row_file import write_error
 
 FILE = "catalogue.sqlite"
@@ -162,10 +162,7 @@ class Catalogue:
         }
 
     def table(self, name: str | None) -> TableInfo:
-        """Return one table; None stands for the only one. Raises `StoreError` where there is none.
-
-        So it does where there are several to choose from.
-        """
+        """Return one table; None stands for the only one, else it raises `StoreError`."""
         tables, store = self.tables(), self.path.parent
         if name is None and len(tables) == 1:
             return next(iter(tables.values()))
@@ -191,13 +188,11 @@ class Catalogue:
         with self.transaction() as execute:
             execute("INSERT INTO tables VALUES (?,?,?,?,?)", values)
 
-    def sessions(self) -> list[tuple[SessionKey, str, int]]:
-        """Return all sessions: their key, owner, and the sequence behind what was evicted."""
-        return [(row[:3], *row[3:]) for row in self.read("SELECT * FROM sessions")]
-
-    def session(self, key: SessionKey) -> list[tuple[str, int]]:
-        """Return owner and evicted sequence of a session; nothing for none."""
-        return self.read(f"SELECT owner, evicted FROM sessions WHERE {_SESSION}", *key)
+    def sessions(self, only: SessionKey | None = None) -> dict[SessionKey, Session]:
+        """Return all sessions, or only one, as they stand behind what was evicted of them."""
+        where = "" if only is None else f" WHERE {_SESSION}"
+        rows = self.read(f"SELECT * FROM sessions{where}", *(only or ()))
+        return {row[:3]: Session(*row[3:]) for row in rows}
 
     def add_session(self, key: SessionKey, owner: str) -> None:
         """Put a session."""

@@ -83,7 +83,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
     def rows_there(self, table: str, episode: EpisodeRecord) -> npt.NDArray[Any]:
         """Map what there is of an episode, and of those behind it in its file."""
         segment = self.segments.holding(episode.session_key, episode.first_sequence)
-        rows = segment.rows(self.identity, self.table(table).schema.dtype)
+        rows = segment.view(self.identity, self.table(table).schema.dtype)
         return rows[episode.first_sequence - segment.first :]
 
     def annotation_counts(self, table: str) -> dict[str, int]:
@@ -278,7 +278,7 @@ def summarize_store(path: Path) -> dict[str, Any]:
 
 def _table(reader: StoreReader, name: str) -> dict[str, Any]:
     info, episodes = reader.table(name), reader.episodes(name)
-    sources = {source: Counter(dict.fromkeys(_COUNTS, 0)) for source in SOURCE_NAMES}
+    sources = {source: Counter[str]() for source in SOURCE_NAMES}
     missing: dict[int, int] = {}
     stamps: list[int] = []
     for record in episodes:
@@ -286,12 +286,8 @@ def _table(reader: StoreReader, name: str) -> dict[str, Any]:
             rows = reader.rows_there(name, record)[: record.rows]
         except NotEnoughData:  # evicted since the list was made, or lost with its file
             rows = np.empty(0, info.schema.dtype)
-        sources[SOURCE_NAMES[record.overall_source]].update(
-            episodes=1,
-            sealed=record.sealed,
-            successes=record.success,
-            steps=record.environment_steps,
-        )
+        source = SOURCE_NAMES[record.overall_source]
+        sources[source].update(record.totals(), steps=record.environment_steps)
         if len(rows) < record.rows:
             missing[record.identifier] = record.rows - len(rows)
         stamps += rows["stamp_observation"][[0, -1]].tolist() if len(rows) else []
@@ -300,7 +296,7 @@ def _table(reader: StoreReader, name: str) -> dict[str, Any]:
         "schema": json.loads(info.schema.to_json()),
         "metadata": dict(info.metadata),
         **{count: sum(found[count] for found in sources.values()) for count in _COUNTS},
-        "sources": {source: dict(found) for source, found in sources.items()},
+        "sources": {s: {count: found[count] for count in _COUNTS} for s, found in sources.items()},
         "cut": sum(record.cut for record in episodes),
         "sessions": len({record.session_key for record in episodes}),
         "rows": sum(record.rows for record in episodes) - sum(missing.values()),

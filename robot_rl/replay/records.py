@@ -152,11 +152,6 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
         )
 
 
-def online_steps(totals: Counter[str]) -> int:
-    """Environment steps of actors, interventions included, among totals."""
-    return totals["policy"] + totals["intervention"]
-
-
 @dataclass(frozen=True)
 class Annotations:
     """Values float32 (n,) of one name and version for rows of a session, sequences int64 (n,)."""

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from robot_rl.errors import did_you_mean
 from robot_rl.replay import NotEnoughData, ReplayError
-from robot_rl.replay.records import online_steps
 from robot_rl.replay.rows import EpisodeRows, TableRows
 from robot_rl.replay.sampler import (
     CHUNK,
@@ -171,7 +170,8 @@ class ReplaySampler(Sampler):
         """See `Sampler`."""
         news = self._rows.look()
         evicted = self._rows.evicted
-        self._index.note_evicted(evicted["rows"], online_steps(evicted), self._rows.gone())
+        steps = evicted["policy"] + evicted["intervention"]
+        self._index.note_evicted(evicted["rows"], steps, self._rows.gone())
         for item in news:
             self._index.add(item)
         return self._index.online_transitions

@@ -20,7 +20,7 @@ from robot_rl.replay import NotEnoughData, StoreError
 from robot_rl.replay.catalogue import Catalogue, NewestValues
 from robot_rl.replay.records import EpisodeRecord
 from robot_rl.replay.store_files import Segment, Segments, lacks_rows
-from robot_rl.replay.windows import SCALARS, Integers, News, Ranges
+from robot_rl.replay.windows import SCALARS, Integers, News, Ranges, scalars_of
 
 if TYPE_CHECKING:  # zarr takes a third of a second, and a replay server needs none
     from robot_rl.data.episodes import EpisodeDataset
@@ -39,9 +39,10 @@ def of_one_episode(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], bool]:
 
 @dataclass
 class _Mapped:
-    """A segment, its rows so far, their bytes, and the size that its file had."""
+    """A segment, the address of its first row, its rows so far, their bytes, its size as a file."""
 
     segment: Segment
+    address: int
     rows: npt.NDArray[Any]
     data: memoryview
     file_bytes: int
@@ -54,9 +55,7 @@ class _Mapped:
 
 
 class TableRows:
-    """Follows a table. A row has an address, and the rows of an episode have consecutive ones.
-
-    What was given stays readable, also after its eviction, until `forget_gone`.
+    """Follows a table; what was given stays readable, also after its eviction, until `forget_gone`.
 
     Attributes:
         identity: Name of the store and its copies.
@@ -77,8 +76,8 @@ class TableRows:
         self._table, self.dtype = info.identifier, info.schema.dtype
         self.identity = self._catalogue.identity
         self.evicted: Counter[str] = Counter()
-        self._mapped: list[_Mapped | None] = []
-        self._numbers: dict[Segment, int] = {}
+        self._numbers: dict[Segment, int] = {}  # also of those that are gone
+        self._mapped: dict[int, _Mapped] = {}
         self._given: dict[int, int] = {}  # of open episodes: how many of their rows were given
         self._next_episode = 0
         self._seen_version: int | None = None
@@ -100,17 +99,14 @@ class TableRows:
     def gone(self) -> Ranges:
         """Return the address ranges (first, end) of what was evicted and not forgotten yet."""
         return [
-            (number << _INDEX_BITS, (number << _INDEX_BITS) + len(mapped.rows))
-            for number, mapped in enumerate(self._mapped)
-            if mapped is not None and mapped.gone
+            (mapped.address, mapped.address + len(mapped.rows))
+            for mapped in self._mapped.values()
+            if mapped.gone
         ]
 
     def forget_gone(self) -> None:
         """Let go of the rows that `gone` returned."""
-        for number, mapped in enumerate(self._mapped):
-            if mapped is not None and mapped.gone:
-                del self._numbers[mapped.segment]
-                self._mapped[number] = None
+        self._mapped = {n: mapped for n, mapped in self._mapped.items() if not mapped.gone}
 
     def rewind(self) -> None:
         """Let the next look begin again at the first episode."""
@@ -122,7 +118,7 @@ class TableRows:
         assert columns is not None
         numbers = (addresses >> _INDEX_BITS).tolist()
         rows = (addresses & _INDEX_MASK) * self.dtype.itemsize
-        data = [b"" if m is None else m.data for m in self._mapped]
+        data = {number: mapped.data for number, mapped in self._mapped.items()}
 
         def copy(target: memoryview, offset: int, size: int) -> None:
             """Copy so many bytes of each row, once; NumPy's indexing of a map would do it twice."""
@@ -155,11 +151,9 @@ class TableRows:
 
     def annotated(self, name: str, address: int, rows: int) -> NewestValues:
         """Read the newest values of an annotation of consecutive rows."""
-        number, index = divmod(address, 1 << _INDEX_BITS)
-        mapped = self._mapped[number]
-        assert mapped is not None
-        segment = mapped.segment
-        return self._catalogue.newest_values(name, segment.key, segment.first + index, rows)
+        mapped = self._mapped[address >> _INDEX_BITS]
+        first = mapped.segment.first + (address & _INDEX_MASK)
+        return self._catalogue.newest_values(name, mapped.segment.key, first, rows)
 
     def close(self) -> None:
         """Release the store."""
@@ -182,11 +176,9 @@ class TableRows:
     def _read_catalogue(self) -> None:
         """Take what is to be looked at: what was evicted, open episodes and new ones."""
         with self._catalogue.transaction(write=False):
-            for mapped in self._mapped:
-                if mapped is not None:  # a segment begins with an episode
-                    first = mapped.segment.first
-                    place = (mapped.segment.key, first, first + 1)
-                    mapped.gone = not self._catalogue.episodes_of_session(*place)
+            for mapped in self._mapped.values():  # a segment begins with an episode
+                key, first = mapped.segment.key, mapped.segment.first
+                mapped.gone = not self._catalogue.episodes_of_session(key, first, first + 1)
             self.evicted = self._catalogue.evicted(self._table)
             known = (self._catalogue.episode(identifier) for identifier in sorted(self._given))
             there = [record for record in known if record is not None]
@@ -197,7 +189,7 @@ class TableRows:
         for record in self._unseen:
             new = record.identifier not in self._given
             given = self._given.get(record.identifier, 0)
-            number, mapped = self._map(record)
+            mapped = self._map(record)
             start = record.first_sequence - mapped.segment.first + given
             rows, complete = mapped.rows[start:], True
             if not record.sealed:
@@ -209,27 +201,24 @@ class TableRows:
                 rows = rows[: record.rows - given]
             if not (len(rows) or new or complete):
                 continue
-            scalars = np.empty(len(rows), SCALARS)
-            for name in SCALARS.names or ():
-                scalars[name] = rows[name]
-            address, of_actor = (number << _INDEX_BITS) + start, not record.is_demonstration
+            scalars = scalars_of(rows)
+            address, of_actor = mapped.address + start, not record.is_demonstration
             yield News(record.identifier, address, scalars, of_actor, complete, record.cut)
 
-    def _map(self, record: EpisodeRecord) -> tuple[int, _Mapped]:
+    def _map(self, record: EpisodeRecord) -> _Mapped:
         segment = self._segments.holding(record.session_key, record.first_sequence)
-        number = self._numbers.get(segment, len(self._mapped))
-        mapped = self._mapped[number] if number < len(self._mapped) else None
+        number = self._numbers.setdefault(segment, len(self._numbers))
+        mapped = self._mapped.get(number)
         if mapped is not None and record.sealed and record.end <= mapped.end:
-            return number, mapped
+            return mapped
         size = segment.path.stat().st_size
-        if mapped is not None and size == mapped.file_bytes:
-            return number, mapped
-        # What comes between the size and the mapping is found with the next look.
-        rows = segment.rows(self.identity, self.dtype)
-        mapped = _Mapped(segment, rows, rows.view(np.uint8).data, size)
-        self._mapped[number : number + 1] = [mapped]
-        self._numbers[segment] = number
-        return number, mapped
+        if mapped is None or size != mapped.file_bytes:
+            # What comes between the size and the mapping is found with the next look.
+            rows = segment.view(self.identity, self.dtype)
+            data = rows.view(np.uint8).data
+            mapped = _Mapped(segment, number << _INDEX_BITS, rows, data, size)
+            self._mapped[number] = mapped
+        return mapped
 
 
 class EpisodeRows:

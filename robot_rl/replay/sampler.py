@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
@@ -22,6 +23,7 @@ Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 MAXIMUM_BATCH_SIZE = 1 << 16
 MAXIMUM_STEPS = 512
 NEXT, CHUNK = "next/", "chunk/"
+_AHEAD = 2  # batches that a prefetcher has ready, or is filling
 _OBSERVED = ("state/", "images/", "depth/", "points/", "features/")
 
 
@@ -185,7 +187,6 @@ class Sampler(ABC):
     learner is behind and the longest episode must fit into an eighth of them. Kinds of data are
     interleaved, so that every contiguous part of a batch keeps the shares. Not safe for use from
     several threads at a time.
-
     """
 
     def __init__(self, spec: SampleSpec, rng: np.random.Generator) -> None:
@@ -282,31 +283,28 @@ class Prefetcher:
     """Draws a given number of batches ahead, in the sampler's random order, in a thread.
 
     The number is given up front, so that nothing is drawn across a refresh: call `start`, then
-    `next` exactly so many times, then refresh the sampler, and so on.
-
-    Args:
-        sampler: Used by the thread alone between `start` and the last `next`.
-        depth: Most batches that are ready and waiting.
+    `next` exactly so many times, then refresh the sampler, and so on. The `sampler` is used by the
+    thread alone between `start` and the last `next`.
     """
 
-    def __init__(self, sampler: Sampler, *, depth: int = 2) -> None:
+    def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self._thread = ThreadPoolExecutor(1, "replay-prefetch")
-        self._left = 0
+        self._left = 0  # to be ordered
+        self._ordered: deque[Future[Batch]] = deque()
         # One set of arrays in the caller's hands, the others ready or being filled.
-        self._free = [sampler.allocate() for _ in range(depth + 1)]
-        self._ready: deque[tuple[Batch, Future[Batch]]] = deque()
-        self._held: Batch | None = None
+        self._arrays = itertools.cycle([sampler.allocate() for _ in range(_AHEAD + 1)])
 
     def start(self, draws: int) -> None:
         """Begin to draw so many batches, once those of the last `start` are taken."""
-        if self._left or self._ready:
+        if self._ordered:
             raise ReplayError(
                 "the prefetcher still holds batches of the last start",
-                got=self._left + len(self._ready),
+                got=self._left + len(self._ordered),
             )
         self._left = draws
-        self._order()
+        for _ in range(_AHEAD):
+            self._order()
 
     def next(self) -> Batch:
         """Return the next batch; its arrays are valid until the next call.
@@ -314,30 +312,22 @@ class Prefetcher:
         Raises:
             ReplayError: No batch was ordered, or none can be drawn: the rest of the order is void.
         """
-        if self._held is not None:
-            self._free.append(self._held)
-            self._held = None
-            self._order()
-        if not self._ready:
+        self._order()  # into the arrays of the batch before
+        if not self._ordered:
             raise ReplayError("no batch was ordered", hint="call start(draws) first")
-        arrays, drawing = self._ready.popleft()
         try:
-            self._held = drawing.result()
+            return self._ordered.popleft().result()
         except BaseException:
             self._left = 0
-            for _, other in self._ready:
-                other.exception()  # waits: the thread may be filling its arrays
-            self._free += [arrays, *(spare for spare, _ in self._ready)]
-            self._ready.clear()
+            wait(self._ordered)
+            self._ordered.clear()
             raise
-        return self._held
 
     def close(self) -> None:
         """End the thread; batches not taken are dropped."""
         self._thread.shutdown(cancel_futures=True)
 
     def _order(self) -> None:
-        while self._left and self._free:
+        if self._left:
             self._left -= 1
-            arrays = self._free.pop()
-            self._ready.append((arrays, self._thread.submit(self._sampler.sample, arrays)))
+            self._ordered.append(self._thread.submit(self._sampler.sample, next(self._arrays)))

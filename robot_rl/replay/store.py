@@ -36,7 +36,7 @@ from robot_rl.replay.catalogue import FILE, Catalogue
 from robot_rl.replay.messages import Append
 from robot_rl.replay.records import Annotations, EpisodeRecord, Session, SessionKey, TableInfo
 from robot_rl.replay.row_file import RowFile, write_error
-from robot_rl.replay.store_files import Segment, Segments, WrittenSegment, lock_store
+from robot_rl.replay.store_files import Segments, WrittenSegment, lock_store
 from robot_rl.replay.store_state import StoreState, Table
 
 Fsync = Literal["none", "group"]
@@ -77,19 +77,14 @@ class StoreWriter:
                     self._close_session(key)
             opened.pop_all()
 
-    @property
-    def tables(self) -> dict[str, TableInfo]:
-        """The tables by name."""
-        return {table.info.name: table.info for table in self._state.tables.values()}
-
     def open_table(
         self, name: str, schema: RowSchema, metadata: Mapping[str, object] | None = None
     ) -> TableInfo:
         """Create a table, or check its schema; raises `SchemaMismatch` and `StoreError`."""
-        known = self.tables.get(name)
-        if known is not None:
-            known.schema.compare(schema, what=f"table {name!r}")
-            return known
+        for known in self._state.tables.values():
+            if known.info.name == name:
+                known.info.schema.compare(schema, what=f"table {name!r}")
+                return known.info
         identifier = max(self._state.tables, default=0) + 1
         if identifier > MAXIMUM_TABLES:
             raise StoreError("the store has as many tables as it may", got=name)
@@ -123,13 +118,13 @@ class StoreWriter:
             session = number if goes_on else number + 1
         key = (table, actor, session)
         known = self._state.sessions.get(key) or self._closed(key)
-        if known is not None and known.owner != owner:
+        if known is not None:
+            if known.owner == owner:
+                return key
             raise SessionTaken(
                 f"session {session} of actor {actor} was begun by another writer",
                 hint="open a new session, or pass the owner token that the session began with",
             )
-        if known is not None:
-            return key
         if session < number:
             raise SessionTaken(
                 f"actor {actor} has begun a later session already",
@@ -189,7 +184,7 @@ class StoreWriter:
         """
         there = np.zeros(len(new.sequences), np.bool_)
         for segment in self._state.segments.get(new.session, []):
-            there |= (new.sequences >= segment.segment.first) & (new.sequences < segment.end)
+            there |= (new.sequences >= segment.first) & (new.sequences < segment.end)
         if not there.all():
             raise AnnotationRefused(
                 f"a row to annotate is not in the store {self.path}",
@@ -312,8 +307,9 @@ class StoreWriter:
             "owner": self._state.sessions[key].owner,
             "evicted": table.evicted,
         }
-        segment = Segment.of(self.path, key, begins.first_sequence)
-        new = WrittenSegment(segment, table.row_bytes, begins=begins)
+        new = WrittenSegment.of(
+            self.path, key, begins.first_sequence, row_bytes=table.row_bytes, begins=begins
+        )
         new.create(about, durable=self._durable)
         segments.append(new)
         return new
@@ -343,10 +339,12 @@ class StoreWriter:
 
     def _closed(self, key: SessionKey) -> Session | None:
         """Read a closed session back; None where nobody has begun it."""
-        ends = [segment.end for segment in self._state.segments.get(key, [])]
-        for owner, evicted in self._catalogue.session(key):
-            return Session(owner, max([evicted, *ends]), closed=True)
-        return None
+        session = self._catalogue.sessions(key).get(key)
+        if session is not None:
+            session.closed = True
+            ends = [segment.end for segment in self._state.segments.get(key, [])]
+            session.next_sequence = max([session.next_sequence, *ends])
+        return session
 
     def _close_session(self, key: SessionKey) -> None:
         """Close a session for ever, and cut short the episode that is open there."""
@@ -355,7 +353,7 @@ class StoreWriter:
         for segment in segments:
             segment.close()
         if session.episode is not None:
-            rows = segments[-1].segment.rows(self.identity, table.info.schema.dtype)
+            rows = segments[-1].view(self.identity, table.info.schema.dtype)
             record = session.episode.cut_short(table.flags.read_all(rows[-1:])[0])
             table.count(record, session.episode)
             self._state.changed[record.identifier] = record

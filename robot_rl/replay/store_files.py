@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy.typing as npt
 
@@ -40,7 +40,7 @@ _SEGMENT_NAME = re.compile(r"t(\d+)-a(\d+)-s(\d+)-(\d+)\.rows")
 _WEIGHTS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(order=True, unsafe_hash=True)
 class Segment:
     """Where a segment is, of which session, and the sequence of its first row."""
 
@@ -49,11 +49,11 @@ class Segment:
     path: Path
 
     @classmethod
-    def of(cls, store: Path, key: SessionKey, first: int) -> Segment:
+    def of(cls, store: Path, key: SessionKey, first: int, **more: Any) -> Self:
         """Return the segment that begins at a sequence of a session."""
         table, actor, session = key
         name = f"t{table}-a{actor}-s{session}-{first:012d}.rows"
-        return cls(key, first, store / "rows" / name)
+        return cls(key, first, store / "rows" / name, **more)
 
     @property
     def episodes_path(self) -> Path:
@@ -85,7 +85,7 @@ class Segment:
             )
         return file
 
-    def rows(self, identity: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def view(self, identity: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Map its rows, read-only, shape (rows,); raises what `open` raises."""
         with closing(self.open(identity)) as file:
             return file.view(dtype)
@@ -169,10 +169,9 @@ def lacks_rows(store: Path, place: str, end: int, expected: int) -> StoreError:
 
 
 @dataclass(eq=False)
-class WrittenSegment:
-    """A segment, how far the store's writer has written it, and the episode that begins it."""
+class WrittenSegment(Segment):
+    """A segment as its writer knows it: how many rows it has, and the episode that begins it."""
 
-    segment: Segment
     row_bytes: int
     rows: int = 0
     begins: EpisodeRecord | None = None
@@ -180,17 +179,16 @@ class WrittenSegment:
 
     def create(self, about: Mapping[str, object], *, durable: bool) -> None:
         """Make its file, whose header says what the rows are."""
-        path = self.segment.path
-        path.parent.mkdir(exist_ok=True)
-        RowFile.create(path, about, self.row_bytes)
+        self.path.parent.mkdir(exist_ok=True)
+        RowFile.create(self.path, about, self.row_bytes)
         if durable:
-            flush_to_disk(path)
-            flush_to_disk(path.parent)
+            flush_to_disk(self.path)
+            flush_to_disk(self.path.parent)
 
     @property
     def end(self) -> int:
         """Sequence behind its last row."""
-        return self.segment.first + self.rows
+        return self.first + self.rows
 
     @property
     def of_demonstrations(self) -> bool:
@@ -210,8 +208,8 @@ class WrittenSegment:
     ) -> int:
         """Append packed rows of an episode, which may begin with them; see `RowFile.append`."""
         if not self._opened:
-            file = self.segment.open(identity, write=True)
-            self._opened = io.FileIO(self.segment.episodes_path, "a"), file
+            file = self.open(identity, write=True)
+            self._opened = io.FileIO(self.episodes_path, "a"), file
         episodes, file = self._opened
         if begins is not None and begins.metadata:
             facts = [begins.first_sequence, dict(begins.metadata)]

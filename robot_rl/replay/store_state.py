@@ -6,6 +6,7 @@ it lacks all of them. Both are the same work.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -68,15 +69,13 @@ class StoreState:
     def __init__(self, path: Path, catalogue: Catalogue) -> None:
         self._path, self._catalogue = path, catalogue
         self.tables: dict[int, Table] = {}
-        self.sessions: dict[SessionKey, Session] = {}
+        self.sessions = catalogue.sessions()
         self.segments: dict[SessionKey, list[WrittenSegment]] = {}  # in order
         # Episodes that the catalogue has yet to learn of, by identifier.
         self.changed: dict[int, EpisodeRecord] = {}
         self.next_episode = catalogue.next_episode()
         for info in catalogue.tables().values():
             self.tables[info.identifier] = Table(info, catalogue.evicted(info.identifier))
-        for key, owner, evicted in catalogue.sessions():
-            self.sessions[key] = Session(owner, evicted)
         created = dict.fromkeys(self.sessions, 0)
         for segment in Segments(path):
             begun = self._adopt(segment)
@@ -106,36 +105,33 @@ class StoreState:
 
         Those of demonstrations stay, and those with an open episode or one that was just touched.
         """
-        while self.rows("rows") > capacity_rows:
-            still_open = [s.episode for s in self.sessions.values() if s.episode is not None]
-            kept = [(e.session_key, e.first_sequence) for e in (*still_open, *touched)]
-            candidates = [
-                (segment.begins.identifier, segment)
-                for key, segments in self.segments.items()
-                for segment in segments
-                if segment.begins is not None
-                and segment.rows
-                and not segment.of_demonstrations
-                and not any(
-                    k == key and segment.segment.first <= at < segment.end for k, at in kept
-                )
-            ]
-            if not candidates:
-                return
-            _, oldest = min(candidates, key=itemgetter(0))
-            key, first = oldest.segment.key, oldest.segment.first
-            table, gone = self.tables[key[0]], Counter[str]()
-            for record in self._catalogue.episodes_of_session(key, first, oldest.end):
+        if self.rows("rows") <= capacity_rows:
+            return
+        still_open = [s.episode for s in self.sessions.values() if s.episode is not None]
+        kept = [(e.session_key, e.first_sequence) for e in (*still_open, *touched)]
+        candidates = [
+            (segment.begins.identifier, segment)
+            for segment in itertools.chain(*self.segments.values())
+            if segment.begins is not None
+            and segment.rows
+            and not segment.of_demonstrations
+            and not any(k == segment.key and segment.first <= at < segment.end for k, at in kept)
+        ]
+        for _, oldest in sorted(candidates, key=itemgetter(0)):
+            key, table, gone = oldest.key, self.tables[oldest.key[0]], Counter[str]()
+            for record in self._catalogue.episodes_of_session(key, oldest.first, oldest.end):
                 gone.update(record.totals())
             try:
-                self._catalogue.evict(key, first, oldest.end, table.evicted + gone)
+                self._catalogue.evict(key, oldest.first, oldest.end, table.evicted + gone)
             except StoreFull:
                 return  # until somebody has made room on the disk
             table.stored.subtract(gone)
             table.evicted += gone
             oldest.close()
             self.segments[key].remove(oldest)
-            oldest.segment.remove()  # who has mapped it goes on reading
+            oldest.remove()  # who has mapped it goes on reading
+            if self.rows("rows") <= capacity_rows:
+                return
 
     def _adopt(self, segment: Segment) -> int:
         """Take a segment to what is there; return when it was made, ns of the system clock."""
@@ -170,7 +166,8 @@ class StoreState:
         if known is None:
             self._catalogue.add_session(segment.key, about["owner"])
             self.sessions[segment.key] = Session(about["owner"])
-        self.segments.setdefault(segment.key, []).append(WrittenSegment(segment, row_bytes, rows))
+        written = WrittenSegment(segment.key, segment.first, segment.path, row_bytes, rows)
+        self.segments.setdefault(segment.key, []).append(written)
         return int(about["created_ns"])
 
     def _reconcile(self, key: SessionKey) -> None:
@@ -185,30 +182,30 @@ class StoreState:
                 state.next_sequence, state.episode = last.first_sequence, last.begun_anew()
         if end < state.next_sequence or (state.episode and end == state.next_sequence):
             raise lacks_rows(self._path, f"session {key}", end, state.next_sequence)
-        ends = [*(following.segment.first for following in segments[1:]), end]
+        ends = [*(following.first for following in segments[1:]), end]
         for written, behind in zip(segments, ends, strict=False):
-            known = [e for e in episodes if written.segment.first <= e.first_sequence < behind]
+            known = [e for e in episodes if written.first <= e.first_sequence < behind]
             if written.end > state.next_sequence:
                 state, found = self._read_on(written, state)
                 known += found
             # Of an open episode one row is known to have been there.
             known_end = max((e.end if e.sealed else e.first_sequence + 1 for e in known), default=0)
             if known_end > written.end:
-                raise lacks_rows(self._path, written.segment.path.name, written.end, known_end)
+                raise lacks_rows(self._path, written.path.name, written.end, known_end)
             written.begins = next(iter(known), None)
         self.sessions[key] = state
 
     def _read_on(
-        self, written: WrittenSegment, state: Session
+        self, segment: WrittenSegment, state: Session
     ) -> tuple[Session, list[EpisodeRecord]]:
         """Return where a session stands behind a segment, and the episodes that are new there."""
-        segment, table = written.segment, self.tables[written.segment.key[0]]
+        table = self.tables[segment.key[0]]
         if state.episode is not None and state.episode.first_sequence < segment.first:
             # The end of that episode was lost with the end of its file.
             self.changed[state.episode.identifier] = state.episode.cut_short(None)
             state = Session(state.owner)
         state.next_sequence = max(state.next_sequence, segment.first)
-        rows = segment.rows(self._catalogue.identity, table.info.schema.dtype)
+        rows = segment.view(self._catalogue.identity, table.info.schema.dtype)
         try:
             facts = table.flags.read_all(rows[state.next_sequence - segment.first :])
             state, found = state.after(segment.key, facts, segment.metadata(), self.next_episode)

@@ -211,8 +211,7 @@ class WindowIndex:
         demonstration = scalars["source"] == SOURCE_DEMONSTRATION
         online = ~scalars["is_last"] & ~demonstration
         counted = np.empty(len(scalars), _COUNTED)
-        for name in SCALARS.names or ():
-            counted[name] = scalars[name]
+        counted[list(SCALARS.names or ())] = scalars
         counted["needed"] = np.where(demonstration, 0, self.online_transitions + np.cumsum(online))
         counted["number"] = self.online_rows
         if tail.of_actor:
@@ -327,6 +326,11 @@ def make_windows(scalars: Records, needed: Integers, spec: SampleSpec) -> tuple[
         windows["return"] = _returns(scalars, spec.discount, index, stop)
         windows["ended"] = scalars["terminated"][stop - 1]
     return windows, done
+
+
+def scalars_of(rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+    """Copy the `SCALARS` of rows of a schema."""
+    return rows[list(SCALARS.names or ())].astype(SCALARS)
 
 
 def _returns(scalars: Records, discount: float, index: Integers, stop: Integers) -> Records:

@@ -28,6 +28,7 @@ class Recording:
     ) -> None:
         self.writer, self.schema = writer, schema
         self.owner = owner or f"owner {id(self)}"
+        self.table = table
         number = writer.open_table(table, schema).identifier
         self.key = writer.open_session(number, actor, session, self.owner)
 
@@ -45,8 +46,7 @@ class Recording:
 
     def steps(self) -> int:
         """Environment steps of actors in the table, as the server tells them."""
-        (table,) = (t for t in self.writer.tables.values() if t.identifier == self.key[0])
-        counts = self.writer.statistics()[table.name]["environment_steps"]
+        counts = self.writer.statistics()[self.table]["environment_steps"]
         return counts["policy"] + counts["intervention"]
 
 
