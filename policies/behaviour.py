@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from policies.errors import PolicyError
-from policies.instructions import INSTRUCTION_FEATURES
+from policies.instructions import INSTRUCTION_FEATURES, instruction_features
 from policies.policy import ChunkPolicy, Policy, build, describe
-from policies.vision import FEATURES, ImageEncoder, build_image_encoder
+from policies.vision import ENCODER_ID, FEATURES, ImageEncoder, build_image_encoder
 
 MODES = ("mean", "sample", "base", "noise")
 NOISES = ("none", "normal", "uniform")
@@ -107,11 +109,6 @@ class Behaviour:
                 hint="take the mode 'mean' or 'sample'",
             )
 
-    @property
-    def kind(self) -> str:
-        """Short name of the policy, for records and reports."""
-        return self.policy.kind
-
     @cached_property
     def encoder_id(self) -> int:
         """Whose features its policy sees: `ImageEncoder.identifier`, or 0 without images."""
@@ -137,6 +134,26 @@ class Behaviour:
         cameras = self.vision.cameras if self.vision is not None else {}
         return {**own, **{name: math.prod(shape) for name, shape in cameras.items()}}
 
+    def features(
+        self, images: Mapping[str, npt.NDArray[Any]], instructions: Sequence[str]
+    ) -> dict[str, npt.NDArray[Any]]:
+        """What n rows carry beside their observations: of their images, and of their instructions.
+
+        With an image encoder ``features/image`` (n, F) float16 and ``encoder_id`` (n,) int64; where
+        the behaviour `tells_instruction`, ``features/instruction`` (n, 16) float16.
+
+        Args:
+            images: Camera → uint8 (n, H, W, 3); other observations are ignored.
+            instructions: n texts.
+        """
+        found: dict[str, npt.NDArray[Any]] = {}
+        if self.vision is not None:
+            found[FEATURES] = self.vision.encode(images)
+            found[ENCODER_ID] = np.full(len(instructions), self.encoder_id, np.int64)
+        if self.tells_instruction:
+            found[INSTRUCTION_FEATURES] = instruction_features(instructions)
+        return found
+
     def exploring(
         self,
         mode: str,
@@ -161,9 +178,7 @@ class Behaviour:
         return {
             "format": FORMAT_VERSION,
             "version": self.version,
-            "task": self.interface.task,
-            "control_rate_hz": self.interface.control_rate_hz,
-            "action_names": list(self.interface.action_names),
+            **dataclasses.asdict(self.interface),
             "observation": self.observation,
             "vision": None if self.vision is None else self.vision.config,
             "execute_steps": self.execute_steps,

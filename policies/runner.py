@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from policies.behaviour import Behaviour, Exploration
+from policies.encoders import Array
 from policies.errors import PolicyError
-from policies.history import Array, ObservationHistory, Rows, episode_windows, of_rows
-from policies.instructions import (
-    INSTRUCTION,
-    INSTRUCTION_FEATURES,
-    INSTRUCTION_WIDTH,
-    instruction_features,
-)
+from policies.instructions import INSTRUCTION
 from policies.policy import ChunkPolicy
-from policies.vision import ENCODER_ID, FEATURES
+from policies.vision import FEATURES
 
+Rows = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.float32]
 
 
@@ -30,10 +27,7 @@ class Conclusion:
     """What belongs to the final observation of an episode."""
 
     base_action: Floats  # (slots, d) float32, the base's proposal; zero without a base
-    # With an image encoder its ``features/image``, (slots, F) float16, as the policy saw them, and
-    # ``encoder_id``, (slots,) int64; where the behaviour `tells_instruction`,
-    # ``features/instruction``, (slots, 16) float16.
-    features: dict[str, Array]
+    features: dict[str, Array]  # `Behaviour.features` of the slots, as the policy saw them
 
 
 @dataclass(frozen=True)
@@ -51,7 +45,7 @@ class Decision(Conclusion):
 
 @dataclass
 class RunningEpisode:
-    """What belongs to one running episode: who acts in it, its noise and its queue of actions."""
+    """What belongs to one running episode: who acts in it, its noise, its history and its queue."""
 
     behaviour: Behaviour  # acts in it; a newer one takes over where `at_boundary` holds
     # Source of the noise of plans, which alone can be repeated along a recording.
@@ -62,6 +56,8 @@ class RunningEpisode:
     # (execute_steps or more, d), what was planned; None before the first plan.
     chunk: Floats | None = None
     position: int = 0  # of the next action in the chunk
+    # Name → (n, ...shape), the latest observations that its policies have seen, oldest first.
+    seen: dict[str, Array] = field(default_factory=dict)
 
     @classmethod
     def begin(cls, behaviour: Behaviour, seed: int, instruction: str) -> RunningEpisode:
@@ -90,7 +86,6 @@ class PolicyRunner:
     def __init__(self, behaviour: Behaviour, slots: int = 1) -> None:
         self.slots = slots
         self.behaviour = behaviour  # the newest, which slots switch to at their next boundary
-        self._history = ObservationHistory(slots)
         self._running: list[RunningEpisode | None] = [None] * slots
         self._all = np.arange(slots)
 
@@ -133,7 +128,6 @@ class PolicyRunner:
                 raise PolicyError(
                     f"one {name} per slot is needed", got=len(given), expected=len(rows)
                 )
-        self._history.forget(rows)
         for row, seed, text in zip(rows, seeds, texts, strict=True):
             self._running[row] = RunningEpisode.begin(self.behaviour, seed, text)
 
@@ -153,7 +147,7 @@ class PolicyRunner:
         dimension = self.behaviour.policy.action_dimension
         acted = Decision(
             base_action=np.zeros((self.slots, dimension), np.float32),
-            features=self._features(observation, rows),
+            features={},
             action=np.zeros((self.slots, dimension), np.float32),
             chunk_index=np.zeros(self.slots, np.int16),
             version=np.zeros(self.slots, np.int64),
@@ -167,14 +161,15 @@ class PolicyRunner:
         for episode in episodes:
             if episode.behaviour is not latest and episode.at_boundary:
                 episode.behaviour, episode.chunk = latest, None
-        self._require(episodes)
-        windows = self._history.shifted({**observation, **acted.features}, rows)
+        acted.features.update(self._features(observation, rows, episodes))
+        windows = self._windows({**observation, **acted.features}, rows, episodes)
         with torch.inference_mode():
             for part in _by_behaviour(episodes):
                 members = [episodes[index] for index in part]
-                seen = windows if len(part) == len(rows) else _take_rows(windows, part)
+                seen = windows if len(part) == len(rows) else _parts(windows, part)
                 _act_in(members, seen, rows[part], acted)
-        self._history.keep(windows, rows)
+        for index, episode in enumerate(episodes):  # copies: a camera may write to the same memory
+            episode.seen = {name: window[index].copy() for name, window in windows.items()}
         return acted
 
     def observe_override(self, executed: Floats, slots: Sequence[int] | None = None) -> None:
@@ -205,15 +200,14 @@ class PolicyRunner:
         episodes = [copy.copy(episode) for episode in self._episodes(rows)]
         for episode in episodes:
             episode.plan_noise = copy.deepcopy(episode.plan_noise)
-        self._require(episodes)
-        features = self._features(observation, rows)
-        windows = self._history.shifted({**observation, **features}, rows)
+        features = self._features(observation, rows, episodes)
+        windows = self._windows({**observation, **features}, rows, episodes)
         with torch.inference_mode():
             for part in _by_behaviour(episodes):
                 members = [episodes[index] for index in part]
                 base = members[0].behaviour.policy.base
                 if base is not None:
-                    proposals[rows[part]] = _advance(base, members, _take_rows(windows, part))
+                    proposals[rows[part]] = _advance(base, members, _parts(windows, part))
         return Conclusion(proposals, features)
 
     def label(self, observations: Mapping[str, Array], seed: int, instruction: str = "") -> Floats:
@@ -233,38 +227,66 @@ class PolicyRunner:
         behaviour = self.behaviour
         base = behaviour.policy.base
         assert base is not None
-        names = base.observation
         if behaviour.vision is not None and FEATURES not in observations:
             observations = {**observations, FEATURES: behaviour.vision.encode(observations)}
-        rows = min((len(observations[name]) for name in names if name in observations), default=0)
+        columns = {name: _looked_up(observations, name) for name in base.observation}
+        rows = min(map(len, columns.values()))
         at = np.arange(0, rows, behaviour.execute_steps)
-        windows = episode_windows(observations, names, at, base.encoder.observation_steps)
+        # Before the episode its first row is repeated.
+        seen = np.maximum(at[:, None] + np.arange(1 - base.encoder.observation_steps, 1), 0)
+        windows = _parts(columns, seen)
         episode = RunningEpisode.begin(behaviour, seed, instruction)
         with torch.inference_mode():
             chunks = _plan(base, [episode] * len(at), windows)
         labels = chunks[:, : behaviour.execute_steps].reshape(-1, base.action_dimension)
         return np.ascontiguousarray(labels[:rows])
 
-    def _features(self, observation: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
-        """What rows carry beside the observation: of the images, and of the instruction."""
-        found: dict[str, Array] = {}
+    def _features(
+        self, observation: Mapping[str, Array], rows: Rows, episodes: Sequence[RunningEpisode]
+    ) -> dict[str, Array]:
+        """`Behaviour.features` of the slots `rows`; those of other slots are zero."""
         vision = self.behaviour.vision
-        if vision is not None:
-            seen = {
-                name: of_rows(observation[name], rows)
-                for name in vision.cameras
-                if name in observation
-            }
-            found[FEATURES] = np.zeros((self.slots, vision.features), np.float16)
-            if len(rows):
-                found[FEATURES][rows] = vision.encode(seen)
-            found[ENCODER_ID] = np.full(self.slots, self.behaviour.encoder_id, np.int64)
-        if self.behaviour.tells_instruction:
-            found[INSTRUCTION_FEATURES] = np.zeros((self.slots, INSTRUCTION_WIDTH), np.float16)
-            if len(rows):
-                texts = [episode.instruction for episode in self._episodes(rows)]
-                found[INSTRUCTION_FEATURES][rows] = instruction_features(texts)
+        cameras = [] if vision is None else [name for name in vision.cameras if name in observation]
+        images = {name: _of_rows(observation[name], rows) for name in cameras}
+        found = {}
+        texts = [episode.instruction for episode in episodes]
+        for name, values in self.behaviour.features(images, texts).items():
+            found[name] = np.zeros((self.slots, *values.shape[1:]), values.dtype)
+            found[name][rows] = values
         return found
+
+    def _windows(
+        self, observation: Mapping[str, Array], rows: Rows, episodes: Sequence[RunningEpisode]
+    ) -> dict[str, Array]:
+        """Give the histories that end with this observation, without keeping it.
+
+        Of each array (slots, ...shape) the `rows` (r,) are looked at: name → (r, n, ...shape).
+        """
+        policies = {id(e.behaviour): e.behaviour.policy for e in episodes}.values()
+        steps = max(policy.observation_steps for policy in policies)
+        windows = {}
+        for name in {name: None for policy in policies for name in policy.observation}:
+            known = [episode.seen.get(name) for episode in episodes]
+            new = _of_rows(self._checked(name, observation, known), rows)
+            if steps == 1:
+                windows[name] = new[:, None]  # not copied
+            else:
+                pairs = zip(known, new, strict=True)
+                windows[name] = np.stack([_lengthened(*pair, steps) for pair in pairs])
+        return windows
+
+    def _checked(
+        self, name: str, observation: Mapping[str, Array], known: Sequence[Array | None]
+    ) -> Array:
+        array = _looked_up(observation, name)
+        shape = next((seen.shape for seen in known if seen is not None), array.shape)[1:]
+        if array.shape != (self.slots, *shape):
+            raise PolicyError(
+                f"the observation {name!r} has another shape",
+                got=array.shape,
+                expected=(self.slots, *shape),
+            )
+        return array
 
     def _episodes(self, rows: Rows) -> list[RunningEpisode]:
         for row in rows:
@@ -273,10 +295,6 @@ class PolicyRunner:
                     f"slot {row} has no episode", hint="call reset(seeds=...) before act"
                 )
         return [episode for row in rows if (episode := self._running[row]) is not None]
-
-    def _require(self, episodes: Sequence[RunningEpisode]) -> None:
-        for behaviour in {id(e.behaviour): e.behaviour for e in episodes}.values():
-            self._history.require(behaviour.policy.observation, behaviour.policy.observation_steps)
 
 
 def _by_behaviour(episodes: Sequence[RunningEpisode]) -> list[Rows]:
@@ -311,7 +329,7 @@ def _act_in(
         if exploration.mode == "sample" and policy.stochastic:
             noise = torch.from_numpy(_normal(sources, (width,)))
         given = None if proposal is None else torch.from_numpy(proposal)
-        seen = _last(windows, policy.encoder.observation_steps)
+        seen = _parts(windows, np.s_[:, -policy.encoder.observation_steps :])
         action = policy.act(seen, given, noise).cpu().numpy()
     scale = np.float32(exploration.noise_scale)
     if exploration.noise == "normal":
@@ -332,7 +350,7 @@ def _advance(
     due = np.array([episode.at_boundary for episode in episodes])
     if due.any():
         planning = [episode for episode in episodes if episode.at_boundary]
-        chunks = _plan(base, planning, windows if due.all() else _take_rows(windows, due))
+        chunks = _plan(base, planning, windows if due.all() else _parts(windows, due))
         for episode, chunk in zip(planning, chunks, strict=True):
             episode.chunk, episode.position = chunk, 0
     proposals = []
@@ -349,21 +367,34 @@ def _plan(
     """Plan chunks (r, H, d) for r episodes in one network call; one may stand there twice."""
     sources = [episode.plan_noise for episode in episodes]
     noise = torch.from_numpy(_normal(sources, base.noise_shape))
-    seen = _last(windows, base.encoder.observation_steps)
+    seen = _parts(windows, np.s_[:, -base.encoder.observation_steps :])
     if base.conditioned:
         seen[INSTRUCTION] = np.array([episode.instruction for episode in episodes])
     chunks: Floats = base.plan(seen, noise).cpu().numpy()
     return chunks
 
 
-def _take_rows(windows: dict[str, Array], part: Array) -> dict[str, Array]:
-    """Take some rows, by position or mask, of every observation."""
+def _looked_up(observation: Mapping[str, Array], name: str) -> Array:
+    if name not in observation:
+        raise PolicyError(f"the observation lacks {name!r}", got=sorted(observation), expected=name)
+    return np.asarray(observation[name])
+
+
+def _lengthened(seen: Array | None, new: Array, steps: int) -> Array:
+    """The last observations (steps, ...shape) with a new one; the first known one is repeated."""
+    known = new[None] if seen is None else np.concatenate([seen, new[None]])
+    return known[np.maximum(np.arange(len(known) - steps, len(known)), 0)]
+
+
+def _of_rows(array: Array, rows: Rows) -> Array:
+    """What an array (slots, ...) has of some slots, in ascending order; no copy where it is all."""
+    return array if len(rows) == len(array) else np.asarray(array[rows])
+
+
+def _parts(windows: dict[str, Array], part: Any) -> dict[str, Array]:
+    """Take a part, such as some rows by position or mask, of every observation."""
     return {name: window[part] for name, window in windows.items()}
 
 
 def _normal(sources: Sequence[np.random.Generator], shape: tuple[int, ...]) -> Floats:
     return np.stack([source.standard_normal(shape, np.float32) for source in sources])
-
-
-def _last(windows: dict[str, Array], steps: int) -> dict[str, Array]:
-    return {name: window[:, -steps:] for name, window in windows.items()}

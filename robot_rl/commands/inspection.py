@@ -200,7 +200,7 @@ def _policy(path: Path) -> Facts:
     behaviour = checkpoint.load(path)
     face = behaviour.interface
     return {
-        "policy": behaviour.kind,
+        "policy": behaviour.policy.kind,
         "task": face.task,
         "control_rate_hz": face.control_rate_hz,
         "version": behaviour.version,

@@ -11,11 +11,7 @@ from typing import Any
 import numpy as np
 
 from policies.behaviour import Behaviour
-from policies.instructions import (
-    INSTRUCTION_FEATURES,
-    INSTRUCTION_WIDTH,
-    instruction_features,
-)
+from policies.instructions import INSTRUCTION_FEATURES, INSTRUCTION_WIDTH
 from policies.vision import ENCODER_ID, FEATURES
 from robot_rl.data.schema import Array, Field, RowSchema
 from robot_rl.errors import RobotRLError
@@ -37,7 +33,7 @@ def check_fit(behaviour: Behaviour, schema: RowSchema) -> None:
 
 
 def stored_schema(schema: RowSchema, behaviour: Behaviour) -> RowSchema:
-    """The schema of the store's rows: the environment's, and the features that the policy adds."""
+    """The schema of the store's rows: the environment's, and what `Behaviour.features` adds."""
     added = []
     if behaviour.vision is not None:
         width = behaviour.vision.features
@@ -45,20 +41,6 @@ def stored_schema(schema: RowSchema, behaviour: Behaviour) -> RowSchema:
     if behaviour.tells_instruction:
         added.append(Field(INSTRUCTION_FEATURES, "float16", (INSTRUCTION_WIDTH,)))
     return schema.with_fields(added) if added else schema
-
-
-def feature_columns(
-    columns: dict[str, Array], behaviour: Behaviour, instruction: str
-) -> dict[str, Array]:
-    """The columns that `stored_schema` adds, for an episode's columns (T + 1, ...)."""
-    rows = len(columns["action"])
-    added: dict[str, Array] = {}
-    if behaviour.vision is not None:
-        added[FEATURES] = behaviour.vision.encode(columns)
-        added[ENCODER_ID] = np.full(rows, behaviour.encoder_id, np.int64)
-    if behaviour.tells_instruction:
-        added[INSTRUCTION_FEATURES] = np.repeat(instruction_features([instruction]), rows, 0)
-    return added
 
 
 def check_features(batch: Mapping[str, Array], behaviour: Behaviour) -> None:

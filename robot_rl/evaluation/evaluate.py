@@ -173,7 +173,7 @@ def summarised(
     return EvaluationResult.of_episodes(
         [episode.success for episode in episodes],
         [episode.seconds_to_success for episode in episodes],
-        policy=behaviour.kind,
+        policy=behaviour.policy.kind,
         gradient_updates=behaviour.version,
         held_back=not behaviour.policy.corrects,
         made_again=dict(sum((episode.made_again for episode in episodes), Counter())),

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from policies.behaviour import Behaviour
 from policies.runner import PolicyRunner
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.data.policy_columns import feature_columns, stored_schema
+from robot_rl.data.policy_columns import stored_schema
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY, SchemaMismatch
 from robot_rl.env.factory import make_env
 from robot_rl.env.gym import GymRobot
@@ -138,7 +138,7 @@ def insert_episodes(
         if start + length > present:
             seed, instruction = int(dataset.seeds[index]), dataset.instructions[index]
             columns = dataset.episode(index)
-            columns |= feature_columns(columns, cloned, instruction)
+            columns |= cloned.features(columns, [instruction] * length)
             columns["base_action"] = runner.label(columns, seed, instruction)
             columns["source"] = np.full(length, source, np.uint8)
             facts = {"task": schema.task, "seed": seed, "instruction": instruction}

@@ -346,7 +346,7 @@ def _announcement(env: TelemetryEnv, episodes: int, behaviour: Behaviour, words:
     """What the robot is about to do, for whoever stands beside it."""
     seconds = env.task.time_limit_steps * env.clock.period
     mode, noise = behaviour.exploration.mode, behaviour.exploration.noise_scale
-    driver = "chance" if mode == "noise" else f"the {behaviour.kind} policy"
+    driver = "chance" if mode == "noise" else f"the {behaviour.policy.kind} policy"
     text = f"{words}: in {episodes} episodes of up to {seconds:g} s {driver} drives the robot"
     if noise:
         text += f", with noise of up to {noise:g} on each action in [-1, 1]; it will miss, and"

@@ -16,7 +16,6 @@ from policy_examples import (
 )
 
 from policies.errors import PolicyError
-from policies.history import ObservationHistory
 from policies.instructions import INSTRUCTION_FEATURES, instruction_features
 from policies.runner import PolicyRunner
 from robot_rl.config import compose
@@ -345,14 +344,30 @@ def test_misuse_is_explained():
 
 
 def test_a_policy_that_sees_one_step_is_shown_what_was_observed_uncopied():
-    history = ObservationHistory(1)
-    history.require(["images/front"], 1)
-    picture = {"images/front": np.zeros((1, 8, 8, 3), np.uint8)}
-    windows = history.shifted(picture, np.arange(1))
-    assert windows["images/front"].shape == (1, 1, 8, 8, 3)
-    assert np.shares_memory(windows["images/front"], picture["images/front"])
-    history.keep(windows, np.arange(1))
-    picture["images/front"] += 1  # the camera's next picture, in the same memory
-    history.require(["images/front"], 2)
-    later = history.shifted({"images/front": picture["images/front"].copy()}, np.arange(1))
-    assert later["images/front"][0, :, 0, 0, 0].tolist() == [0, 1]
+    policy, seen = gaussian(keys={"state/relative": 3}), []
+    act = policy.act
+
+    def watched(observation, *arguments):
+        seen.append(observation["state/relative"])
+        return act(observation, *arguments)
+
+    policy.act = watched
+    runner = PolicyRunner(behaviour(policy))
+    runner.reset(seeds=[5])
+    memory = observations(1)
+    runner.act(memory)
+    assert seen[0].shape == (1, 1, 3)
+    assert np.shares_memory(seen[0], memory["state/relative"])
+
+
+def test_what_was_observed_is_kept_though_the_next_comes_in_the_same_memory():
+    recording, policy = episode(2), diffusion()
+    memory = at({name: value.copy() for name, value in recording.items()}, 0)
+    runner = PolicyRunner(behaviour(gaussian()))
+    runner.reset(seeds=[5])
+    runner.act(memory)
+    for name, value in memory.items():
+        value[:] = recording[name][1]
+    runner.set_behaviour(behaviour(policy, EXECUTE, version=2))
+    history = {name: value[None] for name, value in recording.items()}
+    np.testing.assert_array_equal(runner.act(memory).action, first_planned(policy, history))
