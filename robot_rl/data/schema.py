@@ -111,6 +111,12 @@ class RowSchema:
         observed = ("state/", "images/", LAST_COMMAND)
         return tuple(f.name for f in self.fields if f.name.startswith(observed))
 
+    @cached_property
+    def colour_cameras(self) -> dict[str, tuple[int, ...]]:
+        """Name → (H, W, 3) of the columns with colour images."""
+        images = (f for f in self.fields if f.name.startswith("images/"))
+        return {f.name: f.shape for f in images if f.shape[-1:] == (3,)}
+
     def with_fields(self, extra: Iterable[Field]) -> RowSchema:
         """The same schema with further columns, before the images."""
         images = tuple(f for f in self.fields if f.name.startswith("images/"))

@@ -19,7 +19,7 @@ from robot_rl.env.robot import Action, gripper_columns
 from robot_rl.env.robot_env import Begun, Options, RobotEnvWrapper, Stepped
 from robot_rl.env.rollout import Controller
 from robot_rl.env.task import Outcome
-from robot_rl.rewards.source import RewardError, TaskReward
+from robot_rl.rewards.source import RewardError, RewardSource
 
 Array = npt.NDArray[Any]
 Images = dict[str, Array]
@@ -72,11 +72,7 @@ class Examples:
 
     def __init__(self, dataset: EpisodeDataset, cameras: Sequence[str] | None = None) -> None:
         self.dataset = dataset
-        colour = {
-            f.name: f.shape
-            for f in dataset.schema.fields
-            if f.name.startswith("images/") and f.shape[-1:] == (3,)
-        }
+        colour = dataset.schema.colour_cameras
         wanted = sorted(colour) if cameras is None else list(cameras)
         if not wanted or not colour.keys() >= set(wanted):
             raise RewardError(
@@ -157,7 +153,7 @@ class CollectionOptions:
             )
 
 
-class Lingering(TaskReward):
+class Lingering(RewardSource):
     """The judgement of the task's own detector, with episodes that go on after their success.
 
     Attributes:

@@ -307,16 +307,15 @@ def judge_episode(
 
 
 def _cameras(reader: StoreReader, table: str) -> list[str]:
-    fields = reader.table(table).schema.fields
-    cameras = [f.name for f in fields if f.name.startswith("images/") and f.shape[-1:] == (3,)]
-    if not cameras:
+    schema = reader.table(table).schema
+    if not schema.colour_cameras:
         raise ProgressError(
             f"the rows of table {table!r} hold no images",
-            got=[f.name for f in fields if f.name.startswith("state/")],
+            got=[f.name for f in schema.fields if f.name.startswith("state/")],
             expected="images/<camera>",
             hint="record with observation=pixels or observation=images",
         )
-    return cameras
+    return list(schema.colour_cameras)
 
 
 def _judged(reader: StoreReader, record: EpisodeRecord, model: ProgressModel) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -22,8 +21,10 @@ class RewardError(RobotRLError):
     """A reward source that does not fit the robot, its cameras or its task."""
 
 
-class RewardSource(Protocol):
+class RewardSource:
     """Judges each step in the actor, in place of the task's own detector or with it.
+
+    This one takes over what the detector says: a simulation's true state, or a sensor.
 
     Attributes:
         version: `reward_version` of the rows that it judges.
@@ -31,9 +32,9 @@ class RewardSource(Protocol):
         alarm: What is wrong with the rewards of this episode, None while nothing is.
     """
 
-    version: int
-    observed: tuple[str, ...]
-    alarm: str | None
+    version: int = TASK_VERSION
+    observed: tuple[str, ...] = ()
+    alarm: str | None = None
 
     def reset(self, observation: Observation) -> None:
         """Begin an episode with its first observation."""
@@ -43,24 +44,14 @@ class RewardSource(Protocol):
 
         `task` is what the task's own detector said of it.
         """
-
-
-class TaskReward:
-    """What the task's own detector says, unchanged: a simulation's true state, or a sensor."""
-
-    version = TASK_VERSION
-    observed: tuple[str, ...] = ()
-    alarm: str | None = None
-
-    def reset(self, observation: Observation) -> None:
-        """Nothing to begin."""
-
-    def judge(self, observation: Observation, task: Outcome) -> Outcome:
-        """Hand the task's judgement on."""
         return task
 
 
-class HumanReward(TaskReward):
+class TaskReward(RewardSource):
+    """What the task's own detector says, unchanged."""
+
+
+class HumanReward(RewardSource):
     """Nothing but what a person says: the wrapper takes labels, whatever the source is."""
 
     version = HUMAN_VERSION
@@ -70,7 +61,7 @@ class HumanReward(TaskReward):
         return sparse(False, task)
 
 
-class DistanceReward(TaskReward):
+class DistanceReward(RewardSource):
     """The task's judgement, and by how much the step has brought the robot nearer to the goal.
 
     Observation `key` holds what is left to the goal, (n,); `scale` (n,) is how much of each of its
@@ -102,11 +93,10 @@ class DistanceReward(TaskReward):
 
 
 @dataclass(eq=False)
-class PoseReward:
+class PoseReward(RewardSource):
     """Success where the TCP has been within tolerances of a pose for some steps in a row."""
 
-    version: ClassVar[int] = POSE_VERSION
-    alarm: ClassVar[str | None] = None
+    version = POSE_VERSION  # as it has no annotation, the dataclass takes it for no field
 
     pose: Sequence[float]  # target position [m] and quaternion xyzw (7,), base frame
     # Largest error along each axis of the base frame (3,) [m].

@@ -57,11 +57,7 @@ class RewardWrapper(RobotEnvWrapper):
     """
 
     def __init__(
-        self,
-        env: RobotEnv | RobotEnvWrapper,
-        source: RewardSource,
-        *,
-        hidden: Iterable[str] = (),
+        self, env: RobotEnv | RobotEnvWrapper, source: RewardSource, *, hidden: Iterable[str] = ()
     ) -> None:
         super().__init__(env)
         self._source, self._hidden = source, frozenset(hidden)

@@ -22,7 +22,6 @@ from robot_rl.env.controllers import ExpertController, IdleController
 from robot_rl.env.factory import make_env, make_expert, make_inbox, make_intervention
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.rollout import Controller, EpisodeResult, SeedStream, rollout, training_seed
-from robot_rl.errors import RobotRLError
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
@@ -42,10 +41,6 @@ _MOST_VAIN = 200
 _WANDERING = "normal", 0.3  # exploration of a policy whose failures are wanted
 
 Attempt = Callable[[int], EpisodeResult]
-
-
-class NoExamples(RobotRLError):
-    """Whoever acts never brings about what is to be recorded."""
 
 
 class CollectReward(Stage):
@@ -93,8 +88,8 @@ class ExampleCollector:
         """Record what is missing; an interrupted recording goes on where it stopped.
 
         Raises:
-            NoExamples: Nothing wanted came of 200 episodes in a row.
-            RewardError: What is recorded there was labelled by an operator.
+            RewardError: Nothing wanted came of 200 episodes in a row; or what is recorded there
+                was labelled by an operator.
         """
         path, options = self._run.reward_examples, self._options
         facts = _facts(self._config)
@@ -141,7 +136,7 @@ class ExampleCollector:
             vain += 1
             if vain > _MOST_VAIN:
                 what = "succeeds" if success else "fails"
-                raise NoExamples(
+                raise RewardError(
                     f"no episode {what}",
                     got=f"none of {vain}, the last: {result.interrupted or 'to its end'}",
                     hint="see classifier.collection",
