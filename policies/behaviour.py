@@ -234,27 +234,22 @@ class Behaviour:
         Raises:
             PolicyError: Names the first field that differs, with got and expected.
         """
-        names = None if action_names is None else tuple(action_names)
-        for name, wanted in (
-            ("task", task),
-            ("control_rate_hz", control_rate_hz),
-            ("action_names", names),
-        ):
-            mine = getattr(self.interface, name)
-            if wanted is not None and mine != wanted:
+        mine = self.interface
+        fields: list[tuple[str, object, object]] = [
+            ("task", mine.task, task),
+            ("control_rate_hz", mine.control_rate_hz, control_rate_hz),
+            ("action_names", mine.action_names, action_names and tuple(action_names)),
+        ]
+        if observation is not None:
+            for name, width in self.observation.items():
+                given = f"width {observation[name]}" if name in observation else "absent"
+                fields.append((f"observation {name!r}", f"width {width}", given))
+        for what, got, wanted in fields:
+            if wanted is not None and got != wanted:
                 raise PolicyError(
-                    f"the policy's {name} differs",
-                    got=mine,
+                    f"the policy's {what} differs",
+                    got=got,
                     expected=wanted,
-                    hint="use a policy that was trained for this configuration",
-                )
-        for name, width in self.observation.items():
-            given = width if observation is None else observation.get(name)
-            if given != width:
-                raise PolicyError(
-                    f"the policy's observation {name!r} differs",
-                    got=f"width {width}",
-                    expected="absent" if given is None else f"width {given}",
                     hint="use a policy that was trained for this configuration",
                 )
         return self

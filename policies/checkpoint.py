@@ -62,8 +62,7 @@ class StoredBase:
     @property
     def size_bytes(self) -> int:
         """Size of its weights."""
-        tensors = self.policy.state_dict().values()
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(tensor.nbytes for tensor in self.policy.state_dict().values())
 
 
 BaseSource = Callable[[], StoredBase]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
@@ -127,15 +127,14 @@ def move_towards(target: nn.Module, source: nn.Module, rate: float) -> None:
 class EMA(Generic[ModuleType]):
     """An averaged copy of a module: average ← decay · average + (1 - decay) · source.
 
+    The decay is `power_decay` of the number of updates made so far.
     Buffers are copied, not averaged. Networks with BatchNorm do not survive averaging; there
     is none in this package. `model` is the copy, whose parameters take no gradient; it shares those
     that the source does not train. `step` is the number of updates made.
     """
 
-    def __init__(self, source: ModuleType, decay: Callable[[int], float] = power_decay) -> None:
-        """Copy `source`; `decay` maps the number of updates made so far to the decay."""
+    def __init__(self, source: ModuleType) -> None:
         self._source = source
-        self._decay = decay
         self.step = 0
         # What is not trained does not move: a frozen backbone of billions is not copied.
         frozen = {id(p): p for p in source.parameters() if not p.requires_grad}
@@ -144,7 +143,7 @@ class EMA(Generic[ModuleType]):
     @torch.no_grad()
     def update(self) -> None:
         """Move the average towards the source's present parameters."""
-        move_towards(self.model, self._source, 1 - self._decay(self.step))
+        move_towards(self.model, self._source, 1 - power_decay(self.step))
         for averaged, current in zip(self.model.buffers(), self._source.buffers(), strict=True):
             averaged.copy_(current)
         self.step += 1

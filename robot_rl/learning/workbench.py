@@ -296,11 +296,6 @@ class Rows:
         visible = self._sampler.visible
         return visible.demonstrations + visible.online
 
-    @property
-    def left(self) -> int:
-        """With the order "episodes", windows that are still to be given."""
-        return self._sampler.visible.left
-
     def steps(self) -> int:
         """Environment steps of actors in the store now."""
         return self._sampler.transitions_available()
@@ -317,10 +312,10 @@ class Rows:
 
     def episodes(self) -> Iterator[dict[str, npt.NDArray[Any]]]:
         """With the order "episodes", each that is still to be given, as columns of its steps."""
-        size = self._sampler.spec.batch_size
+        count = math.ceil(self._sampler.visible.left / self._sampler.spec.batch_size)
         parts = [
             {name: column[batch["drawn"]] for name, column in batch.items()}
-            for batch in self.batches(math.ceil(self.left / size))
+            for batch in self.batches(count)
         ]
         if parts:
             columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

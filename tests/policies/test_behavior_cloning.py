@@ -14,7 +14,7 @@ from policies.networks import EMA, linear, move_towards, power_decay, seeded, wa
 from robot_rl.learning.algorithms.behavior_cloning import (
     CloningError,
     CloningOptions,
-    train,
+    fit,
     windows,
 )
 from robot_rl.replay import ReplayError
@@ -48,6 +48,11 @@ def learner(updates=300, seed=0):
     )
     options = CloningOptions(updates=updates, batch_size=64, learning_rate=3e-3, warm_up=20)
     return policy, EpisodeRows(arrays, ends), options
+
+
+def train(policy, rows, options, seed, on_progress=None):
+    sample = windows(policy, rows, options.batch_size, np.random.default_rng(seed))
+    return fit(policy, sample, options, seeded(seed), on_progress)
 
 
 def batch_of(policy, rows, size):
@@ -102,12 +107,13 @@ def test_the_learning_rate_warms_up_and_falls_to_zero():
 
 def test_averages_follow_their_decay():
     source = linear(1, 1, seeded(0))
-    ema = EMA(source, lambda step: 0.75)
+    ema = EMA(source)
+    ema.step = 15
     start = ema.model.weight.item()
     with torch.no_grad():
         source.weight.fill_(start + 1.0)
     ema.update()
-    assert math.isclose(ema.model.weight.item(), start + 0.25, rel_tol=1e-6)
+    assert math.isclose(ema.model.weight.item(), start + 16**-0.75, rel_tol=1e-6)
     assert power_decay(0) == 0.0
     assert math.isclose(power_decay(15), 1 - 16**-0.75)
     assert power_decay(10**9) == 0.9999

@@ -104,9 +104,9 @@ def fit(
 
 
 def windows(
-    policy: Cloneable, rows: EpisodeRows, batch_size: int, rng: np.random.Generator
+    policy: nn.Module, rows: EpisodeRows, batch_size: int, rng: np.random.Generator
 ) -> Callable[[], Arrays]:
-    """What draws the batches of B windows that a policy is cloned from.
+    """What draws the batches of B windows that a `Cloneable` policy is cloned from.
 
     With n = `observation_steps` and H = `horizon`, observations are (B, n, ...), "action" is
     (B, H, d), and "valid" (B, H) is false behind the episode's last action, which is repeated there
@@ -115,36 +115,18 @@ def windows(
     Raises:
         ReplayError: A column is missing.
     """
-    acted = ("action", "valid")
+    acted, cloneable = ("action", "valid"), cast("Cloneable", policy)
     spec = SampleSpec(
-        tuple(name for name in policy.cloning_fields if name not in acted),
+        tuple(name for name in cloneable.cloning_fields if name not in acted),
         batch_size=batch_size,
         demonstration_share=1.0,
         next_fields=(),
-        observation_steps=policy.observation_steps,
+        observation_steps=cloneable.observation_steps,
         chunk_fields=("action",),
-        chunk_steps=policy.horizon,
+        chunk_steps=cloneable.horizon,
     )
     sampler = ReplaySampler(rows, spec, rng)
     return lambda: {name.removeprefix(CHUNK): array for name, array in sampler.sample().items()}
-
-
-def train(
-    policy: Student,
-    rows: EpisodeRows,
-    options: CloningOptions,
-    seed: int,
-    on_progress: Callable[[int, Tensor], None] | None = None,
-) -> Student:
-    """Clone demonstrations: `fit` on windows of them; the seed is that of all draws.
-
-    Raises:
-        CloningError: The training diverged.
-        ReplayError: The rows lack a column that the policy is cloned from.
-    """
-    rng = np.random.default_rng(seed)
-    sample = windows(cast("Cloneable", policy), rows, options.batch_size, rng)
-    return fit(policy, sample, options, torch.Generator().manual_seed(seed), on_progress)
 
 
 def _check_finite(name: str, tensor: Tensor) -> None:

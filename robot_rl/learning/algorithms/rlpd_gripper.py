@@ -28,12 +28,7 @@ from policies.gripper import (
 from policies.networks import move_towards, seeded
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.learning.algorithms.actor_critic import ActorCriticSettings, adam, step
-from robot_rl.learning.algorithms.base import (
-    AlgorithmError,
-    Batch,
-    Schedule,
-    check_settings,
-)
+from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
 from robot_rl.learning.algorithms.encoding import Encoding
 from robot_rl.learning.algorithms.rlpd import RLPD
 

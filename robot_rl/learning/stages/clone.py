@@ -20,7 +20,7 @@ from robot_rl.data.schema import RowSchema
 from robot_rl.env.factory import make_env, observed_widths
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.algorithms import make_algorithm
-from robot_rl.learning.algorithms.behavior_cloning import CloningOptions, Student, train
+from robot_rl.learning.algorithms.behavior_cloning import CloningOptions, Student, fit, windows
 from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.workbench import Workbench
@@ -102,10 +102,12 @@ def clone(
 def shown_training(
     student: Student, rows: EpisodeRows, options: CloningOptions, seed: int, words: str
 ) -> Student:
-    """Train, and show how far that is; gives the averaged student."""
+    """`fit` to windows of the rows, and show how far that is; the seed is that of all draws."""
+    sample = windows(student, rows, options.batch_size, np.random.default_rng(seed))
+    draws = torch.Generator().manual_seed(seed)
     with WorkProgress(options.updates, "cloning updates") as progress:
         progress.phase(words)
-        return train(student, rows, options, seed, lambda update, _: progress.update(update))
+        return fit(student, sample, options, draws, lambda update, _: progress.update(update))
 
 
 def save_cloned(bench: Workbench, behaviour: Behaviour) -> None:
@@ -158,12 +160,9 @@ def make_image_encoder(
     config: DictConfig, schema: RowSchema, generator: torch.Generator
 ) -> ImageEncoder:
     """Make the configured image encoder, untrained, for the colour cameras of a schema."""
-    cameras = {
-        f.name: f.shape
-        for f in schema.fields
-        if f.name.startswith("images/") and f.shape[-1:] == (3,)
-    }
-    encoder = registry.make(config.observation.vision, cameras=cameras, generator=generator)
+    encoder = registry.make(
+        config.observation.vision, cameras=schema.colour_cameras, generator=generator
+    )
     assert isinstance(encoder, ImageEncoder)
     return encoder
 

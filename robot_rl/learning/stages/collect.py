@@ -32,10 +32,6 @@ _MOST_FAILURES = 200
 _MOST_ATTEMPTS = 100_000
 
 
-class ExpertFails(RobotRLError):
-    """The scripted expert does not solve the task."""
-
-
 class Collect(Stage):
     """Records demonstrations until the wanted number has succeeded.
 
@@ -105,7 +101,7 @@ def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> N
             progress.episode(result.success)
             failures = 0 if result.success else failures + 1
             if failures == _MOST_FAILURES:
-                raise ExpertFails(
+                raise RobotRLError(
                     f"the scripted expert has failed {failures} times in a row",
                     got=f"{len(writer)} demonstrations in {attempts} attempts",
                     hint="make the task or the expert's imperfections easier, or look at what"
