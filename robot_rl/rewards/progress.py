@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
@@ -262,8 +263,7 @@ def annotate_progress(
         ProgressError: The rows hold no images, or the model failed.
         ReplayError: The store cannot be read or written.
     """
-    reader = StoreReader(store)
-    try:
+    with closing(StoreReader(store)) as reader:
         name = reader.table(table).name
         cameras = _cameras(reader, name)
         waiting = [
@@ -281,8 +281,6 @@ def annotate_progress(
             for annotation, values in scores.items():
                 place, at = record.session_key, record.sequences
                 client.annotate(Annotations(place, annotation, model.version, at, values))
-    finally:
-        reader.close()
     return len(waiting)
 
 
@@ -347,15 +345,13 @@ def serve_progress(
             hint="take another port, or end who listens there",
         ) from error
     decoder = Decoder(*QUESTIONS)
-    try:
+    with closing(listener):
         on_ready(listener.address)
         while not stop.is_set():
             if listener.poll(_POLL_SECONDS):
                 while (received := listener.receive()) is not None:
                     client, frames = received
                     listener.send(client, _answer(model, decoder, frames))
-    finally:
-        listener.close()
 
 
 def _answer(model: ProgressModel, decoder: Decoder, frames: list[Frame]) -> list[Frame]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 
 import numpy as np
 import torch
@@ -130,9 +131,8 @@ def check_unused(config: DictConfig, run: RunDirectory) -> None:
         raise RobotRLError(f"{run.path} has learned online from its cloned policy", hint=hint)
     if not run.has_folder(CLONED) or not is_store(run.store):
         return
-    reader = StoreReader(run.store)
-    tables = sorted(reader.tables())
-    reader.close()
+    with closing(StoreReader(run.store)) as reader:
+        tables = sorted(reader.tables())
     if tables:
         raise RobotRLError(
             f"the store of {run.path} holds rows of its cloned policy", got=tables, hint=hint
@@ -185,9 +185,8 @@ def check_networks(config: DictConfig) -> None:
     Raises:
         RobotRLError: One of them cannot be made as it is configured.
     """
-    env = make_env(config)
-    schema = env.schema
-    env.close()
+    with closing(make_env(config)) as env:
+        schema = env.schema
     with torch.random.fork_rng(devices=[]):
         behaviour = for_zeros(config, schema)
         make_algorithm(config.algorithm, behaviour, int(config.seed), config.observation)
