@@ -281,8 +281,10 @@ def _weight_source(
     if config.clock == "stepped" and config.actors == 1:
         return SteppedWeights(client, receiver, first, stop, kept, _note)
     if config.clock == "stepped":
-        every = max(1, int(config.block_steps) // int(config.actors))
-        return SharedWeights(client, receiver, first, stop, config.task.name, every, _note)
+        every, table = max(1, int(config.block_steps) // int(config.actors)), config.task.name
+        return SharedWeights(
+            client, receiver, first, stop, note=_note, table=table, every_steps=every
+        )
     version = first.behaviour.version
     return RealtimeWeights(place.client(), receiver, config.task.name, version)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -44,34 +45,22 @@ class Judged(NamedTuple):
 Judgement = Callable[[float], Judged | None]
 
 
+@dataclass(eq=False)
 class Hindsight:
-    """Exchanges a share of each batch for transitions towards goals that were reached.
+    """Exchanges a share of each batch for transitions towards goals that were reached."""
 
-    Args:
-        sources: Whole episodes in order, with `columns` of the spec, by the source of the rows that
-            they are exchanged for: `SOURCE_DEMONSTRATION` or `SOURCE_POLICY`.
-        spec: What the algorithm draws.
-        share: Of each batch, in [0, 1].
-        goal_reward: The environment's function.
-        judged: What a step is by the function's value; see `judgements`.
-        seed: Of all draws.
-        base: Gives the proposals where the algorithm sees those of its base.
-    """
+    # Whole episodes in order, with `columns` of the spec, by the source of the rows that they are
+    # exchanged for: `SOURCE_DEMONSTRATION` or `SOURCE_POLICY`.
+    sources: Mapping[int, Rows]
+    spec: SampleSpec  # what the algorithm draws
+    share: float  # of each batch, in [0, 1]
+    goal_reward: GoalReward  # the environment's function
+    judged: Judgement  # what a step is by the function's value; see `judgements`
+    seed: int  # of all draws
+    base: PolicyRunner | None = None  # proposes where the algorithm sees what its base does
 
-    def __init__(
-        self,
-        sources: Mapping[int, Rows],
-        spec: SampleSpec,
-        share: float,
-        goal_reward: GoalReward,
-        judged: Judgement,
-        seed: int,
-        base: PolicyRunner | None = None,
-    ) -> None:
-        self._sources, self._spec, self._share = sources, spec, share
-        self._goal_reward, self._judged = goal_reward, judged
-        self._seed, self._base = seed, base
-        self._rng = np.random.default_rng((seed, _GOALS))
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng((self.seed, _GOALS))
         self._kept: dict[int, Columns] = {}
         self._read = Counter[int]()
 
@@ -98,12 +87,12 @@ class Hindsight:
 
     def count(self, steps: int) -> None:
         """Take in the episodes that ended within the first `steps` environment steps."""
-        for kind, source in self._sources.items():
+        for kind, source in self.sources.items():
             source.show(steps)
             found = [self._kept[kind]] if kind in self._kept else []
             for episode in source.episodes():
                 self._read[kind] += 1
-                rng = np.random.default_rng((self._seed, kind, self._read[kind]))
+                rng = np.random.default_rng((self.seed, kind, self._read[kind]))
                 goals = rng.integers(len(episode["reward"]), size=_GOALS).tolist()
                 found += [towards for g in goals if (towards := self._towards(episode, g))]
             if found:
@@ -113,7 +102,7 @@ class Hindsight:
     def mixed(self, batch: Batch) -> Batch:
         """A copy of a batch with its share exchanged; what an operator did stays as it is."""
         given = {name: column.copy() for name, column in batch.items()}
-        exchanged = self._rng.random(len(batch["reward"])) < self._share
+        exchanged = self._rng.random(len(batch["reward"])) < self.share
         for kind, kept in self._kept.items():
             rows = np.flatnonzero(exchanged & (batch["source"] == kind))
             drawn = self._rng.integers(len(kept["reward"]), size=len(rows))
@@ -128,8 +117,8 @@ class Hindsight:
         """
         achieved = np.concatenate([episode[ACHIEVED][:1], episode[NEXT + ACHIEVED]])
         wanted = np.repeat(achieved[step + 1][None], len(achieved), 0)
-        values = self._goal_reward(achieved, wanted)
-        judged = [self._judged(float(value)) for value in values[1:]]
+        values = self.goal_reward(achieved, wanted)
+        judged = [self.judged(float(value)) for value in values[1:]]
         if values[0] == values[step + 1] or None in judged:
             return None
         reward = np.array([each.reward for each in judged if each], np.float32)
@@ -137,12 +126,12 @@ class Hindsight:
         length = int(ends.argmax()) + 1 if ends.any() else len(ends)
         states = {
             name: np.concatenate([episode[name][:1], episode[NEXT + name]])[: length + 1]
-            for name in self._spec.fields
+            for name in self.spec.fields
             if NEXT + name in episode
         }
         states[DESIRED] = wanted[: length + 1]
-        if self._base is not None:
-            states["base_action"] = self._base.label(states, step)
+        if self.base is not None:
+            states["base_action"] = self.base.label(states, step)
         return self._windows(episode, states, reward[:length], bool(ends[length - 1]))
 
     def _windows(
@@ -150,10 +139,10 @@ class Hindsight:
     ) -> Columns:
         """What `SampleSpec` says of each step, from the states (T + 1, ...) and rewards (T,)."""
         begins = np.arange(len(reward))
-        ends = np.minimum(begins + self._spec.n_step, len(reward))
-        powers = self._spec.discount ** np.arange(self._spec.n_step)
+        ends = np.minimum(begins + self.spec.n_step, len(reward))
+        powers = self.spec.discount ** np.arange(self.spec.n_step)
         sums = [reward[b:e] @ powers[: e - b] for b, e in zip(begins, ends, strict=True)]
-        discount = self._spec.discount ** (ends - begins)
+        discount = self.spec.discount ** (ends - begins)
         discount[(ends == len(reward)) & terminated] = 0.0
         return {
             "action": episode["action"][: len(reward)],

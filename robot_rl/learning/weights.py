@@ -93,34 +93,35 @@ class WeightsReceiver:
         return Published(checkpoint.from_bytes(data, base=self._cloned), acts_until, data)
 
 
+@dataclass(eq=False)
 class KeptWeights:
     """Files of the weights that an actor's present episode may have begun with.
 
     An actor that is killed plays that episode again, with the same weights in the same blocks.
-    The `longest` episode says how far back they are kept.
     """
 
-    def __init__(self, folder: Path, receiver: WeightsReceiver, longest: int) -> None:
-        self._folder, self._receiver, self._longest = folder, receiver, longest
+    folder: Path  # of the files
+    receiver: WeightsReceiver  # opens them
+    longest: int  # steps of the longest episode: how far back they are kept
 
     def at_step(self, step: int) -> Published | None:
         """The weights that have acted at a step, None where they are not here."""
         for until, path in self._files():
             if until > step:
-                return self._receiver.open(path.read_bytes(), until)
+                return self.receiver.open(path.read_bytes(), until)
         return None
 
     def keep(self, published: Published, step: int) -> None:
         """Keep weights that act from a step on, and drop those that are too old."""
         with suppress(OSError):  # on a full disk; a killed actor then begins another episode
-            self._folder.mkdir(parents=True, exist_ok=True)
-            replace_bytes(self._folder / f"{published.acts_until}{_SUFFIX}", published.data)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            replace_bytes(self.folder / f"{published.acts_until}{_SUFFIX}", published.data)
             for until, path in self._files():
-                if until <= step - self._longest:
+                if until <= step - self.longest:
                     path.unlink()
 
     def _files(self) -> list[tuple[int, Path]]:
-        return sorted((int(path.stem), path) for path in self._folder.glob(f"[0-9]*{_SUFFIX}"))
+        return sorted((int(path.stem), path) for path in self.folder.glob(f"[0-9]*{_SUFFIX}"))
 
 
 class WeightSource(ABC):
@@ -138,26 +139,21 @@ class WeightSource(ABC):
         """Release what it holds."""
 
 
+@dataclass(eq=False)
 class SteppedWeights(WeightSource):
-    """The stepped clock: at a block's begin, waits for the weights that are meant for it.
+    """The stepped clock: at a block's begin, waits for the weights that are meant for it."""
 
-    `first` is the behaviour that the actor has, `kept` what has acted before: None where an episode
-    is never played again. When `stop` is set waiting ends; with `kept` the actor ends at once.
-    `note` is told what is waited for, when that takes unusually long.
-    """
+    client: ReplayClient  # of the mailbox
+    receiver: WeightsReceiver  # takes them out of it
+    present: Published  # what the actor has
+    stop: StopEvent  # when it is set waiting ends; with `kept` the actor ends at once
+    # What has acted before; None where an episode is never played again.
+    kept: KeptWeights | None = None
+    # Told what is waited for, when that takes unusually long.
+    note: Callable[[str], None] = print
 
-    def __init__(
-        self,
-        client: ReplayClient,
-        receiver: WeightsReceiver,
-        first: Published,
-        stop: StopEvent,
-        kept: KeptWeights | None = None,
-        note: Callable[[str], None] = print,
-    ) -> None:
-        self._wait = QuietWait(note)
-        self._client, self._receiver, self._stop = client, receiver, stop
-        self._present, self._kept, self._begun = first, kept, False
+    def __post_init__(self) -> None:
+        self._wait, self._begun = QuietWait(self.note), False
 
     def at_step(self, step: int) -> Published | None:
         """Wait where a block begins; within a block nothing changes.
@@ -167,61 +163,52 @@ class SteppedWeights(WeightSource):
             StoreFull: The rows so far cannot be stored.
             ServerUnreachable: The server does not answer.
         """
-        if self._kept is not None and self._stop.is_set():
+        if self.kept is not None and self.stop.is_set():
             raise Stopped
-        if self._begun and step < self._present.acts_until:
+        if self._begun and step < self.present.acts_until:
             return None
         self._begun = True
-        if self._kept is not None and (before := self._kept.at_step(step)) is not None:
-            self._present = before
+        if self.kept is not None and (before := self.kept.at_step(step)) is not None:
+            self.present = before
             return before
-        self._client.flush(stop=self._stop)  # the learner needs these rows for what is waited for
-        self._wait_while(lambda: step >= self._present.acts_until)
-        if self._kept is not None:
-            self._kept.keep(self._present, step)
-        return self._present
+        self.client.flush(stop=self.stop)  # the learner needs these rows for what is waited for
+        self._wait_while(lambda: step >= self.present.acts_until)
+        if self.kept is not None:
+            self.kept.keep(self.present, step)
+        return self.present
 
     def _wait_while(self, ahead: Callable[[], bool]) -> None:
         while ahead():
             self._look(_WAIT_SECONDS)
             self._wait.goes_on(
-                f"the learner's weights after step {self._present.acts_until}: if its progress"
+                f"the learner's weights after step {self.present.acts_until}: if its progress"
                 " stands still, look at its process (robot-rl learner)"
             )
         self._wait.ends()
 
     def _look(self, wait_seconds: float) -> None:
         """Take newer weights, if there are some within the time."""
-        if self._stop.is_set():
+        if self.stop.is_set():
             raise Stopped
-        version = self._present.behaviour.version
-        found = self._receiver.fetch(self._client, version, wait_seconds)
-        self._present = found or self._present
+        version = self.present.behaviour.version
+        found = self.receiver.fetch(self.client, version, wait_seconds)
+        self.present = found or self.present
 
 
+@dataclass(eq=False, kw_only=True)
 class SharedWeights(SteppedWeights):
     """Several simulated actors: the newest weights, and no further ahead than the learner allows.
 
     Every so many steps an actor asks how many steps all of them have made, and waits where that
     is more than the learner's updates pay for. The learner says with its weights how many that is
     (`Blocks.acts_until`).
-
-    Beside the arguments of `SteppedWeights` it takes `table`, which all actors write, and
-    `every_steps`, its own steps between two questions.
     """
 
-    def __init__(
-        self,
-        client: ReplayClient,
-        receiver: WeightsReceiver,
-        first: Published,
-        stop: StopEvent,
-        table: str,
-        every_steps: int,
-        note: Callable[[str], None] = print,
-    ) -> None:
-        super().__init__(client, receiver, first, stop, note=note)
-        self._table, self._every_steps = table, every_steps
+    table: str  # which all actors write
+    every_steps: int  # its own steps between two questions
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._asked_at: int | None = None
         self._known = 0
 
@@ -230,33 +217,34 @@ class SharedWeights(SteppedWeights):
 
         Raises what `SteppedWeights.at_step` does.
         """
-        if self._asked_at is not None and step < self._asked_at + self._every_steps:
+        if self._asked_at is not None and step < self._asked_at + self.every_steps:
             return None
-        before = self._present
-        self._client.flush(stop=self._stop)  # so that the count holds this actor's rows
-        self._known, self._asked_at = online_steps(self._client, self._table), step
+        before = self.present
+        self.client.flush(stop=self.stop)  # so that the count holds this actor's rows
+        self._known, self._asked_at = online_steps(self.client, self.table), step
         self._look(0.0)
-        self._wait_while(lambda: self._known >= self._present.acts_until)
-        return self._present if self._present is not before else None
+        self._wait_while(lambda: self._known >= self.present.acts_until)
+        return self.present if self.present is not before else None
 
     def run_steps(self, step: int) -> int:
         """What was known at the last question, and this actor's steps since."""
         return self._known + step - (self._asked_at or 0)
 
 
+@dataclass(eq=False)
 class RealtimeWeights(WeightSource):
     """The wall clock: whatever is newest, without waiting.
 
     A thread asks the server, so that the control loop never waits for it. While the server is
-    away, or does not let this client in, the actor goes on with what it has, which is of `version`.
-    The client is its own, and is closed with it. All actors write the `table`.
+    away, or does not let this client in, the actor goes on with what it has.
     """
 
-    def __init__(
-        self, client: ReplayClient, receiver: WeightsReceiver, table: str, version: int
-    ) -> None:
-        self._client, self._receiver, self._table = client, receiver, table
-        self._version = version
+    client: ReplayClient  # its own, which is closed with it
+    receiver: WeightsReceiver  # takes the weights out of the mailbox
+    table: str  # which all actors write
+    version: int  # of what the actor has
+
+    def __post_init__(self) -> None:
         self._stored = 0
         self._found: deque[Published] = deque(maxlen=1)
         self._failure: Exception | None = None
@@ -278,7 +266,7 @@ class RealtimeWeights(WeightSource):
         """End the thread."""
         self._stop.set()
         try:
-            self._client.close()  # so that nothing is waited for any more
+            self.client.close()  # so that nothing is waited for any more
         finally:
             self._thread.join()
 
@@ -286,15 +274,15 @@ class RealtimeWeights(WeightSource):
         try:
             while not self._stop.is_set():
                 try:
-                    self._stored = online_steps(self._client, self._table)
-                    found = self._receiver.fetch(self._client, self._version, POLL_SECONDS)
+                    self._stored = online_steps(self.client, self.table)
+                    found = self.receiver.fetch(self.client, self.version, POLL_SECONDS)
                 except KeysRefused:  # raised at once
                     self._stop.wait(POLL_SECONDS)
                 except ServerUnreachable:
                     continue
                 else:
                     if found is not None:
-                        self._version = found.behaviour.version
+                        self.version = found.behaviour.version
                         self._found.append(found)
         except Exception as error:
             self._failure = error
