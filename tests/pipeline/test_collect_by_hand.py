@@ -95,10 +95,10 @@ def test_an_interrupted_session_goes_on_with_other_episodes(tmp_path, monkeypatc
 
     waited = TeleoperatedSession._wait_for_start
 
-    def interrupted(self, number, writer):
+    def interrupted(self, number):
         if number == 2:
             raise KeyboardInterrupt
-        waited(self, number, writer)
+        waited(self, number)
 
     with monkeypatch.context() as patch:
         patch.setattr(TeleoperatedSession, "_wait_for_start", interrupted)

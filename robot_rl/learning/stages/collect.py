@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from robot_rl.config import ConfigError, check_least, in_real_time
 from robot_rl.data.episodes import DatasetError, EpisodeDataset, EpisodeWriter, StorageFull
 from robot_rl.data.rows import RowBuilder
-from robot_rl.data.schema import SOURCE_DEMONSTRATION, RowSchema
+from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.env.controllers import ExpertController, IdleController
 from robot_rl.env.factory import check_expert, make_expert
 from robot_rl.env.operator import OperatorEvent
@@ -120,16 +120,8 @@ def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> N
 def _collect_by_hand(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
     """Let a person drive the demonstrations; see `TeleoperatedSession`."""
     config = in_real_time(config)
-    facts = {"robot": config.choices.robot, "teleop": config.choices.teleop}
-    with ExitStack() as stack:
-        session = TeleoperatedSession(config, run, progress)
-        stack.callback(session.close)
-        writer = stack.enter_context(EpisodeWriter(run.demonstrations, session.schema, facts))
-        failures = None
-        if config.recording.keep_failures:
-            failures = stack.enter_context(EpisodeWriter(run.failures, session.schema, facts))
-        seeds = _attempts(config, run)[1]
-        session.record(int(config.demonstrations), seeds, writer, failures)
+    with closing(TeleoperatedSession(config, run, progress)) as session:
+        session.record(int(config.demonstrations), _attempts(config, run)[1])
 
 
 def _attempts(config: DictConfig, run: RunDirectory) -> tuple[int, Iterator[int]]:
@@ -163,44 +155,42 @@ class TeleoperatedSession:
 
     An episode is written when the next one begins, or at the end: until then `undo` drops it. Where
     the disk is full it waits for space. The configuration's `teleop` says how the person drives,
-    its `recording` how episodes begin; the run's console can be used beside the device.
+    its `recording` how episodes begin and whether failed ones are kept, as examples of failure; the
+    run's console can be used beside the device.
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
         self._config, self._progress = config, progress
         self._env, self._operated = make_operated_env(config, run, resets=False)
-        self._controller = IdleController(self._env.schema.action_names)
-        self._recorder = RowBuilder(self._env.schema, SOURCE_DEMONSTRATION)
+        schema = self._env.schema
+        self._controller = IdleController(schema.action_names)
+        self._recorder = RowBuilder(schema, SOURCE_DEMONSTRATION)
+        facts = {"robot": config.choices.robot, "teleop": config.choices.teleop}
+        self._failures: EpisodeWriter | None = None
+        with ExitStack() as opened:
+            opened.callback(self._env.close)
+            self._writer = opened.enter_context(EpisodeWriter(run.demonstrations, schema, facts))
+            if config.recording.keep_failures:
+                self._failures = opened.enter_context(EpisodeWriter(run.failures, schema, facts))
+            self._opened = opened.pop_all()
         self._pending: EpisodeResult | None = None
         self._told = ""  # of what it waits for
 
-    @property
-    def schema(self) -> RowSchema:
-        """Columns of the rows."""
-        return self._env.schema
-
-    def record(
-        self,
-        wanted: int,
-        seeds: Iterator[int],
-        writer: EpisodeWriter,
-        failures: EpisodeWriter | None = None,
-    ) -> None:
+    def record(self, wanted: int, seeds: Iterator[int]) -> None:
         """Record until so many demonstrations have succeeded, those of earlier sessions included.
 
-        `seeds` are those of the next episodes. Failed ones go to `failures`, as examples of
-        failure; with None they are not kept.
+        `seeds` are those of the next episodes.
         """
         try:
             for number in itertools.count(1):
-                self._progress.update(self._successes(writer))
-                if self._successes(writer) >= wanted and not self._undone_in_time():
+                self._progress.update(self._successes)
+                if self._successes >= wanted and not self._undone_in_time():
                     break
-                self._wait_for_start(number, writer)
-                while not self._committed(writer, failures):
+                self._wait_for_start(number)
+                while not self._committed():
                     # Whoever makes room may stand at the robot: it moves when asked to again.
                     time.sleep(_RETRY_SECONDS)
-                    self._wait_for_start(number, writer)
+                    self._wait_for_start(number)
                 note, recorder = self._progress.note, self._recorder
                 shown = iter([next(seeds)])
                 acted = rollout([self._env], self._controller, shown, recorder=recorder, note=note)
@@ -208,19 +198,20 @@ class TeleoperatedSession:
                 self._progress.episode(result.success)
                 judged = self._operated.ended_by is None and result.interrupted is None
                 if result.rows and judged:
-                    kept = result.success or failures is not None
+                    kept = result.success or self._failures is not None
                     self._pending = result if kept else None
                 self._tell(number, result)
         finally:
-            while not self._committed(writer, failures):  # another Ctrl-C gives it up
+            while not self._committed():  # another Ctrl-C gives it up
                 time.sleep(_SPACE_SECONDS)
 
     def close(self) -> None:
-        """Release robot and device."""
-        self._env.close()
+        """Release robot, device and files."""
+        self._opened.close()
 
-    def _successes(self, writer: EpisodeWriter) -> int:
-        return len(writer) + int(self._pending is not None and self._pending.success)
+    @property
+    def _successes(self) -> int:
+        return len(self._writer) + int(self._pending is not None and self._pending.success)
 
     def _tell(self, number: int, result: EpisodeResult) -> None:
         outcome = "success" if result.success else "failure"
@@ -234,7 +225,7 @@ class TeleoperatedSession:
             f" {result.intervened_steps} of them driven; {kept}"
         )
 
-    def _wait_for_start(self, number: int, writer: EpisodeWriter) -> None:
+    def _wait_for_start(self, number: int) -> None:
         """Count down, then wait until the operator says `start` or moves the device."""
         self._told = ""
         begins = time.monotonic() + float(self._config.recording.countdown_s)
@@ -247,7 +238,6 @@ class TeleoperatedSession:
                 continue
             if OperatorEvent.UNDO in said.events:
                 self._undo()
-                self._progress.update(self._successes(writer))
             self._env.look()
             counting, halted = time.monotonic() < begins, self._operated.waiting()
             asked = OperatorEvent.START in said.events or said.moving
@@ -290,13 +280,14 @@ class TeleoperatedSession:
             if gone is None
             else f"undone: the last episode ({gone.steps} steps) is not kept"
         )
+        self._progress.update(self._successes)
 
-    def _committed(self, writer: EpisodeWriter, failures: EpisodeWriter | None) -> bool:
+    def _committed(self) -> bool:
         """Write the last episode, which can then no longer be undone, unless the disk is full."""
         result = self._pending
         if result is None:
             return True
-        chosen = writer if result.success else failures
+        chosen = self._writer if result.success else self._failures
         assert chosen is not None, "what is not kept is not pending"
         try:
             with deferred_signals():  # or it would be written again

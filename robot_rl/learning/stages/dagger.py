@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -89,13 +90,7 @@ def correct(bench: Workbench, behaviour: Behaviour, number: int) -> list[Episode
 
 def _record(bench: Workbench, writer: EpisodeWriter, number: int, episode: EpisodeResult) -> None:
     for segment in corrections(episode.rows):
-        writer.append(
-            segment,
-            seed=episode.seed,
-            instruction=episode.instruction,
-            success=True,
-            source=SOURCE_INTERVENTION,
-        )
+        replace(episode, rows=segment, success=True).keep(writer, SOURCE_INTERVENTION)
     bench.note(
         {
             "round": number,
