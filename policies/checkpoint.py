@@ -59,11 +59,6 @@ class StoredBase:
             )
         return cls(policy, checksum(folder))
 
-    @property
-    def size_bytes(self) -> int:
-        """Size of its weights."""
-        return sum(tensor.nbytes for tensor in self.policy.state_dict().values())
-
 
 BaseSource = Callable[[], StoredBase]
 

@@ -203,7 +203,6 @@ def _is_ours(target: Any) -> bool:
 
 
 def _imported(name: str, module_name: str) -> Any:
-    """Import a module of the registry."""
     root = module_name.partition(".")[0]
     if not _is_registered(module_name):
         own, plugins = (", ".join(map(str, each)) or "none" for each in (folders(), _plugins()))

@@ -151,7 +151,6 @@ def tabulated(train_steps: int, steps: int, schedule: str, spacing: str) -> dict
 
 
 def _checked(table: Mapping[str, Any], train_steps: int, steps: int) -> dict[str, Any]:
-    """Check the table of a saved policy."""
     alphas = [float(alpha) for alpha in table["alphas"]]
     timesteps = [int(step) for step in table["timesteps"]]
     sizes = (len(alphas), len(timesteps))

@@ -43,10 +43,9 @@ class Published:
 def base_apart(run: RunDirectory, cloned: Behaviour) -> StoredBase | None:
     """Give the clone of a run as a base that policies refer to, or None if they carry it."""
     base = cloned.policy.base
-    if base is None:
+    if base is None or sum(t.nbytes for t in base.state_dict().values()) <= LARGEST_SENT_BASE:
         return None
-    stored = StoredBase(base, checkpoint.checksum(run.complete_folder(CLONED) / "policy"))
-    return stored if stored.size_bytes > LARGEST_SENT_BASE else None
+    return StoredBase(base, checkpoint.checksum(run.complete_folder(CLONED) / "policy"))
 
 
 def publish(

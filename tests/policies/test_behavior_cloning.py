@@ -50,9 +50,9 @@ def learner(updates=300, seed=0):
     return policy, EpisodeRows(arrays, ends), options
 
 
-def train(policy, rows, options, seed, on_progress=None):
+def train(policy, rows, options, seed, *on_progress):
     sample = windows(policy, rows, options.batch_size, np.random.default_rng(seed))
-    return fit(policy, sample, options, seeded(seed), on_progress)
+    return fit(policy, sample, options, seeded(seed), *on_progress)
 
 
 def batch_of(policy, rows, size):

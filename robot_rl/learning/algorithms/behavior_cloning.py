@@ -66,7 +66,7 @@ def fit(
     sample: Callable[[], Mapping[str, npt.NDArray[Any]]],
     options: CloningOptions,
     generator: torch.Generator,
-    on_progress: Callable[[int, Tensor], None] | None = None,
+    on_progress: Callable[[int, Tensor], None] = lambda update, loss: None,
 ) -> Student:
     """AdamW on a policy's own loss; gives the averaged policy, which is the one to deploy.
 
@@ -96,8 +96,7 @@ def fit(
         average.update()
         if update % _LOOK_EVERY == 0:
             _check_finite(f"the loss at update {update}", loss)
-        if on_progress is not None:
-            on_progress(update, loss.detach())
+        on_progress(update, loss.detach())
     for name, tensor in average.model.state_dict().items():
         _check_finite(name, tensor)
     return average.model
