@@ -1,19 +1,28 @@
 """Real-world robot reinforcement learning: environments, replay, algorithms and evaluation.
 
 What a notebook or another program may rely on is listed here and explained in docs/api.md; all else
-is private. Each name is loaded when it is asked for, so that importing robot_rl takes no time. It
-also gives the simulated tasks their ids for `gymnasium.make`.
+is private. Each name is loaded when it is asked for, so that importing robot_rl takes little time.
+It also gives the simulated tasks their ids for `gymnasium.make`: `robot_rl/PegInsert-v0` is
+`task=peg_insert`.
 """
 
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING
 
-from robot_rl.env.ids import register_when_gymnasium_is_there
+import gymnasium
+
+from policies import registry
+from robot_rl.errors import RobotRLError
+from robot_rl.processes.resources import find_resource
 
 if TYPE_CHECKING:
     from robot_rl.commands.api import *
+
+# Tasks of other people's Gymnasium environments, which have ids of their own.
+_NOT_SIMULATED = ("gym", "gym_hil")
 
 __all__ = [
     "Episode",
@@ -42,4 +51,18 @@ def __getattr__(name: str) -> object:
     return getattr(importlib.import_module("robot_rl.commands.api"), name)
 
 
-register_when_gymnasium_is_there()
+def _register_tasks() -> None:
+    for folder in (find_resource("configs"), *registry.config_folders()):
+        for name in (path.stem for path in sorted(folder.glob("task/[!_]*.yaml"))):
+            if name not in _NOT_SIMULATED:
+                gymnasium.register(
+                    f"robot_rl/{name.title().replace('_', '')}-v0",
+                    entry_point="robot_rl.env.factory:make_task",
+                    kwargs={"task": name},
+                )
+
+
+try:
+    _register_tasks()
+except RobotRLError as problem:  # who asks for a configuration is told so, too
+    warnings.warn(f"no task has an id for gymnasium.make: {problem}", stacklevel=2)

@@ -9,10 +9,6 @@ from typing import Any
 from robot_rl.errors import RobotRLError
 
 
-class ClockError(RobotRLError):
-    """A clock that does not exist, or a rate that no clock can keep."""
-
-
 class SteppedClock:
     """Simulated time: nothing sleeps, every tick is on time, and runs are reproducible."""
 
@@ -78,11 +74,11 @@ Clock = SteppedClock | RealtimeClock
 
 
 def make_clock(name: str, control_rate_hz: Any) -> Clock:
-    """Make the clock of a configuration's `clock: stepped | realtime`, or raise `ClockError`."""
+    """Make the clock of a configuration's `clock: stepped | realtime`, or raise `RobotRLError`."""
     if name not in ("stepped", "realtime"):
-        raise ClockError("unknown clock", got=name, expected="stepped or realtime")
+        raise RobotRLError("unknown clock", got=name, expected="stepped or realtime")
     if not (isinstance(control_rate_hz, float | int) and 0.0 < control_rate_hz < math.inf):
-        raise ClockError(
+        raise RobotRLError(
             "control_rate_hz is not a positive number",
             got=control_rate_hz,
             expected="a finite number > 0",

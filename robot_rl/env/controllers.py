@@ -39,14 +39,13 @@ class _WithoutPolicy:
     def reset(
         self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
     ) -> None:
-        """Begin an episode."""
+        pass
 
     def conclude(self, observation: Seen, active: Active = None) -> Conclusion:
-        """Nothing: there is no base."""
         return Conclusion(np.zeros_like(observation[LAST_COMMAND]), {})
 
     def observe_override(self, executed: Executed, slots: Slots = None) -> None:
-        """Nothing: it will be seen."""
+        pass
 
 
 class ExpertController(_WithoutPolicy):

@@ -14,13 +14,7 @@ from robot_rl.data.schema import Observation, RowSchema
 from robot_rl.env.clock import make_clock
 from robot_rl.env.intervention import Attendant, Intervention, unmovable_columns
 from robot_rl.env.operator import JOG_TIMEOUT_S, OperatorInbox
-from robot_rl.env.robot import (
-    ARM_ACTIONS,
-    GRIPPER_ACTION,
-    OperatorServer,
-    Robot,
-    RobotInterrupted,
-)
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, OperatorServer, Robot, RobotInterrupted
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.several_arms import SeveralArms
 from robot_rl.env.task import Expert, Task
@@ -69,6 +63,16 @@ def make_env(
         rate = getattr(robot, "control_rate_hz", None)
     clock = make_clock(str(config["clock"]), rate)
     return RobotEnv(robot, task, clock, task_state=bool(config["observation"]["task_state"]))
+
+
+def make_task(task: str, overrides: Sequence[str] = ()) -> RobotEnv:
+    """Make the environment of a task by its name: what `gymnasium.make` calls.
+
+    `overrides` are of the configuration, such as `observation=pixels`.
+    """
+    from robot_rl.config import compose  # late: loads Hydra
+
+    return make_env(compose([f"task={task}", *overrides]))
 
 
 def has_domain(config: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ and so among the facts that are recorded of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from policies import registry
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
 from robot_rl.config import ConfigError
+from robot_rl.data.policy_columns import check_fit
 from robot_rl.data.schema import Observation
 from robot_rl.env.controllers import ExpertController
 from robot_rl.env.intervention import Intervention
@@ -186,17 +188,9 @@ def _backward_task(backward: Mapping[str, Any], operated: Intervention) -> SimTa
 
 
 def _backward_controller(config: DictConfig, task: SimTask, operated: Intervention) -> Controller:
-    schema = operated.schema
     if config.reset.run is None:
-        expert = registry.make(config.reset.backward.expert, task=task)
-        return ExpertController(expert)
-    run = RunDirectory.open(config.reset.run, config.runs_directory)
-    behaviour, _ = load_policy(run)
-    fields = [f for f in schema.fields if f.name in schema.observation_names]
-    behaviour.expect(
-        task=task.name,
-        control_rate_hz=schema.control_rate_hz,
-        action_names=schema.action_names,
-        observation={f.name: int(np.prod(f.shape)) for f in (*fields, *task.observation_fields)},
-    )
+        return ExpertController(registry.make(config.reset.backward.expert, task=task))
+    schema = operated.schema
+    behaviour, _ = load_policy(RunDirectory.open(config.reset.run, config.runs_directory))
+    check_fit(behaviour, replace(schema.with_fields(task.observation_fields), task=task.name))
     return PolicyRunner(behaviour.exploring("mean").to(compute_device(config)))

@@ -20,7 +20,6 @@ from geometry_msgs.msg import PoseStamped
 from std_msgs.msg import Float64
 
 from robot_rl.data.schema import Observation
-from robot_rl.env.clock import ClockError
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, RobotInterrupted
 from robot_rl.env.several_arms import SeveralArms, SeveralTasks
@@ -324,11 +323,11 @@ def make_ros_robot(
     `clock` must be `realtime`: a robot does not wait for a simulated one. Without `wrench`,
     `limits.max_force` does not apply; with `track_objects`, poses of objects are observed. For
     `discovery_range` see `robot_rl.ros.environment`, for `episodes`, `mirror` and the rate
-    `RosRobot`, and for the others `Measurements`. Raises `ClockError`, or `RobotRLError` for
-    another kind of task.
+    `RosRobot`, and for the others `Measurements`. Raises `RobotRLError`, as for another kind of
+    task.
     """
     if clock != "realtime":
-        raise ClockError(
+        raise RobotRLError(
             "a robot on ROS topics runs in real time",
             got=f"clock={clock}",
             expected="clock=realtime",

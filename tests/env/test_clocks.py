@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from robot_rl.env.clock import ClockError, RealtimeClock, SteppedClock, make_clock
+from robot_rl.env.clock import RealtimeClock, SteppedClock, make_clock
+from robot_rl.errors import RobotRLError
 
 MARGIN = 1e-3
 
@@ -80,7 +81,7 @@ def test_stamps_are_system_time():
     ],
 )
 def test_a_clock_that_cannot_be_says_what_is_valid(name, rate, named):
-    with pytest.raises(ClockError, match=named) as problem:
+    with pytest.raises(RobotRLError, match=named) as problem:
         make_clock(name, rate)
     assert "got:" in str(problem.value)
     assert "expected:" in str(problem.value)

@@ -23,7 +23,6 @@ from drivers.gripper.node import GripperNode
 from robot_rl.config import compose
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
-from robot_rl.env.clock import ClockError
 from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.robot import RobotInterrupted
@@ -596,7 +595,7 @@ def test_a_callback_that_fails_surfaces_in_the_owner():
 
 def test_a_robot_on_topics_keeps_the_wall_clock():
     assert compose(["robot=ros_sim"]).clock == "realtime"
-    with pytest.raises(ClockError, match=r"clock=stepped.*clock=realtime"):
+    with pytest.raises(RobotRLError, match=r"clock=stepped.*clock=realtime"):
         make_env(configuration("/stepped", "clock=stepped"))
 
 
