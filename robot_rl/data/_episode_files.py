@@ -35,6 +35,8 @@ META = (
     ("meta/task", "string"),
     ("meta/instruction", "string"),
 )
+_UNREADABLE = (OSError, LookupError, ValueError, TypeError, AttributeError)
+RESTORE = "restore it from a copy"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -50,20 +52,8 @@ class DatasetDamaged(DatasetError):
     """Committed rows are missing or fail their checksum; the message names the field."""
 
 
-class DatasetBusy(DatasetError):
-    """Another writer has the dataset open."""
-
-
-class DatasetWriteFailed(DatasetError):
-    """The episode was not added; the episodes before it are untouched."""
-
-
-class StorageFull(DatasetWriteFailed):
+class StorageFull(DatasetError):
     """No space is left for the episode; the episodes before it are untouched."""
-
-
-class InvalidEpisode(DatasetError):
-    """The rows are no whole episode, or its description is not valid."""
 
 
 def create(path: Path, schema: RowSchema, metadata: dict[str, Any]) -> None:
@@ -119,7 +109,7 @@ def committed_ends(array: zarr.Array[Any], path: Path) -> npt.NDArray[np.int64]:
         raise DatasetDamaged(
             f"{path}: {ENDS!r} has gaps",
             got=stored,
-            hint="a file of it is missing; restore it from a copy",
+            hint=f"a file of it is missing; {RESTORE}",
         )
     return ends
 
@@ -135,7 +125,7 @@ def check_chunks(array: zarr.Array[Any], directory: Path, start: int, stop: int)
             raise DatasetDamaged(
                 f"rows {chunk * rows} to {(chunk + 1) * rows} of {directory} are missing",
                 expected=f"the file {file}",
-                hint="restore it from a copy",
+                hint=RESTORE,
             )
 
 
@@ -161,7 +151,7 @@ def lock(path: Path) -> int:
     if locked(descriptor):
         return descriptor
     os.close(descriptor)
-    raise DatasetBusy(
+    raise DatasetError(
         f"another writer has {path} open",
         hint="wait until that recording ends, or record to another path",
     )
@@ -185,7 +175,7 @@ def write_errors(path: Path) -> Iterator[None]:
                 got=str(error),
                 hint="free some space and append the episode again",
             ) from error
-        raise DatasetWriteFailed(
+        raise DatasetError(
             f"cannot write to {path}; nothing that was recorded is lost", got=str(error)
         ) from error
 
@@ -193,10 +183,18 @@ def write_errors(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def read_errors(path: Path, name: str) -> Iterator[None]:
     """Turn what goes wrong while reading the array `name` into `DatasetDamaged`."""
+    # zarr works in a thread of its own, which no signal ends.
+    with damage(f"{path}: {name!r}", also=(BaseZarrError, RuntimeError)), deferred_signals():
+        yield
+
+
+@contextlib.contextmanager
+def damage(
+    what: object, *, also: tuple[type[Exception], ...] = (), hint: str = RESTORE
+) -> Iterator[None]:
+    """Turn what goes wrong while reading into `DatasetDamaged`; `also` errors of this kind."""
+    unreadable: tuple[type[Exception], ...] = (*_UNREADABLE, *also)
     try:
-        with deferred_signals():  # zarr works in a thread of its own, which none of them ends
-            yield
-    except (BaseZarrError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise DatasetDamaged(
-            f"{path}: {name!r} cannot be read", got=repr(error), hint="restore it from a copy"
-        ) from error
+        yield
+    except unreadable as error:
+        raise DatasetDamaged(f"{what} cannot be read", got=repr(error)[:500], hint=hint) from error

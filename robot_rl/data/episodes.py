@@ -30,7 +30,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -38,32 +38,13 @@ import zarr
 from zarr.storage import LocalStore
 
 from robot_rl.data import _episode_files as files
-from robot_rl.data._episode_files import (
-    ENDS,
-    META,
-    DatasetBusy,
-    DatasetDamaged,
-    DatasetError,
-    DatasetWriteFailed,
-    InvalidEpisode,
-    NotADataset,
-    StorageFull,
-)
+from robot_rl.data._episode_files import ENDS, META
+from robot_rl.data._episode_files import DatasetDamaged as DatasetDamaged
+from robot_rl.data._episode_files import DatasetError as DatasetError
+from robot_rl.data._episode_files import NotADataset as NotADataset
+from robot_rl.data._episode_files import StorageFull as StorageFull
 from robot_rl.data.schema import SOURCE_NAMES, Array, Row, RowSchema
 from robot_rl.processes.signals import deferred_signals
-
-__all__ = [
-    "DatasetBusy",
-    "DatasetDamaged",
-    "DatasetError",
-    "DatasetWriteFailed",
-    "EpisodeDataset",
-    "EpisodeWriter",
-    "InvalidEpisode",
-    "NotADataset",
-    "StorageFull",
-]
-
 
 Rows = npt.NDArray[Any]  # structured, with the dtype of a schema
 
@@ -89,8 +70,8 @@ class EpisodeWriter:
     Raises:
         SchemaMismatch: The existing dataset has another task, rate, version or field.
         NotADataset: The path exists and holds something else.
-        DatasetBusy: Another writer has the dataset open.
         StorageFull: There is no space to create it.
+        DatasetError: Another writer has the dataset open.
     """
 
     def __init__(
@@ -132,9 +113,9 @@ class EpisodeWriter:
 
         Raises:
             SchemaMismatch: A row has a wrong, missing, non-finite or out-of-range field.
-            InvalidEpisode: The rows are no whole episode, or the description is not valid.
             StorageFull: No space is left. Make room and append the same rows again.
-            DatasetWriteFailed: The episode could not be written for another reason.
+            DatasetError: The rows are no whole episode, the description is not valid, or it could
+                not be written for another reason.
         """
         packed = b"".join(self.schema.pack(row) for row in rows)
         records = self.schema.unpack(packed) if rows else np.empty(0, self.schema.dtype)
@@ -150,7 +131,7 @@ class EpisodeWriter:
             DatasetError: As `append`.
         """
         if self._lock is None:
-            raise DatasetWriteFailed(
+            raise DatasetError(
                 f"the writer of {self.path} is closed", hint="open a new EpisodeWriter"
             )
         for episode in episodes:
@@ -185,7 +166,7 @@ class EpisodeWriter:
             os.close(self._lock)
             self._lock = None
 
-    def __enter__(self) -> EpisodeWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -215,23 +196,23 @@ class EpisodeWriter:
     def _validate(self, episode: Episode) -> None:
         rows, last = episode.rows, np.flatnonzero(episode.rows["is_last"])
         if len(rows) < 2 or last.tolist() != [len(rows) - 1]:
-            raise InvalidEpisode(
+            raise DatasetError(
                 "an episode needs at least one action and its final observation: 'is_last' must"
                 " mark the final row and no other",
                 got=f"is_last at rows {last.tolist()} of {len(rows)}",
                 expected="T + 1 rows with T >= 1",
             )
         if rows["action"][-1].any():
-            raise InvalidEpisode(
+            raise DatasetError(
                 "the final row carries only the observation: its 'action' must be zero",
                 got=rows["action"][-1],
             )
         if not -(2**63) <= episode.seed < 2**63:
-            raise InvalidEpisode(
+            raise DatasetError(
                 "the seed is out of range", got=episode.seed, expected="a 64-bit integer"
             )
         if not 0 <= episode.source < len(SOURCE_NAMES):
-            raise InvalidEpisode(
+            raise DatasetError(
                 "unknown source code", got=episode.source, expected=dict(enumerate(SOURCE_NAMES))
             )
 
@@ -339,7 +320,7 @@ class EpisodeDataset:
                 f"{self.path}: {name!r} is cut short",
                 got=f"{array.shape[0]} rows",
                 expected=f"at least {stop}",
-                hint="restore it from a copy",
+                hint=files.RESTORE,
             )
         files.check_chunks(array, self.path / name, start, stop)
         with files.read_errors(self.path, name):

@@ -17,10 +17,6 @@ from robot_rl.data.schema import Array, Field, RowSchema
 from robot_rl.errors import RobotRLError
 
 
-class WrongFeatures(RobotRLError):
-    """Rows whose features come from another image encoder than the policy's."""
-
-
 def check_fit(behaviour: Behaviour, schema: RowSchema) -> None:
     """Raise `PolicyError` where a policy was made for another environment, or rows, than these."""
     widths = {f.name: int(np.prod(f.shape)) for f in schema.fields}
@@ -44,12 +40,12 @@ def stored_schema(schema: RowSchema, behaviour: Behaviour) -> RowSchema:
 
 
 def check_features(batch: Mapping[str, Array], behaviour: Behaviour) -> None:
-    """Raise `WrongFeatures` where a batch has features of another image encoder."""
+    """Raise `RobotRLError` where a batch has features of another image encoder."""
     if ENCODER_ID not in batch:
         return
     others: Any = batch[ENCODER_ID] != behaviour.encoder_id
     if others.any():
-        raise WrongFeatures(
+        raise RobotRLError(
             "rows in the store have features of another image encoder",
             got=f"{int(others.sum())} of {len(others)} rows of a batch",
             expected=f"encoder_id {behaviour.encoder_id}",

@@ -126,8 +126,7 @@ class RowSchema:
     @cached_property
     def recorded(self) -> RowSchema:
         """The same schema without columns that were derived from others."""
-        derived = ("features/", "encoder_id")
-        return replace(self, fields=tuple(f for f in self.fields if not f.name.startswith(derived)))
+        return self._without("features/", "encoder_id")
 
     def with_annotations(self, annotations: Iterable[Field]) -> RowSchema:
         """The same schema with what was said of rows later, for a copy of a recording.
@@ -157,8 +156,11 @@ class RowSchema:
     @cached_property
     def without_annotations(self) -> RowSchema:
         """The same schema as the rows were recorded with."""
-        fields = tuple(f for f in self.fields if not f.name.startswith(ANNOTATION))
-        return replace(self, fields=fields)
+        return self._without(ANNOTATION)
+
+    def _without(self, *prefixes: str) -> RowSchema:
+        kept = tuple(f for f in self.fields if not f.name.startswith(prefixes))
+        return replace(self, fields=kept)
 
     @cached_property
     def annotations(self) -> tuple[Field, ...]:
@@ -347,34 +349,26 @@ def _converted(column: Field, content: object) -> Array:
     try:
         value = np.asarray(content)
     except ValueError as error:  # a list of lists of several lengths
-        raise SchemaMismatch(
-            f"field {column.name!r} is no array", got=content, expected=_describe(column)
-        ) from error
+        raise _wrong(column, "is no array", content, _describe(column)) from error
     if value.shape != column.shape:
-        raise SchemaMismatch(
-            f"field {column.name!r} has another shape", got=value.shape, expected=column.shape
-        )
+        raise _wrong(column, "has another shape", value.shape, column.shape)
     if not np.can_cast(value.dtype, column.dtype, casting="same_kind"):
-        raise SchemaMismatch(
-            f"field {column.name!r} has another dtype", got=value.dtype, expected=column.dtype
-        )
+        raise _wrong(column, "has another dtype", value.dtype, column.dtype)
     _check_values(column, value)
     with np.errstate(over="ignore"):
         converted = value.astype(column.dtype)
     exact = converted.dtype.kind == "f" or (converted == value).all()
     if not (exact and np.isfinite(converted).all()):
-        raise SchemaMismatch(
-            f"field {column.name!r} is too large for its dtype", got=value, expected=column.dtype
-        )
+        raise _wrong(column, "is too large for its dtype", value, column.dtype)
     return converted
 
 
 def _check_values(column: Field, value: Array) -> None:
     if value.dtype.kind == "f" and not np.isfinite(value).all():
-        raise SchemaMismatch(
-            f"field {column.name!r} is not finite", got=value, expected="finite numbers"
-        )
+        raise _wrong(column, "is not finite", value, "finite numbers")
     if column.name in ACTION_FIELDS and not (np.abs(value) <= 1.0).all():
-        raise SchemaMismatch(
-            f"field {column.name!r} is out of range", got=value, expected="values in [-1, 1]"
-        )
+        raise _wrong(column, "is out of range", value, "values in [-1, 1]")
+
+
+def _wrong(column: Field, problem: str, got: object, expected: object) -> SchemaMismatch:
+    return SchemaMismatch(f"field {column.name!r} {problem}", got=got, expected=expected)

@@ -27,14 +27,6 @@ _BLOCK_ROWS, _BLOCK_BYTES = 1 << 13, 1 << 26
 _FINAL_ROW_FIELDS = ("source", "episode_step", "stamp_observation", "base_action")
 
 
-class DatasetExists(DatasetError):
-    """There is something at the path already; nothing is ever overwritten."""
-
-
-class NothingToWrite(DatasetError):
-    """No episode is left to write."""
-
-
 @dataclass(frozen=True)
 class Selection:
     """Which episodes are wanted; None takes all."""
@@ -93,17 +85,17 @@ class DatasetEpisodes:
         return map(self._dataset.whole, self._indices)
 
 
-class DatasetSink:
-    """Writes an episode dataset (`robot_rl.data.episodes`) in large blocks; see `OpenSink`."""
+class DatasetSink(EpisodeWriter):
+    """Writes an episode dataset in large blocks; see `OpenSink`."""
 
     def __init__(self, path: Path, schema: RowSchema, metadata: Mapping[str, Any]) -> None:
-        self._writer = EpisodeWriter(path, schema, metadata)
+        super().__init__(path, schema, metadata)
         self._waiting: list[Episode] = []
         self._rows = self._bytes = 0
 
     def add(self, episode: Episode) -> None:
         """Write one episode, together with those that come after it."""
-        self._writer.schema.check(episode.rows)
+        self.schema.check(episode.rows)
         self._waiting.append(episode)
         self._rows += len(episode.rows)
         self._bytes += episode.rows.nbytes
@@ -113,13 +105,10 @@ class DatasetSink:
     def _flush(self) -> None:
         waiting, self._waiting, self._rows, self._bytes = self._waiting, [], 0, 0
         if waiting:
-            self._writer.extend(waiting)
+            self.extend(waiting)
 
-    def __enter__(self) -> DatasetSink:
-        return self
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        with closing(self._writer):
+    def __exit__(self, kind: object = None, *error: object) -> None:
+        with closing(self):
             if kind is None:
                 self._flush()
 
@@ -139,11 +128,10 @@ def write_episodes(
         on_episode: Called after each.
 
     Raises:
-        DatasetExists: There is something at `out`.
-        NothingToWrite: The source gave no episode.
-        DatasetError: An episode could not be read or written.
+        DatasetError: There is something at `out`, the source gave no episode, or one could not be
+            read or written.
     """
-    taken = DatasetExists(
+    taken = DatasetError(
         f"there is something at {out} already",
         expected="a path where nothing is; nothing is overwritten",
         hint="name another one, or move it away first",
@@ -162,7 +150,7 @@ def write_episodes(
                 on_episode(episode)
                 written += 1
             if written == 0:
-                raise NothingToWrite(
+                raise DatasetError(
                     "there is no episode to write",
                     got=f"{len(source)} that are whole and were asked for",
                     expected="at least one",

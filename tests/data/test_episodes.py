@@ -10,13 +10,11 @@ import zarr
 from recorder import append_known, expected_episode, make_rows, make_schema
 
 from robot_rl.data.episodes import (
-    DatasetBusy,
     DatasetDamaged,
     DatasetError,
     Episode,
     EpisodeDataset,
     EpisodeWriter,
-    InvalidEpisode,
     NotADataset,
 )
 from robot_rl.data.schema import SchemaMismatch
@@ -127,7 +125,7 @@ def test_the_layout_is_plain_zarr(path):
 )
 def test_what_is_no_whole_episode_is_refused(path, spoil, message):
     with EpisodeWriter(path, make_schema()) as writer:
-        with pytest.raises(InvalidEpisode, match=message):
+        with pytest.raises(DatasetError, match=message):
             writer.append(spoil(make_rows(1)), seed=0, success=True, source=0)
         append_known(writer)
     assert len(EpisodeDataset(path)) == 1
@@ -150,7 +148,7 @@ def test_a_bad_description_is_refused(path, option, value):
     description = {"seed": 0, "success": True, "source": 0, option: value}
     with (
         EpisodeWriter(path, make_schema()) as writer,
-        pytest.raises(InvalidEpisode, match=option),
+        pytest.raises(DatasetError, match=option),
     ):
         writer.append(make_rows(0), **description)
 
@@ -195,7 +193,7 @@ def test_what_is_no_dataset_is_refused_and_left_alone(tmp_path):
 
 def test_one_writer_at_a_time(path):
     with EpisodeWriter(path, make_schema()) as writer:
-        with pytest.raises(DatasetBusy, match="another writer"):
+        with pytest.raises(DatasetError, match="another writer"):
             EpisodeWriter(path, make_schema())
         append_known(writer)
     EpisodeWriter(path, make_schema()).close()

@@ -12,9 +12,9 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -22,6 +22,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from robot_rl.data import lerobot as layout
+from robot_rl.data._episode_files import RESTORE, damage
 from robot_rl.data.episodes import DatasetDamaged, DatasetError, NotADataset
 from robot_rl.data.lerobot import INDEX_FEATURES, Feature
 from robot_rl.data.schema import DTYPES, Array
@@ -37,6 +38,8 @@ _TERMINATIONS = ("terminals", "terminations", "terminated")
 _FLAGS = (*_TERMINATIONS, "timeouts", "truncations", "truncated", "dones", "done")
 _NEXT = "next_"  # robomimic, D4RL: what was seen after the action of the same row
 
+_HINT = f"{RESTORE}, or write arrays without Python objects"
+_damage = partial(damage, also=(BadZipFile,), hint=_HINT)
 _PICTURES = (layout.VIDEO, layout.IMAGE)
 # Arrays or HDF5 datasets by name, and the rows of an episode in them.
 _Arrays = Mapping[str, Any]
@@ -85,7 +88,7 @@ def open_foreign(path: Path) -> ForeignDataset:
 
 def _open_hdf5(path: Path) -> ForeignDataset:
     h5py = require("h5py", "hdf5")
-    with _read_errors(path):
+    with _damage(path):
         file: Any = h5py.File(path, "r")
         if "data" in file:
             told = json.loads(file["data"].attrs.get("env_args", "{}"))
@@ -107,7 +110,7 @@ def _open_npz(path: Path) -> ForeignDataset:
     arrays: dict[str, _Arrays] = {}
     files = path.glob("*.npz") if path.is_dir() else [path]
     for file in sorted(files, key=lambda file: (len(file.name), file.name)):  # 9 before 10
-        with _read_errors(file), np.load(file, allow_pickle=False) as opened:
+        with _damage(file), np.load(file, allow_pickle=False) as opened:
             arrays[file.name] = {n: it for n in opened.files if (it := opened[n]).ndim}
     if path.is_file():
         return _flat_dataset(path, "NumPy", arrays[path.name])
@@ -136,7 +139,7 @@ def _dataset(
 
     def episodes(wanted: Collection[str], choice: str) -> Episodes:
         for number, part in enumerate(choices[choice]):
-            with _read_errors(path, f"episode {number} of "):
+            with _damage(f"episode {number} of {path}"):
                 values = {name: _column(part, name) for name in wanted}
             yield values, ""
 
@@ -266,15 +269,3 @@ def _feature(key: str, told: Mapping[str, Any]) -> Feature:
     if isinstance(names, dict):  # {"motors": [...]}
         names = next(iter(names.values()), None)
     return Feature(key, dtype, shape, tuple(map(str, names)) if isinstance(names, list) else None)
-
-
-@contextmanager
-def _read_errors(path: Path, part: str = "") -> Iterator[None]:
-    try:
-        yield
-    except (OSError, BadZipFile, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DatasetDamaged(
-            f"{part}{path} cannot be read",
-            got=repr(error),
-            hint="restore it from a copy, or write arrays without Python objects",
-        ) from error

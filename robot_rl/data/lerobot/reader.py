@@ -6,9 +6,10 @@ import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ from av.video.stream import VideoStream
 from PIL import Image
 
 from robot_rl.data import lerobot as layout
+from robot_rl.data._episode_files import RESTORE, damage
 from robot_rl.data.episodes import DatasetDamaged, DatasetError, Episode, NotADataset
 from robot_rl.data.lerobot import Feature, features_of, frame_rate
 from robot_rl.data.schema import SOURCE_NAMES, Array, RowSchema
 from robot_rl.data.transfer import close_episode
 
 _HINT = "give what `robot-rl export` wrote; `robot-rl import` takes in what others wrote"
-_COPY = "restore it from a copy"
+_damage = partial(damage, also=(pa.ArrowException, av.FFmpegError))
 
 
 @dataclass(eq=False)
@@ -55,7 +57,7 @@ class LeRobotFrames:
                 f"episodes are missing from {self.path / 'meta/episodes'}",
                 got=len(self.records),
                 expected=total,
-                hint=_COPY,
+                hint=RESTORE,
             )
         for number, record in enumerate(self.records):
             misplaced = record["episode_index"] != number
@@ -100,7 +102,7 @@ class LeRobotFrames:
                 f"{path} does not hold the frames that meta/episodes names",
                 got=f"{len(index)} frames of episodes {np.unique(episode).tolist()}",
                 expected=f"episode {record['episode_index']}, frames {start} to {stop - 1}",
-                hint=_COPY,
+                hint=RESTORE,
             )
         return found
 
@@ -108,7 +110,7 @@ class LeRobotFrames:
         chunk, file = record[f"{prefix}/chunk_index"], record[f"{prefix}/file_index"]
         # v2.1 has a file an episode, and other words for the same numbers.
         old = {"episode_chunk": chunk, "episode_index": file}
-        with _read_errors(self.path / layout.INFO_PATH):
+        with _damage(self.path / layout.INFO_PATH):
             name: str = self.information[kind]
             return self.path / name.format(chunk_index=chunk, file_index=file, video_key=key, **old)
 
@@ -127,7 +129,7 @@ class LeRobotFrames:
         """Read those of v2.1, and add where in v3.0 each episode would be."""
         records: list[dict[str, Any]] = []
         start, file = 0, self.path / "meta/episodes.jsonl"
-        with _read_errors(file):
+        with _damage(file):
             for line in file.read_text(encoding="utf-8").splitlines():
                 told = json.loads(line)
                 number, stop = int(told["episode_index"]), start + int(told["length"])
@@ -231,7 +233,7 @@ class _Video:
     def read(self, path: Path, start: float, out: Array) -> None:
         """Fill `out` (frames, height, width, 3) with the pictures of a file from `start` [s] on."""
         first, found = round(start * self._rate), 0
-        with _read_errors(path):
+        with _damage(path):
             if path != self._path:
                 self._open(path, out.shape)
             while found < len(out):
@@ -251,7 +253,7 @@ class _Video:
                 f"the video {path} is cut short or has gaps",
                 got=f"{found} pictures from {start:g} s on",
                 expected=len(out),
-                hint=_COPY,
+                hint=RESTORE,
             )
 
     def _open(self, path: Path, shape: tuple[int, ...]) -> None:
@@ -275,7 +277,7 @@ class _Video:
 
 
 def _read_table(path: Path, names: Sequence[str]) -> pa.Table:
-    with _read_errors(path), pq.ParquetFile(path) as file:
+    with _damage(path), pq.ParquetFile(path) as file:
         missing = sorted(set(names) - set(file.schema_arrow.names))
         if not missing:
             return file.read(columns=list(names))
@@ -304,31 +306,15 @@ def _values(path: Path, feature: Feature, column: Any) -> Array:
 def _pictures(path: Path, feature: Feature, array: Any) -> Array:
     """Decode pictures that are stored as files are, uint8 (rows, height, width, 3)."""
     pictures: Array = np.empty((len(array), *feature.shape), np.uint8)
-    with _read_errors(path):
+    with _damage(path):
         for picture, stored in zip(pictures, array.to_pylist(), strict=True):
             picture[:] = np.asarray(Image.open(io.BytesIO(stored["bytes"])).convert("RGB"))
     return pictures
-
-
-@contextmanager
-def _read_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (
-        *(OSError, LookupError, ValueError, TypeError, AttributeError),
-        *(pa.ArrowException, av.FFmpegError),
-    ) as error:
-        raise DatasetDamaged(f"{path} cannot be read", got=repr(error)[:500], hint=_COPY) from error
 
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:
     file = path / name
     if not file.is_file():
         raise NotADataset(f"there is no file {file}", hint=_HINT)
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("not an object")
-    except (OSError, ValueError) as error:
-        raise DatasetDamaged(f"{file} cannot be read", got=repr(error), hint=_COPY) from error
-    return content
+    with damage(file):
+        return dict(json.loads(file.read_text(encoding="utf-8")))

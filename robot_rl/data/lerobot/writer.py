@@ -18,7 +18,7 @@ from av.video.frame import PictureType
 from av.video.stream import VideoStream
 
 from robot_rl.data import lerobot as layout
-from robot_rl.data._episode_files import DatasetWriteFailed, write_errors
+from robot_rl.data._episode_files import DatasetError, write_errors
 from robot_rl.data.episodes import Episode
 from robot_rl.data.lerobot import Feature, features_of, frame_rate
 from robot_rl.data.schema import Array, RowSchema
@@ -55,7 +55,7 @@ class LeRobotSink:
         self._episodes = self._frames = self._file = 0
 
     def add(self, episode: Episode) -> None:
-        """Write one episode, without its final row, or raise `DatasetWriteFailed`."""
+        """Write one episode, without its final row, or raise `DatasetError`."""
         rows = episode.rows[:-1]
         task = episode.instruction or self._schema.task
         self._tasks.setdefault(task, len(self._tasks))
@@ -194,7 +194,7 @@ class VideoFile:
         """Append the pictures of an episode, uint8 (frames, height, width, 3) RGB.
 
         The file is the same one until `close`. Returns the times in it of the first picture and of
-        the end of the last [s]; raises `DatasetWriteFailed`.
+        the end of the last [s]; raises `DatasetError`.
         """
         start = self._frames
         with _video_errors(path):
@@ -287,7 +287,7 @@ def _video_errors(path: Path) -> Iterator[None]:
         with write_errors(path):
             yield
     except av.FFmpegError as error:
-        raise DatasetWriteFailed(f"the video {path} cannot be written", got=repr(error)) from error
+        raise DatasetError(f"the video {path} cannot be written", got=repr(error)) from error
 
 
 def _column(feature: Feature, values: Array) -> pa.Array:
