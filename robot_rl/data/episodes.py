@@ -11,17 +11,14 @@ Layout (n episodes, N rows in all, an episode of T actions has T + 1 rows)::
     meta/task                (n,) string
     meta/instruction         (n,) string
 
-Commit point. zarr's `LocalStore` writes each file to a temporary name and renames it, so that one
-file is replaced as a whole, but an append touches several files. The writer therefore appends
-the rows to every data array, then the other per-episode columns, and `meta/episode_ends` last.
-That array grows first (new entries read as 0, its fill value, which no real end can be) and the
-rename of its one chunk commits the episode. Readers trust only the non-zero ends. Whatever lies
-behind the last end is the remainder of a killed or failed append, and the next append overwrites
-it. There is nothing to repair, and rows of finished episodes never change.
+Commit point. zarr replaces each file as a whole, by a rename, but an append touches several. The
+writer therefore appends the rows to every data array, then the other per-episode columns, and
+`meta/episode_ends` last. That array grows first (new entries read as 0, which no end can be), and
+the rename of its one chunk commits the episode. Readers trust only the non-zero ends; what lies
+behind the last one is left of a killed append, and the next append overwrites it.
 
-This survives the death of the process at any instant. It does not ask the disk to synchronise, so
-a power cut shortly after an append can lose or damage the file that was being replaced; checksums
-make the damage visible. The replay store is the one that survives power cuts.
+This survives the death of the process at any instant, but not a power cut shortly after an append,
+as nothing is synchronised: checksums make that damage visible. The replay store survives it.
 """
 
 from __future__ import annotations
@@ -94,13 +91,7 @@ class EpisodeWriter:
         return len(self._ends)
 
     def append(
-        self,
-        rows: Sequence[Row],
-        *,
-        seed: int,
-        instruction: str = "",
-        success: bool,
-        source: int,
+        self, rows: Sequence[Row], *, seed: int, instruction: str = "", success: bool, source: int
     ) -> int:
         """Add one finished episode; it is committed when this returns. Returns its index.
 

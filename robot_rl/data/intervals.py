@@ -71,12 +71,11 @@ def anytime_interval(successes: int, trials: int, confidence: float = 0.95) -> t
 def interval_over_runs(rates: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
     """Interval of the success rate to expect of a further training seed, on further scenes.
 
-    Both are random: each run's rate is one draw of an unknown distribution on [0, 1], of which this
-    is the mean. Nothing else is assumed, so that a seed in ten that fails is covered too, and few
-    runs say little. The bounds are quantiles of the mean of the rates and one that is 0, or 1, with
-    weights that are uniform on the simplex (Gaffke 2005; Learned-Miller and Thomas, arXiv
-    1905.06208). With rates of 0 and 1 alone they are those of Clopper and Pearson. That they hold
-    for every distribution is a conjecture, which simulations support.
+    Each run's rate is one draw of an unknown distribution on [0, 1], of which this is the mean. The
+    bounds are quantiles of the mean of the rates and one that is 0, or 1, with weights that are
+    uniform on the simplex (Gaffke 2005; Learned-Miller and Thomas, arXiv 1905.06208). With rates of
+    0 and 1 alone they are those of Clopper and Pearson. That they hold for every distribution is a
+    conjecture, which simulations support.
 
     Args:
         rates: (k,) success rate of each run, each with a training seed of its own, k >= 1.

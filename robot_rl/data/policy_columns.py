@@ -31,9 +31,8 @@ def check_fit(behaviour: Behaviour, schema: RowSchema) -> None:
 def stored_schema(schema: RowSchema, behaviour: Behaviour) -> RowSchema:
     """The schema of the store's rows: the environment's, and what `Behaviour.features` adds."""
     added = []
-    if behaviour.vision is not None:
-        width = behaviour.vision.features
-        added += [Field(ENCODER_ID, "int64"), Field(FEATURES, "float16", (width,))]
+    if (vision := behaviour.vision) is not None:
+        added += [Field(ENCODER_ID, "int64"), Field(FEATURES, "float16", (vision.features,))]
     if behaviour.tells_instruction:
         added.append(Field(INSTRUCTION_FEATURES, "float16", (INSTRUCTION_WIDTH,)))
     return schema.with_fields(added) if added else schema

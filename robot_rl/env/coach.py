@@ -21,10 +21,8 @@ class Coach(RobotEnvWrapper):
     """Compares the running episode with the last ones; it has no influence on the robot.
 
     It says "help now" where most of the episodes failed in which the policy had acted for as long
-    as it has now: since the episode began, or since the operator handed back. It compares with
-    those that nobody helped or cut short, as nobody knows how the others would have ended.
-
-    What it says is the `advice` of the inbox, for a simulated operator, and in the info of a step,
+    as it has now: since the episode began, or since the operator handed back. Only those count that
+    nobody helped or cut short. What it says is the `advice` of the inbox and of a step's info,
     empty where it says nothing.
 
     Args:

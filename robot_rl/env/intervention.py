@@ -64,19 +64,17 @@ class Intervention(RobotEnvWrapper):
     gripper keeps its last command.
 
     `stop`, `pause`, `reset` and `discard` end the episode as truncated, in a step in which the
-    robot holds where it is. After `stop` nothing moves before `clear_errors`, after `pause` nothing
-    before `resume`: see `wait_until_free`. A robot that cannot begin an episode before a person has
-    looked at it (`PersonNeeded`) is not asked again before `start`. A reset ends with `stop` and
-    `pause`, too: said before it or while it moves the robot, and even if it was taken back
-    meanwhile.
+    robot holds. After `stop` nothing moves before `clear_errors`, after `pause` nothing before
+    `resume`. Both end a reset too, even if they were taken back meanwhile. A robot that raised
+    `PersonNeeded` is not asked again before `start`.
 
-    A robot that is not simulated moves nothing before a person's `start`: at first, and again after
-    every fault and every stop, once whatever else it waits for has been said. Somebody may be
-    holding the cable that has just come back.
+    A robot that is not simulated moves nothing before a person's `start`: at first, and after every
+    fault and every stop, once whatever else it waits for has been said. Somebody may be holding the
+    cable that has just come back.
 
     The info of a step has ``intervened``, whether the operator drove it, and ``operator``, the
-    `OperatorInput` of that step, for wrappers around this one: a human label, for example. What is
-    said between two episodes, on a device during the reset too, is in the info of the next reset.
+    `OperatorInput` of that step. What is said between two episodes is in the info of the next
+    reset.
 
     Args:
         env: The environment.

@@ -47,10 +47,7 @@ class OperatorEvent(StrEnum):
 
 
 # What nothing moves after, and what ends it.
-HALTS = {
-    OperatorEvent.STOP: OperatorEvent.CLEAR_ERRORS,
-    OperatorEvent.PAUSE: OperatorEvent.RESUME,
-}
+HALTS = {OperatorEvent.STOP: OperatorEvent.CLEAR_ERRORS, OperatorEvent.PAUSE: OperatorEvent.RESUME}
 
 
 class OperatorInput(NamedTuple):
@@ -70,22 +67,20 @@ NOTHING = OperatorInput((), np.zeros(6), None, moving=False)
 class OperatorInbox:
     """Where all sources of operator input meet. Writers may be any threads, the reader is one.
 
-    Polling takes no lock and does not depend on how many writers there are or on what they do. A
-    motion counts until the same source sends another, and no longer than `jog_timeout_s`: a device
-    that falls silent in the middle of a motion does not keep the robot moving. Of several sources
+    Polling takes no lock. A motion counts until the same source sends another, and no longer than
+    `jog_timeout_s`: a device that falls silent does not keep the robot moving. Of several sources
     that move the one heard last counts, so that a SpaceMouse at rest does not hinder a console.
 
     Args:
-        jog_timeout_s: How long a motion counts [s]; infinity where writer and reader take turns
-            in one thread, so that the outcome does not depend on the machine's speed.
+        jog_timeout_s: How long a motion counts [s]; infinity on the stepped clock.
         clock: A steady clock, in seconds.
 
     Attributes:
-        gripper: What the gripper was told last, -1 open to +1 closed, by whomever; the loop keeps
-            it, for sources with a button that opens and closes in turn.
+        gripper: What the gripper was told last, -1 open to +1 closed, by whomever; the loop sets
+            it, for buttons that open and close in turn.
         advice: What a coach tells the operator now; empty where it says nothing.
-        unmovable: Columns of the robot's action that no operator can move; the loop sets it. Where
-            there are any, who would move the robot or its grippers is refused.
+        unmovable: Action columns that no operator can move; the loop sets it. Where there are any,
+            every motion is refused.
     """
 
     def __init__(
@@ -127,11 +122,9 @@ class OperatorInbox:
             ) from error
         for listener in self._listeners:
             listener(known)
-        for halt, end in HALTS.items():
-            if known is halt:
-                self._halts.add(halt)
-            elif known is end:
-                self._halts.discard(halt)
+        if known in HALTS:
+            self._halts.add(known)
+        self._halts.difference_update(halt for halt, end in HALTS.items() if end is known)
         unread = len(self._events)
         if unread < _MOST_UNREAD or known is OperatorEvent.STOP:
             self._events.append(known)

@@ -68,11 +68,10 @@ class NoReset(RobotEnvWrapper):
 class BackwardReset(RobotEnvWrapper):
     """Lets a behaviour undo each episode: a backward task that ends where the forward one starts.
 
-    The backward task begins when an episode ends, whether it succeeded or not, and at its own
-    success the next episode begins in place: nothing is put back by other means. An attempt that
-    runs into the backward task's time limit is followed by another; after `attempts` of them the
-    robot's own reset takes over. The operator may drive, pause and stop during all of it. When
-    `stopped` says that the process is to end, the motion does too.
+    At the backward task's success the next episode begins in place. An attempt that runs into its
+    time limit is followed by another; after `attempts` of them the robot's own reset takes over.
+    The operator may drive, pause and stop during all of it. When `stopped` says that the process is
+    to end, the motion does too.
 
     The facts of an episode have ``reset_steps``, control steps of backward motion before it, and
     ``put_back``, whether it began with the robot's own reset.
@@ -176,7 +175,7 @@ def _backward_task(backward: Mapping[str, Any], operated: Intervention) -> SimTa
             hint="add robot=sim, or take reset=human",
         )
     task: SimTask = registry.make(backward["environment"])
-    task.attach(forward.world)
+    task.world = forward.world
     if task.action_names != forward.action_names:
         raise ConfigError(
             f"the task {task.name!r} does not undo {forward.name!r}",

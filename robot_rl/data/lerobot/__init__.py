@@ -27,13 +27,10 @@ frame and is LeRobot's alone, like `timestamp`, `frame_index`, `episode_index`, 
 `task_index`. The seed, success, source and instruction of an episode are the columns `robot_rl/...`
 of `meta/episodes`.
 
-What does not come back. LeRobot has one frame per action and no final observation, so an export
-drops an episode's last row, and an import goes without it as `robot_rl.data.transfer.close_episode`
-says: an episode that terminated keeps all of its steps, any other one loses its last. Pictures come
-back with the losses of H.264. All else comes back equal.
-
-In datasets that LeRobot itself recorded nothing says which of their numbers are the fields of a
-row; `robot_rl.data.foreign` imports them with a mapping.
+What does not come back. LeRobot has no final observation, so an export drops an episode's last row:
+an import keeps all steps of an episode that terminated, and all but the last of any other one
+(`robot_rl.data.transfer.close_episode`). Pictures come back with the losses of H.264, all else
+equal. What LeRobot itself recorded is imported with a mapping, by `robot_rl.data.foreign`.
 
 Reading and writing need the packages of the extra `lerobot`; importing this module does not.
 """

@@ -61,23 +61,17 @@ class _Reaction:
 class SimulatedOperator:
     """Watches like a person, and drives with the hand that the task describes.
 
-    What it knows is what a person beside the robot knows, and not more:
-
-    * where the tool is, as the arm itself measures it;
-    * where the goal is, as the policy sees it: with the error that the task's observations have in
-      this episode, and not its true pose. Beside it each look, every `look_s`, is wrong anew by
-      `look_noise` and `look_yaw_noise`. How the peg fits is felt, with the forces that the arm
-      measures (`robot_rl.env.sim.tasks.insertion_by_feel`). An operator who knew what the policy
-      cannot observe would teach it what it cannot do, and it would learn worse for the help;
-    * objects that are moved, where they are, with the same errors;
-    * not what the policy is about to do, nor its values.
+    It knows what a person beside the robot knows: where the tool is, as the arm measures it; where
+    goal and objects are, with the error of the task's observations in this episode and, anew at
+    each look, `look_noise` and `look_yaw_noise`; and the forces that the arm measures, by which it
+    feels how the peg fits (`robot_rl.env.sim.tasks.insertion_by_feel`). An operator who knew what
+    the policy cannot observe would teach it what it cannot do.
 
     It compares how the tool has moved in the last `patience_s` with how it would have moved it
-    itself, or straight to where an object is taken or brought. A policy that stands still, presses
-    beside the hole or goes astray makes no progress; the person notices only while they watch,
-    takes a reaction time, and takes over if there is no progress still. They let go when they have
-    made progress for `correction_s`; but who has to help a second time in an episode finishes it.
-    Where nobody could succeed any more, they say `failure`, a reaction time after they saw that.
+    itself, or straight to where an object is taken or brought. Who watches and sees no progress
+    takes over after a reaction time, if there is none still. They let go when they have made
+    progress for `correction_s`; but who has to help a second time in an episode finishes it. Where
+    nobody could succeed any more, they say `failure`, a reaction time after they saw that.
 
     All is drawn from the episode's seed, and time is counted in control steps: on the stepped clock
     a run with it is repeatable.

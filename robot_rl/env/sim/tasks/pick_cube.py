@@ -9,15 +9,7 @@ import mujoco
 import numpy as np
 
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
-from robot_rl.env.sim.task import (
-    ScriptedExpert,
-    SimTask,
-    TopGrasp,
-    Vector,
-    box,
-    downward,
-    observed,
-)
+from robot_rl.env.sim.task import ScriptedExpert, SimTask, TopGrasp, Vector, box, downward, observed
 from robot_rl.safety import rotations
 
 CUBE_WIDTH = 0.04
