@@ -98,7 +98,6 @@ class RowSchema:
     action_names: tuple[str, ...]  # one name per action column
     # All columns; scalars first so that a reader can take them without the images.
     fields: tuple[Field, ...]
-    version: int = SCHEMA_VERSION  # version of this layout
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
@@ -241,7 +240,7 @@ class RowSchema:
         """Serialise the schema for a store's or a dataset's metadata."""
         return json.dumps(
             {
-                "version": self.version,
+                "version": SCHEMA_VERSION,
                 "task": self.task,
                 "control_rate_hz": self.control_rate_hz,
                 "action_names": list(self.action_names),
@@ -260,7 +259,6 @@ class RowSchema:
                 float(content["control_rate_hz"]),
                 tuple(str(name) for name in content["action_names"]),
                 tuple(_read_field(*field) for field in content["fields"]),
-                version,
             )
             _ = schema.dtype  # NumPy's limits on names and shapes
             if not 0 < schema.control_rate_hz < math.inf:
@@ -286,13 +284,8 @@ class RowSchema:
         Raises:
             SchemaMismatch: Names the first field that differs, expected and got.
         """
-        pairs: Iterable[tuple[str, object, object]] = (
-            ("schema version", self.version, other.version),
-            ("task", self.task, other.task),
-            ("control_rate_hz", self.control_rate_hz, other.control_rate_hz),
-            ("action_names", self.action_names, other.action_names),
-        )
-        for name, expected, got in pairs:
+        for name in ("task", "control_rate_hz", "action_names"):
+            expected, got = getattr(self, name), getattr(other, name)
             if expected != got:
                 hint = f"{name}={got} takes that of the data" if name == "control_rate_hz" else None
                 raise SchemaMismatch(

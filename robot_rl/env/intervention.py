@@ -100,8 +100,7 @@ class Intervention(RobotEnvWrapper):
         self._names = self.schema.action_names
         inbox.unmovable = unmovable_columns(self._names)
         self._hold_steps = max(1, math.ceil(hand_back_s / self.clock.period - 1e-9))
-        self._kept = False
-        self._moved_steps = 0
+        self.let_go()
         self._gripper_columns = gripper_columns(self._names)
         self._waits_for: dict[OperatorEvent, str] = {}  # and why
         if not self.robot.simulated:
@@ -308,7 +307,7 @@ class Intervention(RobotEnvWrapper):
             if event is OperatorEvent.TAKE_OVER:
                 self._kept = True
             elif event is OperatorEvent.HAND_BACK:
-                self._kept, self._moved_steps = False, 0
+                self.let_go()
         if said.moving:
             self._moved_steps = self._hold_steps
             return True

@@ -179,7 +179,6 @@ def test_unpacking_copies_nothing():
 @pytest.mark.parametrize(
     ("other", "parts"),
     [
-        ({"version": 1}, ["schema version", "got: 1", "expected: 3"]),
         ({"task": "reach"}, ["task differs", "got: reach", "expected: peg_insert"]),
         ({"control_rate_hz": 20.0}, ["control_rate_hz", "got: 20.0", "expected: 10.0"]),
         ({"action_names": ("x", "z")}, ["action_names", "got: ('x', 'z')", "expected: ('x', 'y')"]),

@@ -13,7 +13,6 @@ import itertools
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -237,8 +236,7 @@ def _open_lerobot(path: Path) -> ForeignDataset:
 
     def frames(names: Collection[str]) -> LeRobotFrames:
         wanted = [*INDEX_FEATURES, *(features[name] for name in names)]
-        exact = Fraction(rate).limit_denominator(layout.LARGEST_DENOMINATOR)
-        return LeRobotFrames(path, information, wanted, exact, ["tasks"])
+        return LeRobotFrames(path, information, wanted, layout.frame_rate(rate), ["tasks"])
 
     def episodes(names: Collection[str], _: str) -> Episodes:
         for record, given in frames(names).episodes():

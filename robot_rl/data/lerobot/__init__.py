@@ -74,8 +74,6 @@ VIDEO, IMAGE = "video", "image"
 _IMAGES = "images/"
 _OBJECT_POSES = "state/object_poses"
 _OUTCOMES = ("reward", "terminated", "truncated", "success")
-# Not every rate is a whole number; 29.97 must not become a fraction that no video can hold.
-LARGEST_DENOMINATOR = 1001
 
 
 def require_packages() -> None:
@@ -182,9 +180,10 @@ def features_of(schema: RowSchema) -> tuple[Feature, ...]:
     return tuple(sorted(features, key=lambda feature: feature.key))
 
 
-def frame_rate(schema: RowSchema) -> Fraction:
-    """Return the frames per second of the recording, as videos need it."""
-    return Fraction(schema.control_rate_hz).limit_denominator(LARGEST_DENOMINATOR)
+def frame_rate(rate_hz: float) -> Fraction:
+    """Return a recording's steps per second as videos need it."""
+    # Not every rate is a whole number; 29.97 must not become a fraction that no video can hold.
+    return Fraction(rate_hz).limit_denominator(1001)
 
 
 def _camera(field: Field) -> Feature:

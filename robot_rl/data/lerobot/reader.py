@@ -166,7 +166,7 @@ class LeRobotEpisodes:
                 hint="a dataset cannot be imported at another rate than it was recorded at",
             )
         told = [f"robot_rl/{name}" for name in ("seed", "success", "source", "instruction")]
-        features, rate = features_of(self.schema), frame_rate(self.schema)
+        features, rate = features_of(self.schema), frame_rate(self.schema.control_rate_hz)
         self._frames = LeRobotFrames(path, information, features, rate, told)
         records = self._frames.records
         self.steps = sum(r["dataset_to_index"] - r["dataset_from_index"] for r in records)

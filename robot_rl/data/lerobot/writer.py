@@ -46,7 +46,7 @@ class LeRobotSink:
     def __init__(self, path: Path, schema: RowSchema, metadata: Mapping[str, Any]) -> None:
         self._path, self._schema, self._metadata = path, schema, dict(metadata)
         self._features = features_of(schema)
-        self._rate = frame_rate(schema)
+        self._rate = frame_rate(schema.control_rate_hz)
         self._videos = {f: VideoFile(self._rate) for f in self._features if f.is_video}
         self._statistics: dict[str, list[Statistics]] = {f.key: [] for f in self._features}
         self._tasks: dict[str, int] = {}
