@@ -85,7 +85,7 @@ class EpisodeWriter:
         for leftover in self.path.rglob("*.partial"):  # of killed appends: nobody else writes now
             leftover.unlink(missing_ok=True)
         self._ends: npt.NDArray[np.int64]
-        self._columns: dict[str, zarr.Array[Any]] | None = self._open_columns()
+        self._open_columns()
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -95,12 +95,8 @@ class EpisodeWriter:
     ) -> int:
         """Add one finished episode; it is committed when this returns. Returns its index.
 
-        Args:
-            rows: T + 1 rows, T >= 1, of which exactly the final one has `is_last`.
-            seed: Seed that the episode was reset with.
-            instruction: What the robot was told to do.
-            success: Whether the episode reached its goal.
-            source: SOURCE code of the episode: 0 demo, 1 policy, 2 intervention.
+        `rows` are T + 1, T >= 1, of which exactly the final one has `is_last`; for the others see
+        `Episode`.
 
         Raises:
             SchemaMismatch: A row has a wrong, missing, non-finite or out-of-range field.
@@ -136,18 +132,15 @@ class EpisodeWriter:
             "meta/task": np.array([self.schema.task] * len(episodes), text),
             "meta/instruction": np.array([e.instruction for e in episodes], text),
         }
-        columns = self._columns or self._open_columns()
+        columns = self._open_columns()
         first, start = len(self._ends), int(self._ends[-1]) if len(self._ends) else 0
         ends = start + np.cumsum([len(episode.rows) for episode in episodes], dtype=np.int64)
         with deferred_signals():  # whole episodes or none
-            # Until the last statement succeeds, the arrays in memory may disagree with the files.
-            self._columns = None
             for field in self.schema.fields:
                 self._put(columns, f"data/{field.name}", start, records[field.name])
             for name, value in description.items():
                 self._put(columns, name, first, value)
             self._put(columns, ENDS, first, ends)
-            self._columns = columns
             self._ends = np.append(self._ends, ends)
         return first
 
@@ -218,8 +211,7 @@ class EpisodeDataset:
         stored_schema: These and the annotations that a store's export has added.
         metadata: What the dataset was created with.
         episode_ends: (n,) int64, exclusive and cumulative; T + 1 rows per episode.
-        seeds, successes, sources: (n,) int64, bool, and uint8 SOURCE codes.
-        instructions: n texts.
+        seeds, successes, sources, instructions: (n,) int64, bool, uint8 SOURCE codes, and texts.
 
     Raises:
         NotADataset: The path is missing or holds something else.

@@ -100,10 +100,9 @@ def interval_over_runs(rates: Sequence[float], confidence: float = 0.95) -> tupl
 def failures_allowed(trials: int, claim: float, confidence: float = 0.95) -> int:
     """Most failures with which so many trials prove a success probability of at least `claim`.
 
-    The claim is proved where, were it false, so few failures had a probability of 1 - confidence at
-    the most: where the lower bound of a one-sided interval of Clopper and Pearson reaches it. The
-    number of trials is fixed before the first of them. -1: even without a failure too little.
-    `StatisticsError` where the claim or the level is not in (0, 1).
+    The claim is proved where the lower bound of a one-sided interval of Clopper and Pearson reaches
+    it. The number of trials is fixed before the first of them. -1: even without a failure too
+    little. `StatisticsError` where the claim or the level is not in (0, 1).
     """
     _check(0, 0, claim)
     _check(0, trials, confidence)

@@ -163,11 +163,10 @@ def write_episodes(
 def close_episode(rows: Rows, observation_names: tuple[str, ...]) -> Rows | None:
     """Make a whole episode of rows (n,), n >= 1, whose final observation was not recorded.
 
-    A last step that terminated is kept: nothing bootstraps from what follows it. Its final row
-    repeats the last observation and has `stamp_observation` 0, which no observation after an
-    action has. Any other last step is given up, as what its action led to is not known: its
-    observation becomes the final one, and the step before it is truncated. No value is ever
-    bootstrapped from a made-up observation.
+    A last step that terminated is kept: its final row repeats the last observation, from which
+    nothing bootstraps, and has `stamp_observation` 0, which no observation after an action has. Of
+    any other last step nobody knows what its action led to: its observation becomes the final one,
+    and the step before it is truncated.
 
     Returns:
         The rows, ending with one that has `is_last`; None where no step is left.

@@ -37,8 +37,8 @@ class SteppedClock:
 class RealtimeClock:
     """Wall time with absolute deadlines, so that lateness does not add up.
 
-    A tick that is late by half a period or more is not made up for: the next one is a whole
-    period after it, because two commands in quick succession would move a robot twice as fast.
+    After a tick that is late by half a period or more, the next one is a whole period later: two
+    commands in quick succession would move a robot twice as fast.
     """
 
     def __init__(self, control_rate_hz: float) -> None:

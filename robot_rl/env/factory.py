@@ -85,8 +85,8 @@ def make_expert(
 ) -> Expert:
     """Make the scripted expert of the configured task, looking at `env`'s true state.
 
-    Over topics that is a copy of the simulated world, which the robot keeps. It is the `part` of
-    the task: `expert`, or `hand` of a simulated operator, with some arguments `replaced`.
+    It is the `part` of the task: `expert`, or `hand` of a simulated operator, with some arguments
+    `replaced`. Over topics it sees the copy of the simulated world that the robot keeps.
 
     Raises:
         RobotRLError: The task has none.
@@ -210,9 +210,8 @@ class Device(Protocol):
 class DeviceAttendant:
     """Writes what a device says to the inbox, at the tick at which the loop reads that.
 
-    A device that fails takes the operator's hand from the robot: the robot then holds still, and no
-    episode begins before the device is connected again. It is connected here, or raises
-    `RobotRLError`.
+    Where the device fails the robot holds still, and no episode begins before it is connected
+    again. It is connected here, or raises `RobotRLError`.
     """
 
     def __init__(self, device: Device, inbox: OperatorInbox) -> None:
@@ -236,12 +235,9 @@ class DeviceAttendant:
         self._inbox.jog(state.motion, state.gripper, source="device")
 
     def listen(self, observation: Observation) -> None:
-        """As `watch`; a device that was lost is connected anew first.
-
-        Before the first episode the tool's orientation is not known. Nothing moves then, so that
-        any will do to tell whether the operator moves.
-        """
+        """As `watch`; a device that was lost is connected anew first."""
         self.begin(0)
+        # Unknown before the first episode; any orientation tells whether the operator moves.
         downward = np.concatenate([np.zeros(3), rotations.DOWNWARD])
         self.watch({"state/tcp_pose": downward, **observation})
 

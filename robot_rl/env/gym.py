@@ -32,7 +32,7 @@ _SUCCESS_KEYS = ("success", "is_success", "succeed")  # in an info; the first th
 # Where the observation of an environment with goals holds what is reached, and what is wanted.
 ACHIEVED, DESIRED = "state/achieved_goal", "state/desired_goal"
 _MEND = "mend the environment, or wrap it and register what you made"
-_GOAL_REWARD, _RENDER_MODE, _FILMED = "compute_reward", "render_mode", "rgb_array"
+_FILMED = "rgb_array"  # the render mode
 
 Goals = npt.NDArray[Any]
 GoalReward = Callable[[Goals, Goals], npt.NDArray[np.float64]]
@@ -77,9 +77,8 @@ class GymRobot:
 
     Its observation space is a Box, which becomes `state/observation`, or a Dict, whose entries
     become `state/<key>`; keys of nested Dicts are joined by `_`. Numbers become float32 (n,),
-    flattened; uint8 (height, width, 3) becomes `images/<key>`. Its action space is a bounded Box;
-    actions in [-1, 1] are scaled to its bounds. Where it offers the render mode "rgb_array", it is
-    made with that, so that it can be filmed.
+    flattened; uint8 (height, width, 3) becomes `images/<key>`. Actions in [-1, 1] are scaled to the
+    bounds of its action space, a Box. It is made with the render mode "rgb_array" if it has that.
 
     Attributes:
         control_rate_hz: The environment's own steps per second, and `rate_source` what says so:
@@ -154,9 +153,9 @@ class GymRobot:
     def goal_reward(self) -> GoalReward | None:
         """Its own rewards (n,) by goals (n, g) reached, and wanted; None where it knows none."""
         fields = {field.name for field in self.observation_fields}
-        if not {ACHIEVED, DESIRED} <= fields or not self._env.has_wrapper_attr(_GOAL_REWARD):
+        if not {ACHIEVED, DESIRED} <= fields or not self._env.has_wrapper_attr("compute_reward"):
             return None
-        function = self._env.get_wrapper_attr(_GOAL_REWARD)
+        function = self._env.get_wrapper_attr("compute_reward")
 
         def rewards(achieved: Goals, desired: Goals) -> npt.NDArray[np.float64]:
             try:
@@ -164,7 +163,7 @@ class GymRobot:
                 return np.array([float(function(a, d, {})) for a, d in pairs])
             except Exception as error:  # whatever its own code does
                 raise GymError(
-                    f"{_GOAL_REWARD} of {self.id} does not give a reward for other goals",
+                    f"compute_reward of {self.id} does not give a reward for other goals",
                     got=repr(error),
                     hint="mend it, or do without: algorithm.schedule.hindsight_share=0",
                 ) from error
@@ -231,8 +230,8 @@ class GymRobot:
         if self._env.render_mode != _FILMED:
             raise GymError(
                 f"the environment {self.id} cannot be filmed",
-                got=f"{_RENDER_MODE} {self._env.render_mode}",
-                expected=f"{_RENDER_MODE} {_FILMED}",
+                got=f"render_mode {self._env.render_mode}",
+                expected=f"render_mode {_FILMED}",
             )
         try:
             drawn: Any = self._env.render()
@@ -312,14 +311,14 @@ def _drawing(id: str) -> dict[str, str]:
     if module:
         importlib.import_module(module)
     spec = gymnasium.registry.get(name)
-    if spec is None or spec.entry_point is None or _RENDER_MODE in spec.kwargs:
+    if spec is None or spec.entry_point is None or "render_mode" in spec.kwargs:
         return {}
     entry = spec.entry_point
     made_by: Any = load_env_creator(entry) if isinstance(entry, str) else entry
     offered = (getattr(made_by, "metadata", None) or {}).get("render_modes") or ()
     parameters = inspect.signature(made_by).parameters
-    takes = _RENDER_MODE in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return {_RENDER_MODE: _FILMED} if takes and _FILMED in offered else {}
+    takes = "render_mode" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {"render_mode": _FILMED} if takes and _FILMED in offered else {}
 
 
 def _spaces(env: gymnasium.Env[Any, Any]) -> tuple[Any, Any]:

@@ -32,13 +32,12 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
     was sent after safety), ``stamp_observation`` and ``stamp_action`` [ns], ``lateness`` of the
     tick after the action [s], and ``decision_seconds`` from the tick before it to its sending.
 
-    ``last_command`` (d,), which is observed too, is what was sent in the step before. At the first
-    step of an episode the arm was sent no motion, and each gripper what it was told last; a gripper
-    that the reset has opened was told -1. One that this process has told nothing yet was told where
-    it is measured: it may hold something.
+    ``last_command`` (d,), which is observed too, is what was sent in the step before. At an
+    episode's first step that is no motion, and of each gripper what it was told last: -1 where the
+    reset has opened it, and where it is measured if this process has told it nothing yet.
 
-    With `task_state` the task's own fields are observed. Poses of objects are something that a
-    simulation or a tracker knows; a robot with cameras alone does not.
+    With `task_state` the task's own fields are observed, such as poses of objects, which a robot
+    with cameras alone does not know.
     """
 
     def __init__(self, robot: Robot, task: Task, clock: Clock, *, task_state: bool = True) -> None:
@@ -66,9 +65,9 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
 
         Args:
             seed: It alone decides the scene and the start pose.
-            options: `IN_PLACE` begins it with robot and scene as they are: nothing is put back,
-                and the seed decides only what is drawn anew, such as errors of what is seen.
-                Where the goal is reached already, they are put back all the same.
+            options: `IN_PLACE` begins it with robot and scene as they are, unless the goal is
+                reached already; the seed then decides only what is drawn anew, such as errors of
+                what is seen.
 
         Returns:
             The first observation, and an info with ``success``, ``stamp_observation`` [ns] and

@@ -77,8 +77,7 @@ class EpisodeResult:
     intervened_steps: int = 0  # actions that an operator took in place of the controller
     take_overs: int = 0  # how often an operator began to
     # Why the robot could not go on, if it could not. The last action, whose effect nobody saw, then
-    # counts for nothing and has no row: the observation before it is the final one, as where an
-    # episode is truncated.
+    # has no row: the observation before it is the final one.
     interrupted: RobotInterrupted | None = None
     rows: list[Row] = field(default_factory=list)  # where a recorder but no listener was given
     # Why attempts at it before were made again, and how often.
@@ -251,8 +250,7 @@ def rollout(
         recorder: Makes rows; without one no rows are made.
         on_row: Called with each finished row. Without it a result keeps its rows.
         stop: Asked at each step; when true, running episodes end as truncated.
-        note: Told what a robot waits for that cannot begin an episode; it is asked again until it
-            can, or until `stop`.
+        note: Told what a robot waits for that cannot begin an episode yet.
     """
     slots = [_Slot(index, env) for index, env in enumerate(envs)]
     run = _Rollout(slots, controller, recorder, on_row)

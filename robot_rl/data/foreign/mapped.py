@@ -53,10 +53,9 @@ _TURNS = {
 class MappedEpisodes:
     """The episodes of a foreign dataset as a mapping file says. See `EpisodeSource`.
 
-    An episode ends at its first step that terminated. Where nobody recorded what followed the last
-    action, `close_episode` says what becomes of it. The first `last_command` is that of an arm at
-    rest with open grippers. All but the pictures is checked at once, before anything is written.
-    `report` says what was found and left out, in lines for a person.
+    An episode ends at its first step that terminated, or as `close_episode` says. The first
+    `last_command` is that of an arm at rest with open grippers. All but the pictures is checked at
+    once. `report` says what was found and left out, in lines for a person.
 
     Raises:
         SchemaMismatch: The mapping does not fit the dataset, or the actions their bounds.

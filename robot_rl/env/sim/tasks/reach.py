@@ -72,10 +72,8 @@ class Reach(SimTask):
 class ReachInstructed(SimTask):
     """Reach the one of two markers that the instruction names, in any orientation.
 
-    Both markers are observed, always in the order of `colours`, with the ways (m, base frame) to
-    them; which one is wanted is drawn with the episode, and nothing but `instruction` tells it. Who
-    comes to the other one has failed: the episode ends, so that trying both does not pass for
-    following the instruction.
+    Both markers are observed in the order of `colours`, with the ways (m, base frame) to them; only
+    `instruction` tells which one is wanted. At the other one the episode ends as failed.
 
     Raises:
         RobotRLError: Not two colours, or an instruction without `{colour}`, where the name belongs.
