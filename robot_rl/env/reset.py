@@ -175,7 +175,7 @@ def _backward_task(backward: Mapping[str, Any], operated: Intervention) -> SimTa
             hint="add robot=sim, or take reset=human",
         )
     task: SimTask = registry.make(backward["environment"])
-    task.world = forward.world
+    task.attach(forward.world)
     if task.action_names != forward.action_names:
         raise ConfigError(
             f"the task {task.name!r} does not undo {forward.name!r}",

@@ -48,8 +48,21 @@ class SimTask(ABC):
     name: str  # name of the task, recorded with every episode
     instruction: str  # what the robot is to do, in words
     time_limit_steps: int  # control steps after which an episode is truncated
-    # The world that was compiled with `build`; the robot of the task makes it.
-    world: World = field(init=False, repr=False)
+    _world: World | None = field(default=None, init=False)
+
+    def attach(self, world: World) -> None:
+        """Take a world that was compiled with `build`."""
+        self._world = world
+
+    @property
+    def world(self) -> World:
+        """The world that the task is in; `RobotRLError` before there is one."""
+        if self._world is None:
+            raise RobotRLError(
+                f"the task {self.name!r} is in no world",
+                hint="make its robot first: robot_rl.env.factory.make_env",
+            )
+        return self._world
 
     @abstractmethod
     def build(self, spec: mujoco.MjSpec) -> None:
@@ -114,7 +127,7 @@ def put_in_world(task: Task, model: str, gripper: GripperMotor) -> SimTask:
     world = World(find_resource(model), task.build)
     if GRIPPER_ACTION in task.action_names:
         gripper.install(world.model)
-    task.world = world
+    task.attach(world)
     task.reset(np.random.default_rng(0))  # it may be looked at before its first episode
     return task
 
