@@ -23,7 +23,7 @@ from robot_rl.learning.algorithms import check_algorithm, make_algorithm
 from robot_rl.learning.algorithms.base import Correction
 from robot_rl.learning.algorithms.encoding import trains_on
 from robot_rl.learning.blocks import Blocks, unevaluated
-from robot_rl.learning.demonstrations import demonstrated, first_episodes, value_range
+from robot_rl.learning.demonstrations import demonstrated, discount, first_episodes, value_range
 from robot_rl.learning.hindsight import Hindsight
 from robot_rl.learning.recipe import Recipe, Stage
 from robot_rl.learning.trial import Trial
@@ -119,7 +119,7 @@ class Learner:
         self._cloned = bench.cloned
         first = first_episodes(config, bench.run)
         check_fit(self._cloned, first.schema)
-        algorithm = _with_value_range(config, first)
+        algorithm = _with_what_episodes_tell(config, first)
         seed = int(config.seed)
         self._algorithm = make_algorithm(algorithm, self._cloned, seed, config.observation)
         self._algorithm.to(bench.device, compiled=bool(config.get("compile", False)))
@@ -318,15 +318,19 @@ class Learner:
         self._saved_steps = self.environment_steps
 
 
-def _with_value_range(config: DictConfig, first: EpisodeDataset) -> DictConfig:
-    """The algorithm's configuration, with the range of returns where nobody has given it."""
+def _with_what_episodes_tell(config: DictConfig, first: EpisodeDataset) -> DictConfig:
+    """The algorithm's configuration, with discount and range of returns where none is given."""
     algorithm: DictConfig = config.algorithm
-    settings, discount = algorithm.get("settings", {}), algorithm.schedule.discount
+    found: dict[str, Any] = {}
+    gamma = algorithm.schedule.discount
+    if gamma is None:
+        gamma = discount(first)
+        print(f"discount per step: {gamma:.4g}", flush=True)
+        found["schedule"] = {"discount": gamma}
     # Annotations may be rewards of another scale.
-    known = config.reward.annotation in (None, LABELS) and discount < 1
-    if not known or settings.get("value_range", ()) is not None:
-        return algorithm
-    found = {"settings": {"value_range": list(value_range(first, discount))}}
+    known = config.reward.annotation in (None, LABELS) and gamma < 1
+    if known and algorithm.get("settings", {}).get("value_range", ()) is None:
+        found["settings"] = {"value_range": list(value_range(first, gamma))}
     return cast("DictConfig", OmegaConf.merge(algorithm, found))
 
 

@@ -15,6 +15,7 @@ from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY, SchemaMism
 from robot_rl.env.factory import make_env
 from robot_rl.env.gym import GymRobot
 from robot_rl.errors import RobotRLError
+from robot_rl.learning.algorithms.base import LEAST_DISCOUNT
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
 from robot_rl.run import RunDirectory
@@ -81,6 +82,18 @@ def check_demonstrations(config: DictConfig, run: RunDirectory | None) -> None:
                 expected=own.tolist(),
                 hint="correct action_low and action_high in its mapping file, and import it again",
             )
+
+
+def discount(dataset: EpisodeDataset) -> float:
+    """A discount γ per step, with which the start of an episode still counts its success.
+
+    Its horizon 1 / (1 - γ) is two thirds of the steps to the first success, in the median of the
+    demonstrations, but at least that of 0.97.
+    """
+    success = dataset.arrays(("success",))["success"]
+    episodes = np.split(success, dataset.episode_ends[:-1])
+    steps = [int(np.argmax(each)) + 1 for each in episodes if each.any()]
+    return max(LEAST_DISCOUNT, 1.0 - 1.5 / float(np.median(steps))) if steps else LEAST_DISCOUNT
 
 
 def value_range(dataset: EpisodeDataset, discount: float) -> tuple[float, float]:

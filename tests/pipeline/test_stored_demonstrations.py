@@ -17,7 +17,7 @@ from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.policy_columns import stored_schema
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.errors import RobotRLError
-from robot_rl.learning.demonstrations import insert_episodes, value_range
+from robot_rl.learning.demonstrations import discount, insert_episodes, value_range
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader
@@ -76,6 +76,32 @@ def test_rewards_bound_what_returns_can_be(folder: Path, rewards, ends, expected
     with EpisodeWriter(folder / "other.zarr", given.schema) as writer:
         writer.append(rows, seed=0, success=True, source=SOURCE_POLICY)
     assert value_range(EpisodeDataset(writer.path), 0.9) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("successes", "expected"),
+    [
+        ((20, 30, 40), 0.97),  # its horizon of 33 steps is enough
+        ((90, 100, 110), 0.985),
+        ((100, 200, 300), 0.9925),
+        ((), 0.97),  # only a label of the whole episode says that it succeeded
+    ],
+)
+def test_the_discount_reaches_as_far_as_demonstrations_take_to_succeed(
+    folder: Path, successes, expected
+) -> None:
+    given = EpisodeDataset(folder / "runs/latest/demonstrations.zarr")
+    first = {name: column[0] for name, column in given.episode(0).items()}
+    rest = dict.fromkeys(("success", "terminated", "truncated", "is_last"), False)
+    with EpisodeWriter(folder / "other.zarr", given.schema) as writer:
+        for after in successes or (0,):
+            rows = [
+                first | rest | {"success": bool(after) and row + 1 >= after} for row in range(301)
+            ]
+            rows[-2]["truncated"] = rows[-1]["is_last"] = True
+            rows[-1]["action"] = 0 * first["action"]
+            writer.append(rows, seed=0, success=True, source=SOURCE_POLICY)
+    assert discount(EpisodeDataset(writer.path)) == pytest.approx(expected)
 
 
 def test_demonstrations_without_a_reward_are_refused(folder: Path) -> None:

@@ -146,7 +146,7 @@ class ActorCritic(ABC):
             (*observed, "action"),
             batch_size=schedule.batch_size,
             n_step=schedule.n_step,
-            discount=schedule.discount,
+            discount=schedule.gamma,
             demonstration_share=schedule.demonstration_share,
         )
         following = [f"next/{name}" for name in observed]

@@ -38,6 +38,9 @@ def check_settings(**ranges: tuple[float, float, float]) -> None:
             )
 
 
+LEAST_DISCOUNT = 0.97  # of those that are found in demonstrations
+
+
 @dataclass(frozen=True)
 class Schedule:
     """When the learner updates, and on what."""
@@ -48,7 +51,7 @@ class Schedule:
     batch_size: int  # transitions of an update
     demonstration_share: float  # share of demonstrations in every batch
     n_step: int  # steps of a return before it bootstraps
-    discount: float  # γ per control step
+    discount: float | None  # γ per control step; None: the learner finds it in the demonstrations
     warmup_noise: float  # standard deviation of the noise on the cloned policy in the warm-up
     hindsight_share: float  # share of every batch towards goals that were reached; see `Hindsight`
 
@@ -58,10 +61,15 @@ class Schedule:
             batch_size=(self.batch_size, 1, math.inf),
             demonstration_share=(self.demonstration_share, 0, 1),
             n_step=(self.n_step, 1, math.inf),
-            discount=(self.discount, 0, 1),
+            discount=(self.gamma, 0, 1),
             warmup_noise=(self.warmup_noise, 0, math.inf),
             hindsight_share=(self.hindsight_share, 0, 1),
         )
+
+    @property
+    def gamma(self) -> float:
+        """The discount γ per control step, which is known once there are demonstrations."""
+        return LEAST_DISCOUNT if self.discount is None else self.discount
 
 
 class Algorithm(Protocol):

@@ -100,7 +100,7 @@ class RLPDGripper(RLPD):
         if self._range is not None and gripper.penalty:
             # At worst the gripper is moved for ever.
             low, high = self._range
-            paid = gripper.penalty / (1 - schedule.discount) if schedule.discount < 1 else -math.inf
+            paid = gripper.penalty / (1 - schedule.gamma) if schedule.gamma < 1 else -math.inf
             self._range = low + paid, high
 
     def policy_of(self, encoder: StateEncoder, actor: GaussianTanh) -> Policy:
