@@ -1,4 +1,4 @@
-"""What drivers share that use ROS topics by themselves; and the devices of the simulated world.
+"""Drivers that reach their device over ROS topics: what they share, and the simulated devices.
 
 The node of the simulated arm owns the world (`drivers/arm/sim_node.py`); what moves in it arrives
 as one vector, so that a simulated gripper or camera can be killed alone.

@@ -27,7 +27,7 @@ class Conclusion:
     """What belongs to the final observation of an episode."""
 
     base_action: Floats  # (slots, d) float32, the base's proposal; zero without a base
-    features: dict[str, Array]  # `Behaviour.features` of the slots, as the policy saw them
+    features: dict[str, Array]  # `Behaviour.features` of the slots; empty where none is active
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RunningEpisode:
     # Source of the noise of plans, which alone can be repeated along a recording.
     plan_noise: np.random.Generator
     step_noise: np.random.Generator  # source of the noise of steps
-    lot: float  # uniform in [0, 1); tells whether the base acts in this episode
+    lot: float  # uniform in [0, 1); tells how this episode explores: see `Exploration.in_episode`
     instruction: str  # what is to be done; empty where nothing was said
     # (execute_steps or more, d), what was planned; None before the first plan.
     chunk: Floats | None = None
@@ -196,6 +196,8 @@ class PolicyRunner:
         """
         rows = self._all if active is None else np.flatnonzero(active)
         proposals = np.zeros((self.slots, self.behaviour.policy.action_dimension), np.float32)
+        if not len(rows):
+            return Conclusion(proposals, {})
         # Copies: planning for them draws from copied generators and fills copied queues.
         episodes = [copy.copy(episode) for episode in self._episodes(rows)]
         for episode in episodes:

@@ -224,7 +224,7 @@ class Learner:
                 f" the clone ({rates}); its corrections begin again at 0"
             )
             self._algorithm.begin_again()
-            trial.begin_again()
+            trial.begin_again(self.updates)
 
     def _record(
         self, count: int, seconds: float, metrics: Mapping[str, list[Tensor]]

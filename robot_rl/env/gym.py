@@ -202,7 +202,8 @@ class GymRobot:
         share = 0.5 * (1.0 + self._scale * self._action)
         wanted = self._low + share * (self._high - self._low)
         space = self._env.action_space
-        action = wanted.reshape(space.shape).astype(space.dtype)
+        whole = np.issubdtype(space.dtype, np.integer)
+        action = (np.rint(wanted) if whole else wanted).reshape(space.shape).astype(space.dtype)
         self.last_observation, given, terminated, truncated, info = self._env.step(action)
         self._steps += 1
         reward = _finite_reward(self._now, given)
@@ -277,7 +278,7 @@ def _make(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     module, namespace = id.rpartition(":")[0], id.partition("/")[0]
     try:
         registry.make_importable(module or namespace)
-        if not module and namespace != id not in gymnasium.registry:
+        if not module and namespace != id and id not in gymnasium.registry:
             importlib.import_module(namespace)
         return gymnasium.make(id, disable_env_checker=True, **{**_drawing(id), **arguments})
     except RobotRLError:

@@ -96,7 +96,7 @@ def discount(dataset: EpisodeDataset) -> float:
     return max(LEAST_DISCOUNT, 1.0 - 1.5 / float(np.median(steps))) if steps else LEAST_DISCOUNT
 
 
-def value_range(dataset: EpisodeDataset, discount: float) -> tuple[float, float]:
+def value_range(dataset: EpisodeDataset, gamma: float) -> tuple[float, float]:
     """Bounds of the return of any policy, if no reward is lower or higher than those demonstrated.
 
     A reward with which an episode terminates is had once, any other perhaps for ever, discounted
@@ -108,13 +108,13 @@ def value_range(dataset: EpisodeDataset, discount: float) -> tuple[float, float]
     columns = dataset.arrays(("reward", "terminated"))
     reward, ended = columns["reward"].astype(np.float64), columns["terminated"]
     bounds = [
-        float(bound(reward[~ended], initial=0.0) / (1.0 - discount))
+        float(bound(reward[~ended], initial=0.0) / (1.0 - gamma))
         + float(bound(reward[ended], initial=0.0))
         for bound in (np.min, np.max)
     ]
     if bounds[0] == bounds[1]:
         raise RobotRLError(
-            "the demonstrations hold no reward other than 0",
+            "the recorded episodes hold no reward other than 0",
             got=f"{len(reward)} rows",
             hint="record them with a reward, or say which of them succeeded: see docs/rewards.md",
         )

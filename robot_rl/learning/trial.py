@@ -47,6 +47,7 @@ class Trial:
         # Success and return of each episode that counts; of learned ones also whether it explored.
         self._cloned: list[_Score] = []
         self._learned: deque[tuple[_Score, bool]] = deque(maxlen=_LATEST)
+        self._first_version = 1  # of the weights whose episodes count as learned
 
     @property
     def share(self) -> float:
@@ -78,9 +79,10 @@ class Trial:
         worse = exploring is not None and exploring <= 1 - _SURE
         return worse and (noiseless is None or noiseless <= 0.5)
 
-    def begin_again(self) -> None:
-        """Forget the episodes of what was learned."""
+    def begin_again(self, version: int) -> None:
+        """Forget the episodes of what was learned, also those of weights before `version`."""
         self._learned.clear()
+        self._first_version = version
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -99,7 +101,7 @@ class Trial:
             of_clone = episode["base_alone"]
             if of_clone.all():
                 self._cloned.append(score)
-            elif not of_clone.any() and episode["policy_version"].all():
+            elif not of_clone.any() and episode["policy_version"].min() >= self._first_version:
                 noiseless = episode["noiseless"]
                 if noiseless.all() or not noiseless.any():
                     self._learned.append((score, not noiseless.any()))
@@ -137,6 +139,7 @@ class Trial:
         return {
             "cloned": self._cloned,
             "learned": list(self._learned),
+            "first_version": self._first_version,
             "sampler": self._rows.state_dict(),
         }
 
@@ -145,6 +148,7 @@ class Trial:
         self._cloned = [_score(*values) for values in state["cloned"]]
         learned = ((_score(*values), bool(explored)) for values, explored in state["learned"])
         self._learned = deque(learned, _LATEST)
+        self._first_version = state["first_version"]
         self._rows.load_state_dict(state["sampler"])
 
 

@@ -27,7 +27,7 @@ _KEYS = {"executable", "module", "parameters", "namespace", "remappings", "each_
 
 
 class NodeTableError(RobotRLError):
-    """A node in the configuration that cannot be started, or an observed camera without one."""
+    """A node in the configuration that cannot be started, or a camera without one."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _check_served(
     if alone:
         name = alone[0]["name"]
         raise NodeTableError(
-            f"no node serves what is observed of {', '.join(str(c['name']) for c in alone)}",
+            f"no node serves the camera {', '.join(str(c['name']) for c in alone)}",
             got=f"nodes for {', '.join(sorted(served)) or 'no camera'}",
             expected="one for each of observation.cameras and reward.cameras",
             hint=f"{_line(alone[0])}; where somebody else publishes {name}/color/image_raw,"

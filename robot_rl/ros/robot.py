@@ -195,7 +195,7 @@ class RosRobot:
         return self.mirror.task
 
     def tcp_pose(self) -> Vector:
-        """The newest measured pose (7,) of the TCP, base frame; raises as `observe`."""
+        """The newest measured pose (7,) of the TCP, base frame; `RobotInterrupted` without one."""
         return self.measurements.tcp_pose()
 
     def attend(self) -> None:
@@ -217,7 +217,10 @@ class RosRobot:
             self._target.publish(messages.pose_message(self.tcp_pose(), time.time_ns()))
 
     def move_target(self, target: Vector) -> None:
-        """Publish a target (7,) outside of episodes; raises as `attend`, or where one is late."""
+        """Publish a target pose (7,), base frame, outside of episodes.
+
+        `RobotInterrupted` as `attend`, and where a measurement is too old.
+        """
         self.attend()
         check_all(self.all_sensors)
         self._target.publish(messages.pose_message(target, time.time_ns()))
@@ -370,8 +373,12 @@ def make_ros_robot(
 def make_ros_arms(task: Task, arms: Sequence[str], namespace: str, **settings: Any) -> SeveralArms:
     """Make several arms on topics, each in a namespace of its name; settings: `make_ros_robot`."""
     tasks = {arm: copy.deepcopy(task) for arm in arms}
-    robots = {
-        arm: make_ros_robot(tasks[arm], namespace=joined(namespace, arm), **settings)
-        for arm in arms
-    }
+    robots: dict[str, RosRobot] = {}
+    try:
+        for arm, own in tasks.items():
+            robots[arm] = make_ros_robot(own, namespace=joined(namespace, arm), **settings)
+    except BaseException:
+        for robot in robots.values():
+            robot.close()
+        raise
     return SeveralArms(robots, SeveralTasks(task.name, tasks))

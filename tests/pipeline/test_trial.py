@@ -113,6 +113,19 @@ def test_a_clone_of_long_episodes_acts_until_enough_is_known_of_it(bench, acting
     assert trial.proved
 
 
+def test_older_weights_say_nothing_of_what_has_begun_again(bench, acting):
+    """Episodes that were still to come of them counted as failures of the new ones."""
+    trial = Trial(bench)
+    acting.put(CLONE, [True, False] * 5)
+    acting.put(LEARNED, [False] * 6)
+    trial.count(acting.steps)
+    trial.begin_again(version=8)
+    acting.put(LEARNED, [False] * 3)
+    acting.put((False, 8, False), [True] * 6)
+    trial.count(acting.steps)
+    assert trial.metrics["exploring_success"] == 1.0
+
+
 def test_what_was_better_must_stay_better(bench, acting):
     trial = Trial(bench)
     acting.put(CLONE, [True, False] * 5)
@@ -154,7 +167,7 @@ def test_what_was_lost_is_forgotten_when_it_begins_again(bench, acting):
     acting.put(LEARNED, [False] * 4)
     trial.count(acting.steps)
     assert trial.lost
-    trial.begin_again()
+    trial.begin_again(version=7)
     assert trial.metrics == {"cloned_success": 1.0}
     assert not trial.lost
 

@@ -351,8 +351,8 @@ REALSENSE, UVC = "realsense.RealSenseCamera", "uvc.UvcCamera"
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (ONE, r"no node serves what is observed of front; got: nodes for no camera"),
-        ((PIXELS, camera_node("front", UVC, device="/dev/video0")), "observed of wrist"),
+        (ONE, r"no node serves the camera front; got: nodes for no camera"),
+        ((PIXELS, camera_node("front", UVC, device="/dev/video0")), "the camera wrist"),
     ],
 )
 def test_cameras_that_no_node_can_serve_are_refused_with_the_line_to_write(words, message):
@@ -393,5 +393,5 @@ def test_a_command_refuses_such_a_camera_before_it_makes_anything(command, tmp_p
     assert (
         cli.main([command, *FRANKA, *ONE, f"runs_directory={tmp_path / 'runs'}"]) == cli.EXIT_ERROR
     )
-    assert "no node serves what is observed of front" in capsys.readouterr().err
+    assert "no node serves the camera front" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
