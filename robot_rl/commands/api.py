@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from policies.behaviour import Behaviour
 
 exact_interval = clopper_pearson
-# What changes the scenes of an evaluation, whatever their seeds.
-_OF_SCENES = ("task", "robot", "reset")
 
 
 class LoadedPolicy:
@@ -208,17 +206,13 @@ def compare_results(first: str | Path, second: str | Path | None = None) -> Comp
         a difference as large between equally good policies.
 
     Raises:
-        StatisticsError: A file holds no evaluation, or they share no scene.
+        StatisticsError: A file holds no evaluation, or they share no scene: their tasks, settings
+            of the task, domains, robots or seeds are others.
     """
     if second is None:
         return Comparison.from_json(_last_record(Path(first)))
-    before, after = _last_record(Path(first)), _last_record(Path(second))
-    scenes = [_scenes(record) for record in (before, after)]
-    if scenes[0] != scenes[1]:
-        raise StatisticsError(
-            "the evaluations were made in different scenes", got=scenes[1], expected=scenes[0]
-        )
-    results = [EvaluationResult.from_json(record) for record in (before, after)]
+    results = [EvaluationResult.from_json(_last_record(Path(path))) for path in (first, second)]
+    _check_scenes(*results)
     comparison = results[1].beside(results[0])
     if comparison is None:
         seeds = " and ".join(f"{r.first_seed} … {r.first_seed + r.episodes - 1}" for r in results)
@@ -241,7 +235,19 @@ def _last_record(path: Path) -> dict[str, Any]:
     return records[-1]
 
 
-def _scenes(record: Mapping[str, Any]) -> list[str]:
-    """What was typed to make an evaluation's scenes others than the run's, and the domain."""
-    typed = [word for word in record.get("overrides", ()) if word.startswith(_OF_SCENES)]
-    return [*typed, f"domain {record['domain']}"] if record.get("domain") else typed
+def _check_scenes(before: EvaluationResult, after: EvaluationResult) -> None:
+    """Raise `StatisticsError` where a seed is not the same scene in two evaluations."""
+    if before.task is None or after.task is None:
+        raise StatisticsError(
+            "an evaluation by an older version does not say in which scenes it was made",
+            hint="make it again: robot-rl evaluate RUN; it is added to RUN/evaluate.jsonl",
+        )
+    made = [{"task": r.task, "domain": r.domain, **r.scenes} for r in (before, after)]
+    unlike = [name for name in {**made[0], **made[1]} if made[0].get(name) != made[1].get(name)]
+    if unlike:
+        # Another task explains all settings that differ.
+        shown = unlike[:1] if unlike[0] == "task" else unlike[:5]
+        got, expected = (", ".join(f"{n}={each.get(n)}" for n in shown) for each in made[::-1])
+        raise StatisticsError(
+            "the evaluations were made in different scenes", got=got, expected=expected
+        )

@@ -19,7 +19,7 @@ from robot_rl.config import check_value
 from robot_rl.data.intervals import anytime_interval
 from robot_rl.env.rollout import EpisodeResult, Seeds
 from robot_rl.errors import RobotRLError
-from robot_rl.evaluation.evaluate import Evaluator, check_proof, name_of_domain, summarised
+from robot_rl.evaluation.evaluate import Evaluator, check_proof, conditions, summarised
 from robot_rl.evaluation.statistics import Comparison, EvaluationResult
 from robot_rl.run import POLICIES, RunDirectory, open_policy
 
@@ -50,7 +50,7 @@ class Contest:
     """
 
     def __init__(self, rivals: Sequence[Rival], config: DictConfig) -> None:
-        proof, self._domain = config.proof, name_of_domain(config)
+        proof, self._conditions = config.proof, conditions(config)
         self.first, *self.others = rivals
         self._open = list(self.others)
         self._level = (1.0 - float(proof.confidence)) / len(self.others)
@@ -117,7 +117,7 @@ class Contest:
             first_seed=self._first_seed,
             environment_steps=rival.environment_steps,
             wall_seconds=time.monotonic() - self._began,
-            domain=self._domain,
+            **self._conditions,
         )
         low, high = anytime_interval(result.successes, result.episodes)
         return replace(result, confidence_low=low, confidence_high=high)

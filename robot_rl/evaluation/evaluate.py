@@ -14,7 +14,14 @@ from omegaconf import DictConfig, OmegaConf
 from policies.behaviour import Behaviour
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
-from robot_rl.config import ConfigError, check_least, check_value, composed, on_stepped_clock
+from robot_rl.config import (
+    ConfigError,
+    check_least,
+    check_value,
+    composed,
+    flatten,
+    on_stepped_clock,
+)
 from robot_rl.console.link import ConsoleLink
 from robot_rl.console.telemetry import TelemetryEnv, jpegs
 from robot_rl.data.policy_columns import check_fit
@@ -117,7 +124,7 @@ class Evaluator:
             first_seed=first,
             environment_steps=environment_steps,
             wall_seconds=time.monotonic() - started,
-            domain=name_of_domain(self._config),
+            **conditions(self._config),
         )
 
     def episodes(
@@ -208,6 +215,22 @@ def name_of_domain(config: DictConfig) -> str | None:
     own = composed([f"domain={choice}"]).domain
     changed = [f"{key}={value}" for key, value in config.domain.items() if value != own.get(key)]
     return " ".join([choice, *changed])
+
+
+def conditions(config: DictConfig) -> dict[str, Any]:
+    """What else than its seed makes a scene: `domain`, `task`, `scenes` of `EvaluationResult`."""
+    form = config.robot.get("task", "environment")
+    scenes = {"robot": config.choices.robot, **_settings(config, f"task.{form}")}
+    scenes |= _settings(config, "robot.arguments")  # of a Gymnasium environment
+    if on_stepped_clock(config).clock == "realtime":  # in simulated time there is only one
+        scenes["reset"] = config.choices.reset
+    return {"domain": name_of_domain(config), "task": config.task.name, "scenes": scenes}
+
+
+def _settings(config: DictConfig, key: str) -> dict[str, Any]:
+    section = OmegaConf.select(config, key)
+    plain: Any = OmegaConf.to_container(section, resolve=True) if section else {}
+    return flatten(plain, f"{key}.")
 
 
 def check_proof(config: DictConfig) -> None:

@@ -196,6 +196,10 @@ class EvaluationResult:
     # The simulated robot's, with values that are other than its file's; None for another robot,
     # which has none.
     domain: str | None = None
+    # The task, and with the robot what makes the scene of a seed: values by dotted key, as they are
+    # typed. None and empty in the records of older versions.
+    task: str | None = None
+    scenes: dict[str, Any] = field(default_factory=dict)
     # Beside the cloned policy's evaluation, where there is one of these scenes.
     against_cloned: Comparison | None = None
 

@@ -217,6 +217,8 @@ def test_an_evaluation_summarises_its_episodes():
         "operated": 0,
         "labels": None,
         "domain": None,
+        "task": None,
+        "scenes": {},
         "against_cloned": None,
     }
     assert EvaluationResult.from_json(content) == result

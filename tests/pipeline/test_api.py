@@ -14,11 +14,12 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import robot_rl
-from robot_rl.config import group_choices
+from robot_rl.config import compose, group_choices
+from robot_rl.evaluation.evaluate import conditions
 from robot_rl.evaluation.statistics import EvaluationResult
 
 
-def evaluated(path, *won, first_seed=0, **more):
+def evaluated(path, *won, first_seed=0, words=()):
     result = EvaluationResult.of_episodes(
         np.array(won, bool),
         np.ones(len(won)),
@@ -28,10 +29,11 @@ def evaluated(path, *won, first_seed=0, **more):
         environment_steps=100,
         gradient_updates=10,
         wall_seconds=1.0,
+        **conditions(compose(words)),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        file.write(json.dumps({**result.to_json(), **more}) + "\n")
+        file.write(json.dumps(result.to_json()) + "\n")
     return path
 
 
@@ -126,8 +128,42 @@ def test_only_evaluations_of_the_same_scenes_are_compared(tmp_path):
     elsewhere = evaluated(tmp_path / "far.jsonl", 1, first_seed=100)
     with pytest.raises(robot_rl.RobotRLError, match=r"no scene; got: seeds 0 … 3 and 100 … 100"):
         robot_rl.compare_results(first, elsewhere)
-    harder = evaluated(tmp_path / "hard.jsonl", 1, 1, overrides=["task.environment.clearance=0.0"])
-    with pytest.raises(robot_rl.RobotRLError, match=r"different scenes; got: \['task.envir"):
-        robot_rl.compare_results(first, harder)
     with pytest.raises(robot_rl.RobotRLError, match="there is no evaluation in"):
         robot_rl.compare_results(first, tmp_path / "nothing.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["task=peg_insert_hard"], "got: task=peg_insert_hard; expected: task=peg_insert$"),
+        (
+            ["++task.environment.clearance=0.0005"],
+            r"got: task\.environment\.clearance=0\.0005; expected: .*clearance=0\.001$",
+        ),
+        (["domain=lab"], "got: domain=lab; expected: domain=ideal"),
+        (
+            ["robot=ros_sim"],
+            "got: domain=None, robot=ros_sim, .*; expected: domain=ideal, robot=sim",
+        ),
+    ],
+)
+def test_a_seed_is_another_scene_in_another_task(tmp_path, words, told):
+    first = evaluated(tmp_path / "first.jsonl", 1, 0)
+    with pytest.raises(robot_rl.RobotRLError, match=f"different scenes; {told}"):
+        robot_rl.compare_results(first, evaluated(tmp_path / "other.jsonl", 0, 1, words=words))
+
+
+def test_what_makes_no_scene_may_differ(tmp_path):
+    first = evaluated(tmp_path / "first.jsonl", 1, 0)
+    words = ["observation=pixels", "algorithm=rlpd", "reset=none", "seed=3"]
+    other = evaluated(tmp_path / "other.jsonl", 1, 1, words=words)
+    assert robot_rl.compare_results(first, other).won == 1
+
+
+def test_a_record_that_does_not_say_its_scenes_is_not_compared(tmp_path):
+    first = evaluated(tmp_path / "first.jsonl", 1, 0)
+    record = json.loads(first.read_text())
+    del record["task"], record["scenes"]
+    (tmp_path / "old.jsonl").write_text(json.dumps(record) + "\n")
+    with pytest.raises(robot_rl.RobotRLError, match="older version does not say"):
+        robot_rl.compare_results(first, tmp_path / "old.jsonl")
