@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.errors import PolicyError
-from robot_rl.commands.inspection import Kind, look
+from robot_rl.commands.inspection import Kind, first_episodes_of, look
 from robot_rl.data import lerobot
 from robot_rl.data.episodes import Episode as Episode
 from robot_rl.data.episodes import NotADataset
@@ -29,6 +29,7 @@ from robot_rl.data.transfer import DatasetEpisodes, Selection
 from robot_rl.errors import RobotRLError as RobotRLError
 from robot_rl.evaluation.statistics import Comparison, EvaluationResult
 from robot_rl.processes.signals import StopEvent
+from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.client import ReplayClient as ReplayClient
 from robot_rl.replay.reader import StoreEpisodes
 from robot_rl.replay.sampler import Sampler
@@ -128,7 +129,7 @@ def read_episodes(path: str | Path, table: str | None = None) -> Iterator[Episod
 
     Args:
         path: A dataset, a LeRobot dataset that robot_rl exported, a replay store, or a run: its
-            store or, where it has none, its demonstrations.
+            store or, where it has none, its demonstrations or random actions.
         table: Of a store; None takes the only one.
 
     Yields:
@@ -141,7 +142,8 @@ def read_episodes(path: str | Path, table: str | None = None) -> Iterator[Episod
     kind, place = look(Path(path))
     if kind is Kind.RUN:
         run = RunDirectory(place)
-        kind, place = look(run.store if run.store.exists() else run.demonstrations)
+        stored = is_store(run.store)
+        kind, place = (Kind.STORE, run.store) if stored else (Kind.DATASET, first_episodes_of(run))
     if kind is Kind.STORE:
         yield from StoreEpisodes(place, table, Selection()).episodes()
         return

@@ -94,10 +94,18 @@ def describe(path: Path) -> Facts:
     return {"kind": kind.value, "path": str(place), **_DESCRIBERS[kind](place)}
 
 
+def first_episodes_of(run: RunDirectory) -> Path:
+    """Where a run's demonstrations are, or the exploration in place of them; or will be."""
+    config = load_resolved(run.path)
+    if config.dataset:
+        return Path(config.dataset)
+    return run.demonstrations if config.demonstrations else run.exploration
+
+
 def _run_directory(path: Path) -> Facts:
     run = RunDirectory(path)
-    dataset = load_resolved(run.path).dataset
-    places = {"demonstrations": Path(dataset) if dataset else run.demonstrations}
+    first = first_episodes_of(run)
+    places = {"exploration" if first == run.exploration else "demonstrations": first}
     if is_store(run.store):
         places["store"] = run.store
     for name in (CLONED, LAST):

@@ -7,14 +7,19 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from tiny_runs import TINY
 
 import robot_rl
+from robot_rl import cli
+from robot_rl.commands.inspection import describe
 from robot_rl.config import compose, group_choices
+from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.evaluation.evaluate import conditions
 from robot_rl.evaluation.statistics import EvaluationResult
 
@@ -117,6 +122,21 @@ def test_wrong_requests_are_answered_with_what_is_valid(tmp_path, cloned, monkey
         next(robot_rl.read_episodes("runs/latest/checkpoints/bc"))
     with pytest.raises(robot_rl.RobotRLError, match="impossible counts; got: 3 of 2"):
         robot_rl.exact_interval(3, 2)
+
+
+def test_the_first_episodes_of_a_run_are_read_wherever_they_are(cloned, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    dataset = (cloned / "runs/latest/demonstrations.zarr").resolve()
+    assert cli.main(["pretrain", *TINY, "cloning.updates=1", f"dataset={dataset}"]) == 0
+    assert [e.success for e in robot_rl.read_episodes("runs/latest")] == [True] * 4
+
+    alone = ("demonstrations=0", "algorithm=sac", "reward=distance", "stage=explore")
+    assert cli.main(["train", *TINY, *alone]) == 0
+    episodes = list(robot_rl.read_episodes("runs/latest"))
+    assert sum(len(e.rows) - 1 for e in episodes) >= 75
+    assert {e.source for e in episodes} == {SOURCE_POLICY}
+    exploration = describe(Path("runs/latest"))["parts"]["exploration"]
+    assert exploration["episodes"] == len(episodes)
 
 
 def test_only_evaluations_of_the_same_scenes_are_compared(tmp_path):
