@@ -77,9 +77,10 @@ def _content(directory: RunDirectory) -> dict[str, Any]:
         "bc": summary["demonstrations"] != 0 and _success(run.final(cloned=True)),
         "rl": _success(run.final(cloned=False)),
         "decision": summary["decision"],
-        "figures": _figures(summary),
+        "figures": _figures(run),
         "rolling": _ROLLING_EPISODES,
         "learning_curve": _learning_curve(run),
+        "periodic": any(not e.cloned for e in run.periodic()),
         "clips": _clips(directory.path / VIDEOS),
         "charts": _charts(run),
         "evaluations": run.evaluations,
@@ -124,7 +125,7 @@ def _conduct(run: RunRecords) -> list[str]:
 
 def _success(result: EvaluationResult | None) -> dict[str, str]:
     if result is None:
-        return {"rate": _ABSENT, "count": "not evaluated yet", "interval": ""}
+        return {"rate": _ABSENT, "count": "not evaluated", "interval": ""}
     low, high = 100 * result.confidence_low, 100 * result.confidence_high
     seeds = "" if result.seed_set == "final" else " (periodic)"
     return {
@@ -134,10 +135,13 @@ def _success(result: EvaluationResult | None) -> dict[str, str]:
     }
 
 
-def _figures(summary: Record) -> list[tuple[str, str]]:
+def _figures(run: RunRecords) -> list[tuple[str, str]]:
+    summary = run.summary
     confirmed, seconds = summary["steps_to_97"], summary["mean_seconds_to_success"]
+    measured = sum(not e.cloned for e in run.periodic()) > 1  # it takes two in a row
+    missed = "not reached" if measured else "not measured"
     return [
-        ("Steps to 97 %", "not reached" if confirmed is None else f"{confirmed:,}"),
+        ("Steps to 97 %", missed if confirmed is None else f"{confirmed:,}"),
         ("Environment steps", f"{summary['environment_steps']:,}"),
         ("Gradient updates", f"{summary['gradient_updates']:,}"),
         ("Demonstrations", f"{summary['demonstrations']:,}"),

@@ -182,7 +182,7 @@ def test_a_policy_without_an_update_has_not_learned(run):
     (run / "evaluations.jsonl").write_text(lines([evaluation(0, 38), warming]))
     text = Page(write_report(RunDirectory(run))).text
     assert "Cloned from demonstrations 38 % 38 of 100 episodes" in text
-    assert "After reinforcement learning – not evaluated yet" in text
+    assert "After reinforcement learning – not evaluated" in text
 
 
 def test_the_configuration_is_shown_in_full(finished):
@@ -243,7 +243,22 @@ def test_a_run_that_has_learned_nothing_has_a_report(run):
     (run / "summary.json").write_text(json.dumps({**SUMMARY, **facts}))
     text = Page(write_report(RunDirectory(run))).text
     assert "There are no evaluations or training episodes yet" in text
-    assert "Steps to 97 % not reached" in text
+    assert "Steps to 97 % not measured" in text
+
+
+def test_a_run_without_periodic_evaluations_says_what_was_not_measured(run):
+    """As on a real robot, where the clone is not compared either."""
+    (run / "evaluations.jsonl").write_text(lines([EVALUATIONS[-1]]))
+    (run / "summary.json").write_text(json.dumps({**SUMMARY, "steps_to_97": None}))
+    text = Page(write_report(RunDirectory(run))).text
+    assert "Cloned from demonstrations – not evaluated → After" in text
+    assert "Steps to 97 % not measured" in text
+    assert "No checkpoint was evaluated while this run learned. Grey:" in text
+
+
+def test_a_rate_that_was_looked_for_is_said_to_be_missed(run):
+    (run / "summary.json").write_text(json.dumps({**SUMMARY, "steps_to_97": None}))
+    assert "Steps to 97 % not reached" in Page(write_report(RunDirectory(run))).text
 
 
 def test_text_of_the_configuration_is_no_markup(run):
