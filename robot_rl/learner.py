@@ -127,6 +127,12 @@ class Learner:
         self._trial = Trial(bench) if isinstance(self._algorithm, Correction) else None
         share = self._algorithm.schedule.hindsight_share
         self._hindsight = Hindsight.of(bench, self._algorithm.required, share)
+        bounds = algorithm.get("settings", {}).get("value_range")
+        self._taken = {
+            "discount": self._algorithm.schedule.gamma,
+            "value_range": None if bounds is None else list(bounds),
+            "hindsight_share": share if self._hindsight is not None else 0.0,
+        }
         self.environment_steps = 0
         self.updates = 0
         # A learner that was killed learns from some blocks again, but has noted them already.
@@ -298,6 +304,7 @@ class Learner:
         state = {
             "environment_steps": self.environment_steps,
             "gradient_updates": self.updates,
+            "taken": self._taken,
             "sampler": self._rows.state_dict(),
             "trial": None if self._trial is None else self._trial.state_dict(),
             "hindsight": None if self._hindsight is None else self._hindsight.state_dict(),
@@ -325,7 +332,7 @@ def _with_what_episodes_tell(config: DictConfig, first: EpisodeDataset) -> DictC
     gamma = algorithm.schedule.discount
     if gamma is None:
         gamma = discount(first)
-        print(f"discount per step: {gamma:.4g}", flush=True)
+        print(f"learner: discount per step: {gamma:.4g}", flush=True)
         found["schedule"] = {"discount": gamma}
     # Annotations may be rewards of another scale.
     known = config.reward.annotation in (None, LABELS) and gamma < 1

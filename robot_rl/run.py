@@ -330,6 +330,18 @@ def learned_steps(run: RunDirectory) -> int:
     return _steps_of(run.complete_folder(LAST)) if run.has_folder(LAST) else 0
 
 
+def taken_by_learner(run: RunDirectory) -> dict[str, Any]:
+    """What the learner took where the configuration may leave it open; empty before it has saved.
+
+    `discount` γ per step; `value_range`, the lowest and highest return, None without limits;
+    `hindsight_share` of each batch.
+    """
+    if not run.has_folder(LAST):
+        return {}
+    state = json.loads((run.complete_folder(LAST) / STATE_FILE).read_text(encoding="utf-8"))
+    return dict(state.get("taken", {}))  # an older version has not noted it
+
+
 def _steps_of(folder: Path) -> int:
     """Environment steps behind a checkpoint; a snapshot has no state, but them in its name."""
     if (state := folder / STATE_FILE).is_file():

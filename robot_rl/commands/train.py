@@ -51,6 +51,7 @@ from robot_rl.run import (
     learned_steps,
     load_policy,
     proved_checkpoint,
+    taken_by_learner,
 )
 
 _POLL_SECONDS = 0.25
@@ -243,6 +244,7 @@ def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> 
         "intervention_rate": intervened[-1][1] if intervened else 0.0,
         "steps_to_97": first_confirmed(learned),
         "gradient_updates": blocks[-1]["gradient_updates"] if blocks else 0,
+        "taken_by_learner": taken_by_learner(run),
         "machine": describe_machine(),
     }
 

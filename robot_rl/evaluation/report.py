@@ -85,6 +85,7 @@ def _content(directory: RunDirectory) -> dict[str, Any]:
         "charts": _charts(run),
         "evaluations": run.evaluations,
         "facts": _facts(summary["machine"]),
+        "taken": _taken(summary.get("taken_by_learner", {})),
         "configuration": (directory.path / CONFIG_FILE).read_text(encoding="utf-8"),
     }
 
@@ -206,6 +207,18 @@ def _columns(records: Sequence[Record], name: str) -> tuple[list[float], list[fl
 def _words(name: str) -> str:
     words = name.replace("_", " ")
     return words[:1].upper() + words[1:]
+
+
+def _taken(found: Record) -> list[tuple[str, str]]:
+    """Say what the learner has taken where the configuration may leave it open."""
+    if not found:
+        return []
+    bounds = found["value_range"]
+    return [
+        ("Discount per step", f"{found['discount']:.4g}"),
+        ("Range of values", f"{bounds[0]:g} to {bounds[1]:g}" if bounds else "no limits"),
+        ("In hindsight", f"{100 * found['hindsight_share']:g} % of each batch"),
+    ]
 
 
 def _facts(machine: Record) -> list[tuple[str, str]]:
