@@ -1,9 +1,9 @@
 """Real-world robot reinforcement learning: environments, replay, algorithms and evaluation.
 
 What a notebook or another program may rely on is listed here and explained in docs/api.md; all else
-is private. Each name is loaded when it is asked for, so that importing robot_rl takes little time.
-It also gives the simulated tasks their ids for `gymnasium.make`: `robot_rl/PegInsert-v0` is
-`task=peg_insert`.
+is private. Each name is loaded when it is asked for, so that importing robot_rl loads little more
+than Gymnasium. It also gives the simulated tasks their ids for `gymnasium.make`:
+`robot_rl/PegInsert-v0` is `task=peg_insert`.
 """
 
 from __future__ import annotations

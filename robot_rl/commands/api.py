@@ -53,7 +53,7 @@ class LoadedPolicy:
         task: Name of the task that it was trained on.
         control_rate_hz: Steps per second at which its actions are meant.
         action_names: One name per action column.
-        observation: Name → number of values of all that it must see.
+        observation: Name → number of values of all that it must see, a camera's pixels included.
     """
 
     def __init__(self, behaviour: Behaviour) -> None:
@@ -72,8 +72,9 @@ class LoadedPolicy:
         self._begun = True
 
     def act(self, observation: Observation) -> npt.NDArray[np.float32]:
-        """Choose the action (d,) in [-1, 1] for what is seen now: the environment's observation.
+        """Choose the action, float32 (d,) in [-1, 1], for what is seen now.
 
+        The observation is the environment's: by name numbers (k,) float32, images (H, W, 3) uint8.
         `PolicyError` where there was no `reset`, or the observation is no dict or lacks something.
         """
         if not self._begun:
