@@ -7,23 +7,26 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor
 
 from policies.behaviour import Behaviour
 from policies.compute import compute_device, explained_memory
 from policies.policy import Policy
-from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.policy_columns import check_features, check_fit
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.algorithms import check_algorithm, make_algorithm
 from robot_rl.learning.algorithms.base import Correction
 from robot_rl.learning.algorithms.encoding import trains_on
 from robot_rl.learning.blocks import Blocks, unevaluated
-from robot_rl.learning.demonstrations import demonstrated, discount, first_episodes, value_range
+from robot_rl.learning.demonstrations import (
+    demonstrated,
+    first_episodes,
+    with_what_episodes_tell,
+)
 from robot_rl.learning.hindsight import Hindsight
 from robot_rl.learning.recipe import Recipe, Stage
 from robot_rl.learning.trial import Trial
@@ -119,7 +122,7 @@ class Learner:
         self._cloned = bench.cloned
         first = first_episodes(config, bench.run)
         check_fit(self._cloned, first.schema)
-        algorithm = _with_what_episodes_tell(config, first)
+        algorithm = with_what_episodes_tell(config, first)
         seed = int(config.seed)
         self._algorithm = make_algorithm(algorithm, self._cloned, seed, config.observation)
         self._algorithm.to(bench.device, compiled=bool(config.get("compile", False)))
@@ -127,12 +130,16 @@ class Learner:
         self._trial = Trial(bench) if isinstance(self._algorithm, Correction) else None
         share = self._algorithm.schedule.hindsight_share
         self._hindsight = Hindsight.of(bench, self._algorithm.required, share)
-        bounds = algorithm.get("settings", {}).get("value_range")
+        settings = algorithm.get("settings", {})
+        bounds = settings.get("value_range")
         self._taken = {
             "discount": self._algorithm.schedule.gamma,
             "value_range": None if bounds is None else list(bounds),
             "hindsight_share": share if self._hindsight is not None else 0.0,
+            "imitation_updates": settings.get("imitation_updates", 0),
         }
+        told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self._taken.items())
+        print(f"learner: {told}", flush=True)
         self.environment_steps = 0
         self.updates = 0
         # A learner that was killed learns from some blocks again, but has noted them already.
@@ -323,22 +330,6 @@ class Learner:
             self._hindsight.load_state_dict(state["hindsight"], self.environment_steps)
         self.updates = int(state["gradient_updates"])
         self._saved_steps = self.environment_steps
-
-
-def _with_what_episodes_tell(config: DictConfig, first: EpisodeDataset) -> DictConfig:
-    """The algorithm's configuration, with discount and range of returns where none is given."""
-    algorithm: DictConfig = config.algorithm
-    found: dict[str, Any] = {}
-    gamma = algorithm.schedule.discount
-    if gamma is None:
-        gamma = discount(first)
-        print(f"learner: discount per step: {gamma:.4g}", flush=True)
-        found["schedule"] = {"discount": gamma}
-    # Annotations may be rewards of another scale.
-    known = config.reward.annotation in (None, LABELS) and gamma < 1
-    if known and algorithm.get("settings", {}).get("value_range", ()) is None:
-        found["settings"] = {"value_range": list(value_range(first, gamma))}
-    return cast("DictConfig", OmegaConf.merge(algorithm, found))
 
 
 def waits_for_annotation(config: DictConfig, run: RunDirectory) -> str | None:

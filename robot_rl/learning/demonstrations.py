@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from policies.behaviour import Behaviour
 from policies.runner import PolicyRunner
@@ -18,10 +19,12 @@ from robot_rl.errors import RobotRLError
 from robot_rl.learning.algorithms.base import LEAST_DISCOUNT
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.windows import LABELS
 from robot_rl.run import RunDirectory
 
 DEMONSTRATOR = 0  # the actor that demonstrations come from
 _OWNER = "demonstrations"
+_LEAST_IMITATED_STEPS = 4000  # environment steps in which demonstrations are imitated
 
 
 def demonstrated(config: DictConfig) -> bool:
@@ -84,16 +87,36 @@ def check_demonstrations(config: DictConfig, run: RunDirectory | None) -> None:
             )
 
 
-def discount(dataset: EpisodeDataset) -> float:
-    """A discount γ per step, with which the start of an episode still counts its success.
+def with_what_episodes_tell(config: DictConfig, first: EpisodeDataset) -> DictConfig:
+    """The algorithm's configuration, with what nobody has given and the first episodes tell.
 
-    Its horizon 1 / (1 - γ) is two thirds of the steps to the first success, in the median of the
-    demonstrations, but at least that of 0.97.
+    With a discount γ the start of an episode must still count its success: the horizon 1 / (1 - γ)
+    is two thirds of the steps to it. Demonstrations are imitated as long as 100 of them take.
     """
+    algorithm: DictConfig = config.algorithm
+    schedule, settings = algorithm.schedule, algorithm.get("settings", {})
+    found: dict[str, dict[str, Any]] = {"schedule": {}, "settings": {}}
+    steps, gamma = _steps_to_success(first) or 0.0, schedule.discount
+    if gamma is None:
+        gamma = max(LEAST_DISCOUNT, 1.0 - 1.5 / max(steps, 1.0))
+        found["schedule"]["discount"] = gamma
+    # Annotations may be rewards of another scale.
+    known = config.reward.annotation in (None, LABELS) and gamma < 1
+    if known and settings.get("value_range", ()) is None:
+        found["settings"]["value_range"] = list(value_range(first, gamma))
+    if settings.get("imitation_updates", 0) is None:
+        imitated = max(_LEAST_IMITATED_STEPS, round(100 * steps))
+        found["settings"]["imitation_updates"] = schedule.updates_per_step * imitated
+    sections = {name: section for name, section in found.items() if section}
+    return cast("DictConfig", OmegaConf.merge(algorithm, sections))
+
+
+def _steps_to_success(dataset: EpisodeDataset) -> float | None:
+    """Median of the steps to the first success; None where no row says that it succeeded."""
     success = dataset.arrays(("success",))["success"]
     episodes = np.split(success, dataset.episode_ends[:-1])
     steps = [int(np.argmax(each)) + 1 for each in episodes if each.any()]
-    return max(LEAST_DISCOUNT, 1.0 - 1.5 / float(np.median(steps))) if steps else LEAST_DISCOUNT
+    return float(np.median(steps)) if steps else None
 
 
 def value_range(dataset: EpisodeDataset, gamma: float) -> tuple[float, float]:

@@ -13,11 +13,12 @@ from tiny_runs import RunServer, act_for
 from policies import checkpoint
 from robot_rl import cli
 from robot_rl.commands.runs import load_resolved, save_resolved
+from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.policy_columns import stored_schema
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.errors import RobotRLError
-from robot_rl.learning.demonstrations import discount, insert_episodes, value_range
+from robot_rl.learning.demonstrations import insert_episodes, value_range, with_what_episodes_tell
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader
@@ -81,13 +82,14 @@ def test_rewards_bound_what_returns_can_be(folder: Path, rewards, ends, expected
 @pytest.mark.parametrize(
     ("successes", "expected"),
     [
-        ((20, 30, 40), 0.97),  # its horizon of 33 steps is enough
-        ((90, 100, 110), 0.985),
-        ((100, 200, 300), 0.9925),
-        ((), 0.97),  # only a label of the whole episode says that it succeeded
+        ((20, 30, 40), {"discount": 0.97, "imitation_updates": 24_000}),  # as found on peg_insert
+        ((90, 100, 110), {"discount": 0.985, "imitation_updates": 60_000}),
+        ((100, 200, 300), {"discount": 0.9925, "imitation_updates": 120_000}),
+        # Only a label of the whole episode says that it succeeded.
+        ((), {"discount": 0.97, "imitation_updates": 24_000}),
     ],
 )
-def test_the_discount_reaches_as_far_as_demonstrations_take_to_succeed(
+def test_discount_and_imitation_reach_as_far_as_demonstrations_take_to_succeed(
     folder: Path, successes, expected
 ) -> None:
     given = EpisodeDataset(folder / "runs/latest/demonstrations.zarr")
@@ -95,13 +97,14 @@ def test_the_discount_reaches_as_far_as_demonstrations_take_to_succeed(
     rest = dict.fromkeys(("success", "terminated", "truncated", "is_last"), False)
     with EpisodeWriter(folder / "other.zarr", given.schema) as writer:
         for after in successes or (0,):
-            rows = [
-                first | rest | {"success": bool(after) and row + 1 >= after} for row in range(301)
-            ]
+            succeeded = [bool(after) and row + 1 >= after for row in range(301)]
+            rows = [first | rest | {"success": success} for success in succeeded]
             rows[-2]["truncated"] = rows[-1]["is_last"] = True
             rows[-1]["action"] = 0 * first["action"]
             writer.append(rows, seed=0, success=True, source=SOURCE_POLICY)
-    assert discount(EpisodeDataset(writer.path)) == pytest.approx(expected)
+    found = with_what_episodes_tell(compose([]), EpisodeDataset(writer.path))
+    values = {**found.schedule, **found.settings}
+    assert {name: values[name] for name in expected} == pytest.approx(expected)
 
 
 def test_demonstrations_without_a_reward_are_refused(folder: Path) -> None:

@@ -67,7 +67,8 @@ class ActorCriticSettings:
     # Weight of the imitation loss on the rows of demonstrations and of an operator's interventions;
     # 0 for none.
     imitation_weight: float
-    imitation_updates: int  # updates over which that weight falls linearly to 0
+    # Updates over which that weight falls linearly to 0; 0: it stays; None: the learner finds it.
+    imitation_updates: int | None
     imitation_pretraining: bool  # train the actor on the demonstrations in the critic-only phase
 
     def __post_init__(self) -> None:
@@ -81,7 +82,7 @@ class ActorCriticSettings:
             initial_temperature=(self.initial_temperature, 1e-9, math.inf),
             actor_every=(self.actor_every, 1, math.inf),
             imitation_weight=(self.imitation_weight, 0, math.inf),
-            imitation_updates=(self.imitation_updates, 0, math.inf),
+            imitation_updates=(self.imitation_updates or 0, 0, math.inf),
         )
 
 
