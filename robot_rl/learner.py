@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +47,7 @@ from robot_rl.run import (
     RunDirectory,
     learned_steps,
 )
+from robot_rl.wire import ServerUnreachable, WireError
 
 
 def run(config: DictConfig) -> None:
@@ -155,9 +156,9 @@ class Learner:
     def learn(self, progress: WorkProgress) -> None:
         """Learn until the configured number of environment steps, or until `stop` is set.
 
-        While the replay server is away the learner waits for it. Before a `Stopped`, but for one in
-        a long block, and before a `ReplayError` a checkpoint is saved. `LearningDiverged` where a
-        loss is not finite.
+        While the replay server is away the learner waits for it. Before a `Stopped`, and before an
+        error of that server, a checkpoint is saved: but not amid the updates of a block, of which
+        nothing is kept. `LearningDiverged` where a loss is not finite.
         """
         total = self._blocks.total
         # A resumed run on the stepped clock goes on with the weights whose turn it is.
@@ -165,7 +166,9 @@ class Learner:
             self._publish(self.environment_steps)
         while self.environment_steps < total:
             target = self._blocks.end_after(self.environment_steps)
-            if not self._wait_for(target):
+            with self._saving():
+                there = self._wait_for(target)
+            if not there:
                 break
             if self._stepped:
                 self._publish(self.environment_steps)
@@ -198,16 +201,16 @@ class Learner:
             self._bench.say(f"learner: {waits_for_annotation(self._bench.config, self._bench.run)}")
         while not self._rows.transitions:
             if self._bench.stop.wait(_RETRY_SECONDS):
-                self._save_what_is_new()
                 raise Stopped
             self._rows.show(target)
 
     def _train_block(self, target: int) -> dict[str, Any]:
         started = time.monotonic()
         count = self._blocks.updates_at(target) - self.updates
-        self._rows.show(target)
-        if count:
-            self._wait_for_rewards(target)
+        with self._saving():
+            self._rows.show(target)
+            if count:
+                self._wait_for_rewards(target)
         batches = self._rows.batches(count)
         if self._hindsight is not None:
             self._hindsight.count(target)
@@ -285,11 +288,8 @@ class Learner:
         elif demonstrated(self._bench.config):
             noise = self._algorithm.schedule.warmup_noise
             behaviour = behaviour.exploring("base", "normal", noise, share)
-        try:
+        with self._saving():
             self._bench.publish(behaviour, self._blocks.acts_until(steps, self.updates))
-        except (ReplayError, Stopped):
-            self._save_what_is_new()
-            raise
 
     def _learned(self, policy: Policy) -> Behaviour:
         steps = self._cloned.execute_steps if policy.base is not None else 1
@@ -301,6 +301,15 @@ class Learner:
         if self._trial is not None:
             learned.policy.corrects = self._trial.proved
         return learned
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Save what is new before a stop, or an error of the replay server, ends the learner."""
+        try:
+            yield
+        except (ReplayError, ServerUnreachable, WireError, Stopped):
+            self._save_what_is_new()
+            raise
 
     def _save_what_is_new(self) -> None:
         if self._saved_steps != self.environment_steps:

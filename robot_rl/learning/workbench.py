@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,7 @@ from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_en
 from robot_rl.run import CLONED, STATE_FILE, UNTRAINED, RunDirectory
 from robot_rl.wire import KeysRefused, ServerUnreachable
 
+_Answer = TypeVar("_Answer")
 _RETRY_SECONDS = 0.5
 _TENSORS = "algorithm.safetensors"
 # From the policy of a checkpoint to the cloned one of the same run.
@@ -141,6 +142,7 @@ class Workbench:
         Raises:
             Stopped: `stop` was set.
             ReplayError: The replay server cannot take or give what is asked.
+            ServerUnreachable: It does not answer now; later the rows wait for it.
         """
         dataset = first_episodes(self.config, self.run)
         source = SOURCE_DEMONSTRATION if demonstrated(self.config) else SOURCE_POLICY
@@ -155,7 +157,7 @@ class Workbench:
         rng = np.random.default_rng(int(self.config.seed))
         place = ServerPlace.of(self.config, self.run)
         sampler = place.sampler(dataset.schema.task, spec, rng)
-        return self._opened.enter_context(closing(Rows(sampler)))
+        return self._opened.enter_context(closing(Rows(sampler, self)))
 
     def gather(
         self,
@@ -214,15 +216,25 @@ class Workbench:
 
         Raises:
             Stopped: `stop` was set meanwhile.
-            ReplayError: The server has refused the weights or the keys.
+            ReplayError: The server has refused the weights.
+            KeysRefused: The server has refused the keys.
+        """
+        self.outlast(lambda: publish(self.client, behaviour, until, self._base), "with new weights")
+
+    def outlast(self, ask: Callable[[], _Answer], what: str) -> _Answer:
+        """Ask the replay server, again and again while it is away; says `what` waits.
+
+        Raises:
+            Stopped: `stop` was set meanwhile.
+            KeysRefused: It is there, but refuses the keys. What else it answers is raised as well.
         """
         while True:
             try:
-                return publish(self.client, behaviour, until, self._base)
+                return ask()
             except KeysRefused:
                 raise
             except ServerUnreachable as problem:
-                self.say(f"learner: waiting with new weights, trying again: {problem}")
+                self.say(f"learner: waiting {what}, trying again: {problem}")
             if self.stop.wait(_RETRY_SECONDS):
                 raise Stopped
 
@@ -283,11 +295,15 @@ class Workbench:
 
 
 class Rows:
-    """Mini-batches out of a run's store, drawn ahead in a thread."""
+    """Mini-batches out of a run's store, drawn ahead in a thread.
 
-    def __init__(self, sampler: Sampler) -> None:
+    With a bench, whatever asks a replay server elsewhere waits as `Workbench.outlast` says.
+    """
+
+    def __init__(self, sampler: Sampler, bench: Workbench | None = None) -> None:
         """Begin to watch the store through a sampler, which is closed with this."""
         self._sampler = sampler
+        self._bench = bench
         self._prefetcher = Prefetcher(sampler)
 
     @property
@@ -298,17 +314,17 @@ class Rows:
 
     def steps(self) -> int:
         """Environment steps of actors in the store now."""
-        return self._sampler.transitions_available()
+        return self._outlast(self._sampler.transitions_available)
 
     def show(self, steps: int) -> None:
         """Draw from exactly the first `steps` environment steps from now on."""
-        self._sampler.refresh(steps)
+        self._outlast(partial(self._sampler.refresh, steps))
 
     def batches(self, count: int) -> Iterator[Batch]:
         """Give so many batches; the arrays of each are valid until the next."""
         self._prefetcher.start(count)
-        for _ in range(count):
-            yield self._prefetcher.next()
+        for left in range(count, 0, -1):
+            yield self._outlast(partial(self._next, left))
 
     def episodes(self) -> Iterator[dict[str, npt.NDArray[Any]]]:
         """With the order "episodes", each that is still to be given, as columns of its steps."""
@@ -335,6 +351,14 @@ class Rows:
         """End the thread and release the store."""
         self._prefetcher.close()
         self._sampler.close()
+
+    def _outlast(self, ask: Callable[[], _Answer]) -> _Answer:
+        return ask() if self._bench is None else self._bench.outlast(ask, "for rows")
+
+    def _next(self, left: int) -> Batch:
+        if not self._prefetcher.ordered:  # the server was away, which has ended the order
+            self._prefetcher.start(left)
+        return self._prefetcher.next()
 
 
 def _announcement(env: TelemetryEnv, episodes: int, behaviour: Behaviour, words: str) -> str:

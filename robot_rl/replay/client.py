@@ -258,7 +258,9 @@ class ReplayClient:
         Readers use the newest version of each row.
 
         Raises:
-            ReplayError: A row is absent, or the version is stored with another value; no answer.
+            AnnotationRefused: A row is absent, or the version is stored with another value.
+            StoreError: They cannot be written.
+            ServerUnreachable: No answer.
         """
         return sum(
             self.ask(question, messages.Stored, frames)[0].new
@@ -309,8 +311,10 @@ class ReplayClient:
         """Wait until every row is committed, then end the background thread.
 
         Raises:
-            ReplayError: Rows are still unacknowledged after `timeout` seconds, or the thread had
-                failed. It has ended all the same. Rows in a file stay there.
+            ServerUnreachable: Rows are still unacknowledged after `timeout` seconds. Where the
+                server has said why, it is that error, for example `StoreFull`.
+            RobotRLError: What the thread had failed of.
+            In any case the thread has ended, and rows in a file stay there.
         """
         if self._closed:
             return

@@ -291,6 +291,7 @@ class Prefetcher:
         self._sampler = sampler
         self._thread = ThreadPoolExecutor(1, "replay-prefetch")
         self._left = 0  # to be ordered
+        self._failed = False  # the thread draws no further batch of this order
         self._ordered: deque[Future[Batch]] = deque()
         # One set of arrays in the caller's hands, the others ready or being filled.
         self._arrays = itertools.cycle([sampler.allocate() for _ in range(_AHEAD + 1)])
@@ -302,15 +303,24 @@ class Prefetcher:
                 "the prefetcher still holds batches of the last start",
                 got=self._left + len(self._ordered),
             )
-        self._left = draws
+        self._left, self._failed = draws, False
         for _ in range(_AHEAD):
             self._order()
+
+    @property
+    def ordered(self) -> bool:
+        """Whether there are batches of the last order to take."""
+        return bool(self._ordered)
 
     def next(self) -> Batch:
         """Return the next batch; its arrays are valid until the next call.
 
+        What the sampler raises for a batch makes the rest of the order void: the random stream then
+        stands before that batch, so that who orders the rest again gets what was to come.
+
         Raises:
-            ReplayError: No batch was ordered, or none can be drawn: the rest of the order is void.
+            ReplayError: No batch was ordered, or none can be drawn.
+            ServerUnreachable: The sampler's server does not answer.
         """
         self._order()  # into the arrays of the batch before
         if not self._ordered:
@@ -330,4 +340,14 @@ class Prefetcher:
     def _order(self) -> None:
         if self._left:
             self._left -= 1
-            self._ordered.append(self._thread.submit(self._sampler.sample, next(self._arrays)))
+            self._ordered.append(self._thread.submit(self._draw, next(self._arrays)))
+
+    def _draw(self, out: Batch) -> Batch:
+        """Draw a batch, but none behind one that could not be drawn."""
+        if self._failed:
+            return out
+        try:
+            return self._sampler.sample(out)
+        except BaseException:
+            self._failed = True
+            raise

@@ -162,9 +162,9 @@ class ServerProcess:
         self.run = run
         self.start()
 
-    def start(self) -> None:
-        words = [sys.executable, "-m", "robot_rl.cli", "replay", f"run={self.run}"]
-        self.process = subprocess.Popen(words)
+    def start(self, *words: str) -> None:
+        command = [sys.executable, "-m", "robot_rl.cli", "replay", f"run={self.run}", *words]
+        self.process = subprocess.Popen(command)
         try:
             place, process = self.run / "store", self.process
             own = lambda: wait_for_endpoint(place, WAIT_SECONDS).pid == process.pid  # noqa: E731

@@ -10,7 +10,14 @@ import pytest
 
 from robot_rl.processes.signals import StopEvent
 from robot_rl.processes.waiting import wait_until
-from robot_rl.replay import NotEnoughData, ReplayError, ServerBusy, StoreError, StoreReplaced
+from robot_rl.replay import (
+    NotEnoughData,
+    ReplayError,
+    ServerBusy,
+    StoreError,
+    StoreReplaced,
+    server_place,
+)
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.messages import Sample, Sampled
 from robot_rl.replay.reader import StoreReader
@@ -21,7 +28,7 @@ from robot_rl.replay.sampler import Prefetcher, SampleSpec
 from robot_rl.replay.server import ReplayServer
 from robot_rl.replay.server_place import MAXIMUM_WAITING, RemoteSampler, Sampling
 from robot_rl.replay.store import StoreWriter
-from robot_rl.wire import WireError
+from robot_rl.wire import ServerUnreachable, WireError
 from robot_rl.wire.messages import MAXIMUM_FRAME_BYTES
 
 FIELDS = ("state/x", "images/front", "action", "base_action")
@@ -302,6 +309,40 @@ def test_ever_new_kinds_of_requests_keep_no_learner_waiting(
         so_far = count()
         assert wait_until(lambda: count() >= so_far + 3, 60)
         assert b"learner" in answered[1 : so_far + 3]
+
+
+def test_an_order_that_an_outage_has_ended_goes_on_with_the_same_batches(
+    start_server, schema, make_episode, monkeypatch
+):
+    monkeypatch.setattr(server_place, "_SAMPLING_SECONDS", 0.2)
+    server = start_server()
+    with ReplayClient(server.store) as actor:
+        actor.open_session("reach", schema)
+        actor.append_episode(make_episode(50))
+        actor.flush(10)
+    local = local_sampler(server.store, np.random.default_rng(7))
+    client = ReplayClient(server.store, request_seconds=1.0, resend_seconds=RESEND_SECONDS)
+    remote = RemoteSampler(client, "reach", spec_of(), np.random.default_rng(7))
+    with contextlib.closing(remote), contextlib.closing(Prefetcher(remote)) as prefetcher:
+        outages = []
+
+        def next_batch(left):
+            while True:
+                try:
+                    return prefetcher.next()
+                except ServerUnreachable as outage:
+                    outages.append(outage)
+                if server.process.poll() is not None:
+                    server.start()
+                prefetcher.start(left)
+
+        prefetcher.start(10)
+        for left in range(10, 0, -1):
+            if left == 6:
+                server.kill()
+            assert_same(local.sample(), next_batch(left))
+        assert outages
+    local.close()
 
 
 @pytest.mark.faults
