@@ -8,14 +8,11 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from robot_rl.errors import RobotRLError
 from robot_rl.replay import (
@@ -27,9 +24,10 @@ from robot_rl.replay import (
     error_from_wire,
     messages,
 )
+from robot_rl.replay.connection import Connection
 from robot_rl.replay.spool import Spool
 from robot_rl.wire import KeysRefused, ServerUnreachable, WireError
-from robot_rl.wire.endpoint import EVENTS, Endpoint, client_socket, read_endpoint, why_refused
+from robot_rl.wire.endpoint import why_refused
 from robot_rl.wire.keys import ClientKeys
 from robot_rl.wire.messages import Decoder, Frame, Numbered, Payload, Refused, encode
 
@@ -44,8 +42,6 @@ CREDIT_ROWS = 512  # on their way without acknowledgement, unless their bytes ar
 CREDIT_BYTES = 32 << 20
 BATCH_BYTES = 2 << 20  # in one message, unless a single row is larger
 _RETRIED = (StoreError, SequenceGap)
-_SILENCE = ServerUnreachable("the replay server does not answer")
-_CLOSED = ServerUnreachable("the replay client was closed before the answer came")
 
 
 @dataclass
@@ -62,8 +58,9 @@ class Request:
 class Link:
     """Sends rows and requests to the server, which may go away and come back, and takes answers.
 
-    It takes the arguments of `ReplayClient`. The `condition` guards what callers and thread share,
-    and is notified of every change that a caller may wait for.
+    The arguments are those of `ReplayClient`, with the spool and the keys opened. The `condition`
+    guards what callers and thread share, and is notified of every change that a caller may wait
+    for.
     """
 
     def __init__(
@@ -85,9 +82,7 @@ class Link:
         self._numbers = itertools.count(RESYNC + 1)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._decoder = Decoder(*messages.ANSWERS)
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._socket: Any = None
-        self._monitor: Any = None
+        self._connection: Connection | None = None
         self._sent = self._end_seen = 0
         self._synced = False
         self._resync_sent_at: float | None = None
@@ -107,7 +102,7 @@ class Link:
         with self.condition:
             self.check()
             if self.closing:
-                raise _CLOSED
+                raise _closed()
             if isinstance(self.problem, KeysRefused):
                 raise KeysRefused(str(self.problem))
             number = next(self._numbers)
@@ -128,14 +123,15 @@ class Link:
     def check(self) -> None:
         """Raise what ended the thread. Call with the condition held."""
         if self.failure is not None:
-            raise self.failure
+            # A new one each time: an error that is raised again keeps the frames of every time.
+            raise type(self.failure)(str(self.failure)) from self.failure
 
     def close(self) -> None:
         """End the thread and close the spool; raises what `Spool.close` raises."""
         with self.condition:
             self.wake()
             self.closing = True
-            self._refuse(_CLOSED)
+            self._refuse(_closed())
             self.condition.notify_all()
         self._thread.join()
         os.close(self._wake)
@@ -147,11 +143,12 @@ class Link:
             while not self.closing:
                 self._wait()
                 self._look_at_connection()
-                self._receive()
-                self._send_requests()
-                self._send_rows()
+                if self._connection is not None:
+                    self._receive(self._connection)
+                    self._send_requests(self._connection)
+                    self._send_rows(self._connection)
                 if self._is_overdue(time.monotonic()):
-                    self._note(self.problem or _SILENCE)
+                    self._note(self.problem or _silent(self._patience))
                     self._patience = min(2 * self._patience, MAXIMUM_PATIENCE_SECONDS)
                     self._connect()
         except BaseException as failure:
@@ -186,26 +183,15 @@ class Link:
             for request in self._requests.values():
                 request.sent_at = None
         try:
-            where = self._address
-            endpoint = read_endpoint(where) if isinstance(where, Path) else Endpoint(where, pid=0)
+            self._connection = Connection(self._address, self._keys, self._poller)
         except ServerUnreachable as problem:
             self._note(problem)
-            return
-        context = zmq.Context()
-        self._socket = client_socket(context, endpoint, self._keys)
-        self._context = context  # from here on there is a connection to end
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._monitor = self._socket.get_monitor_socket(EVENTS)
-        self._socket.connect(endpoint.address)
-        self._poller.register(self._monitor, zmq.POLLIN)
-        self._poller.register(self._socket, zmq.POLLIN)
 
     def _disconnect(self) -> None:
         """End the connection; afterwards nothing looks at what was on its way."""
-        if self._context is not None:
-            self._socket.disable_monitor()
-            self._context.destroy(linger=0)
-        self._context, self._up = None, False
+        if self._connection is not None:
+            self._connection.close()
+        self._connection, self._up = None, False
         self._poller = zmq.Poller()
         self._poller.register(self._wake, zmq.POLLIN)
 
@@ -221,12 +207,10 @@ class Link:
 
     def _look_at_connection(self) -> None:
         """Note why there is none, and go back at once where it broke."""
-        while self._context is not None and self._monitor.poll(0):
-            told = recv_monitor_message(self._monitor)
+        while self._connection is not None and (told := self._connection.event()):
             if told["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._up = True
-                if isinstance(self.problem, ServerUnreachable):
-                    self._note(None)
+                self._note_reached()
             elif told["event"] != zmq.EVENT_DISCONNECTED:
                 refused = why_refused(told["event"], told["value"], keys=self._keys is not None)
                 if refused is not None:
@@ -236,16 +220,11 @@ class Link:
             elif self._up:
                 self._connect()
 
-    def _receive(self) -> None:
-        while self._context is not None:
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+    def _receive(self, connection: Connection) -> None:
+        while frames := connection.receive():
             self._heard_at = time.monotonic()
             message, payload = self._decoder.decode(frames)
-            if isinstance(self.problem, ServerUnreachable):
-                self.problem = None
+            self._note_reached()
             if isinstance(message, Refused):
                 self._on_refused(message)
             elif isinstance(message, messages.Acknowledged):
@@ -337,40 +316,36 @@ class Link:
                 self._refuse(problem)
             self.condition.notify_all()
 
-    def _send(self, frames: list[Frame]) -> None:
-        """Send a message, uncopied; one that cannot be sent counts as lost on its way."""
-        # ZeroMQ gives a connection up whose keys are refused, and then does not take any more.
-        with suppress(zmq.Again):
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+    def _note_reached(self) -> None:
+        if isinstance(self.problem, ServerUnreachable):
+            self._note(None)
 
-    def _send_requests(self) -> None:
-        if self._context is None:
-            return
+    def _send_requests(self, connection: Connection) -> None:
         with self.condition:
             waiting = [(n, r) for n, r in self._requests.items() if r.sent_at is None]
         for number, request in waiting:
             request.sent_at = time.monotonic()
             message = msgspec.structs.replace(request.message, request=number)
             try:
-                self._send(encode(message, request.payload))
+                connection.send(encode(message, request.payload))
             except WireError as error:  # it is too large to be sent to anybody
                 self._settle(number, error)
 
-    def _send_rows(self) -> None:
+    def _send_rows(self, connection: Connection) -> None:
         opening, opened, now = self.spool.opening, self.spool.opened, time.monotonic()
-        if opening is None or opened is None or self._context is None or now < self._pause_until:
+        if opening is None or opened is None or now < self._pause_until:
             return
         if self._synced:
-            while self._sent_batch(opened):
+            while self._sent_batch(connection, opened):
                 pass
         elif self._resync_sent_at is None:
             self._resync_sent_at = now
             again = msgspec.structs.replace(
                 opening, request=RESYNC, session=opened.session, store=opened.store
             )
-            self._send(encode(again))
+            connection.send(encode(again))
 
-    def _sent_batch(self, session: messages.Opened) -> bool:
+    def _sent_batch(self, connection: Connection, session: messages.Opened) -> bool:
         spool = self.spool
         with self.condition:
             on_their_way = self._sent - spool.first
@@ -387,12 +362,12 @@ class Link:
         append = messages.Append.of(
             session.place, owner=session.owner, first=self._sent, episodes=texts
         )
-        self._send(encode(append, frames))
+        connection.send(encode(append, frames))
         self._sent += rows
         return True
 
     def _is_overdue(self, now: float) -> bool:
-        if self._context is None:
+        if self._connection is None:
             return now > self._connected_at + self._patience
         if self._resync_sent_at is not None:
             return now > self._resync_sent_at + self._patience
@@ -402,3 +377,11 @@ class Link:
             if self._synced and self._sent > self.spool.first:
                 waits.append(self._heard_at)
         return now > min(waits, default=now) + self._patience
+
+
+def _silent(seconds: float) -> ServerUnreachable:
+    return ServerUnreachable("the replay server does not answer", got=f"nothing in {seconds:g} s")
+
+
+def _closed() -> ServerUnreachable:
+    return ServerUnreachable("the replay client was closed before the answer came")

@@ -378,9 +378,14 @@ def test_a_failed_link_surfaces_in_the_next_call(server, schema, make_episode):
         client.append_episode(make_episode(3))  # the first to fail where the link knows already
         client.flush()
 
+    raised = []
     for call in (append_and_flush, lambda: client.has_room(1), client.close):
-        with pytest.raises((StoreError, SessionTaken), match=r"another store|never opened"):
+        with pytest.raises(
+            (StoreError, SessionTaken), match=r"another store|never opened"
+        ) as failed:
             call()
+        raised.append(failed.value)
+    assert len(set(map(id, raised))) == 3  # one that is raised again keeps the frames of every time
 
 
 def test_starting_and_stopping_leaves_no_thread_and_no_file_open(tmp_path, schema, make_episode):
