@@ -6,8 +6,10 @@ Rows come straight from the segments' memory maps.
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -266,14 +268,23 @@ def summarize_store(path: Path) -> dict[str, Any]:
     with StoreReader(path) as reader:
         tables = {name: _table(reader, name) for name in reader.tables()}
         rows = sum(table["rows"] for table in tables.values())
-        sizes = [segment.path.stat().st_size for segment in Segments(path)]
+        segments = _stats(segment.path for segment in Segments(path))
         return {
             "identity": reader.identity,
-            "disk_bytes": sum(f.stat().st_blocks * 512 for f in path.rglob("*") if f.is_file()),
-            "bytes_per_row": sum(sizes) / max(rows, 1),
+            "disk_bytes": sum(file.st_blocks * 512 for file in _stats(path.rglob("*"))),
+            "bytes_per_row": sum(file.st_size for file in segments) / max(rows, 1),
             "weights": weights_versions(path),
             "tables": tables,
         }
+
+
+def _stats(paths: Iterable[Path]) -> Iterator[os.stat_result]:
+    """Sizes of the files that are still there: a server may evict or replace some meanwhile."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            found = path.stat()
+            if stat.S_ISREG(found.st_mode):
+                yield found
 
 
 def _table(reader: StoreReader, name: str) -> dict[str, Any]:

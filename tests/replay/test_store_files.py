@@ -3,13 +3,14 @@
 import os
 import shutil
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
 from store_writing import Recording, numbers, sampler_of
 
 from robot_rl.replay import SessionTaken, StoreError, StoreInUse
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.reader import StoreReader, summarize_store
 from robot_rl.replay.records import Annotations, WeightsRecord
 from robot_rl.replay.row_file import RowFile
 from robot_rl.replay.store import StoreWriter, rebuild_catalogue
@@ -229,3 +230,19 @@ def test_sessions_that_are_closed_take_no_memory_and_are_read_back(tmp_path, sch
     with pytest.raises(SessionTaken, match="another writer"):
         Recording(writer, schema, session=first.key[2], owner="somebody")
     writer.close()
+
+
+def test_a_file_that_is_evicted_while_a_store_is_summed_up_has_no_size(store, monkeypatch):
+    last, stat = list(Segments(store))[-1], Path.stat
+    whole = summarize_store(store)
+
+    def evict_and_stat(path, **options):
+        if path == last.path:
+            path.unlink(missing_ok=True)
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", evict_and_stat)
+    left = summarize_store(store)
+    assert left["tables"] == whole["tables"]
+    assert left["disk_bytes"] < whole["disk_bytes"]
+    assert left["bytes_per_row"] < whole["bytes_per_row"]
