@@ -189,7 +189,13 @@ class TableRows:
         for record in self._unseen:
             new = record.identifier not in self._given
             given = self._given.get(record.identifier, 0)
-            mapped = self._map(record)
+            try:
+                mapped = self._map(record)
+            except (FileNotFoundError, NotEnoughData) as error:
+                if self._catalogue.evicted(self._table) != self.evicted:
+                    raise  # it was evicted since the catalogue was read
+                place, first = f"session {record.session_key}", record.first_sequence
+                raise lacks_rows(self._store, place, first, max(record.end, first + 1)) from error
             start = record.first_sequence - mapped.segment.first + given
             rows, complete = mapped.rows[start:], True
             if not record.sealed:

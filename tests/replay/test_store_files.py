@@ -13,6 +13,7 @@ from robot_rl.replay import SessionTaken, StoreError, StoreInUse
 from robot_rl.replay.reader import StoreReader, summarize_store
 from robot_rl.replay.records import Annotations, WeightsRecord
 from robot_rl.replay.row_file import RowFile
+from robot_rl.replay.rows import TableRows
 from robot_rl.replay.store import StoreWriter, rebuild_catalogue
 from robot_rl.replay.store_files import Segments, read_weights, write_weights
 
@@ -134,6 +135,21 @@ def test_a_file_whose_making_was_cut_off_is_no_file(store):
         StoreWriter(store).close()
         assert not left.exists()
     assert_same(episodes(store), before)
+
+
+def test_a_file_that_is_gone_without_an_eviction_is_said(store):
+    rows = TableRows(store, "reach")
+    assert len(rows.look()) == 5
+    rows.rewind()
+    first = next(iter(Segments(store)))
+    first.remove()
+    with pytest.raises(
+        StoreError, match=r"fewer rows than its catalogue knows.*session \(1, 1, 0\)"
+    ):
+        rows.look()
+    rows.close()
+    with pytest.raises(StoreError, match=r"fewer rows than its catalogue knows.*rebuild=true"):
+        sampler_of(store)
 
 
 def test_rows_that_are_lost_are_said_and_never_a_crash(store, schema):
