@@ -15,9 +15,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import numpy as np
 
@@ -32,11 +32,11 @@ from robot_rl.replay import (
     StoreError,
     StoreFull,
 )
-from robot_rl.replay.catalogue import FILE, Catalogue
+from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.messages import Append
 from robot_rl.replay.records import Annotations, EpisodeRecord, Session, SessionKey, TableInfo
-from robot_rl.replay.row_file import RowFile, write_error
-from robot_rl.replay.store_files import Segments, WrittenSegment, lock_store
+from robot_rl.replay.row_file import write_error
+from robot_rl.replay.store_files import WrittenSegment, lock_store
 from robot_rl.replay.store_state import StoreState, Table
 
 Fsync = Literal["none", "group"]
@@ -48,7 +48,8 @@ class StoreWriter:
     """The only writer of a store, in a folder that is created where absent.
 
     With fsync ``"group"`` it waits for the disk. Beyond `capacity_rows`, of all tables together,
-    the oldest segments are evicted, but never demonstrations or an open episode.
+    the oldest segments are evicted, but never demonstrations or an open episode. It takes over the
+    `lock` of whoever has the store locked already.
 
     Raises:
         ReplayError: The capacity is out of range.
@@ -57,17 +58,22 @@ class StoreWriter:
     """
 
     def __init__(
-        self, path: Path, *, fsync: Fsync = "none", capacity_rows: int | None = None
+        self,
+        path: Path,
+        *,
+        fsync: Fsync = "none",
+        capacity_rows: int | None = None,
+        lock: IO[bytes] | None = None,
     ) -> None:
         if capacity_rows is not None and (type(capacity_rows) is not int or capacity_rows < 1):
             raise ReplayError(
                 "capacity_rows is out of range", got=capacity_rows, expected="a whole number >= 1"
             )
         self.path, self._capacity, self._durable = path, capacity_rows, fsync == "group"
-        self._failure: StoreError | None = None
+        self._failure: OSError | None = None
         self._unsynced: list[WrittenSegment] = []
         with ExitStack() as opened:
-            self._lock_file = opened.enter_context(lock_store(path))
+            self._lock_file = opened.enter_context(lock or lock_store(path))
             self._catalogue = Catalogue(path, write=True, durable=self._durable)
             opened.callback(self._catalogue.close)
             self.identity = self._catalogue.identity
@@ -152,10 +158,11 @@ class StoreWriter:
             rows may be there nevertheless: sent again, they are skipped.
 
         Raises:
-            StoreError: The disk failed. Nothing can be put until the store is opened again.
+            StoreError: The disk failed, and nothing can be put until the store is opened again. Or
+                the catalogue cannot be written: that is tried again with the next rows.
         """
         if self._failure is not None:
-            raise self._failure
+            raise self._failed(self._failure)
         results: list[RobotRLError | None] = []
         for batch in batches:
             try:
@@ -247,7 +254,8 @@ class StoreWriter:
         state.sessions[key] = after
         state.next_episode = max([state.next_episode - 1, *episodes]) + 1
         if failure is not None:
-            raise write_error(failure, self.path) from failure
+            error = write_error(failure, self.path)
+            raise (error if isinstance(error, StoreFull) else self._failed(failure)) from failure
 
     def _check_capacity(self, capacity: int, first: EpisodeRecord, rows: int) -> None:
         """Check that eviction can make room for rows, the first of which are of an episode."""
@@ -315,21 +323,22 @@ class StoreWriter:
         return new
 
     def _sync(self) -> None:
-        """Wait for the disk, where that was asked for.
-
-        If it fails, what it holds of the newest rows is not known any more.
-        """
+        """Wait for the disk, where that was asked for."""
         unsynced, self._unsynced = self._unsynced, []
         try:
             for segment in unsynced:
                 segment.sync()
         except OSError as error:
-            self._failure = StoreError(
-                f"the disk of the store {self.path} failed, and nothing is accepted any more",
-                got=error,
-                hint="see that the disk is sound, and start the replay server again",
-            )
-            raise self._failure from error
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> StoreError:
+        """Accept nothing from now on: what the files hold is not known any more."""
+        self._failure = error
+        return StoreError(
+            f"the disk of the store {self.path} failed, and nothing is accepted any more",
+            got=error,
+            hint="see that it is sound and can be written, and start the replay server again",
+        )
 
     def _write_catalogue(self) -> None:
         """Put the episodes that have begun or are complete; if that fails, at the next commit."""
@@ -360,37 +369,3 @@ class StoreWriter:
         del self._state.sessions[key]
         with suppress(StoreFull):  # it is put with the next commit
             self._write_catalogue()
-
-
-def rebuild_catalogue(path: Path) -> str:
-    """Make the catalogue of a store anew from its files of rows, and say what was found.
-
-    What only the catalogue knows are the annotations: they are taken over as far as the present
-    one can be read. That file stays beside the new one.
-
-    Raises:
-        StoreInUse: A server is writing the store.
-        StoreError: There are no rows, or rows of several stores, or they are damaged.
-    """
-    identities = set[str]()
-    for segment in Segments(path):
-        with closing(RowFile.open(segment.path)) as file:
-            identities.add(file.about["store"])
-    if len(identities) != 1:
-        raise StoreError(
-            f"no catalogue can be made from the rows in {path}",
-            got=f"rows of {len(identities)} stores",
-            expected="rows of one",
-            hint="move the files of other stores out of its folder" if identities else None,
-        )
-    lock_store(path).close()
-    old, kept = path / FILE, path / f"{FILE}.before"
-    for suffix in ("", "-wal", "-shm"):
-        with suppress(FileNotFoundError):
-            Path(f"{old}{suffix}").replace(f"{kept}{suffix}")
-    with closing(Catalogue(path, write=True, identity=identities.pop())) as made:
-        annotations = made.take_annotations(kept) if kept.exists() else 0
-    with closing(StoreWriter(path)) as writer:
-        totals = writer.statistics().items()
-    tables = ", ".join(f"{table['episodes']} episodes of {name}" for name, table in totals)
-    return f"made the catalogue anew: {tables}; {annotations} annotations were kept"

@@ -1,5 +1,6 @@
 """A store's files: what is found after a kill, without a catalogue, and in damaged folders."""
 
+import errno
 import os
 import shutil
 import struct
@@ -9,12 +10,14 @@ import numpy as np
 import pytest
 from store_writing import Recording, numbers, sampler_of
 
-from robot_rl.replay import SessionTaken, StoreError, StoreInUse
+from robot_rl.replay import SessionTaken, StoreError, StoreInUse, rebuild
+from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.reader import StoreReader, summarize_store
+from robot_rl.replay.rebuild import rebuild_catalogue
 from robot_rl.replay.records import Annotations, WeightsRecord
 from robot_rl.replay.row_file import RowFile
 from robot_rl.replay.rows import TableRows
-from robot_rl.replay.store import StoreWriter, rebuild_catalogue
+from robot_rl.replay.store import StoreWriter
 from robot_rl.replay.store_files import Segments, read_weights, write_weights
 
 
@@ -137,6 +140,38 @@ def test_a_file_whose_making_was_cut_off_is_no_file(store):
     assert_same(episodes(store), before)
 
 
+@pytest.mark.parametrize("content", [b"", bytes(4096)])
+def test_a_catalogue_is_made_anew_beside_a_file_whose_making_was_cut_off(store, content):
+    before = episodes(store)
+    left = store / "rows" / "t1-a0-s9-000000000000.rows"
+    left.write_bytes(content)
+    assert "5 episodes of reach" in rebuild_catalogue(store)
+    assert not left.exists()
+    assert_same(episodes(store), before)
+
+
+def test_nobody_else_writes_a_store_while_its_catalogue_is_made_anew(store, monkeypatch):
+    tried = []
+
+    class Watched(Catalogue):
+        def take_annotations(self, old):
+            with pytest.raises(StoreInUse):
+                StoreWriter(store)
+            tried.append(old)
+            return super().take_annotations(old)
+
+    monkeypatch.setattr(rebuild, "Catalogue", Watched)
+    rebuild_catalogue(store)
+    assert tried
+    StoreWriter(store).close()
+
+
+def test_no_catalogue_is_made_where_there_is_no_store(tmp_path):
+    with pytest.raises(StoreError, match="rows of 0 stores"):
+        rebuild_catalogue(tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+
+
 def test_a_file_that_is_gone_without_an_eviction_is_said(store):
     rows = TableRows(store, "reach")
     assert len(rows.look()) == 5
@@ -245,6 +280,32 @@ def test_sessions_that_are_closed_take_no_memory_and_are_read_back(tmp_path, sch
         first.put(make_episode(2))
     with pytest.raises(SessionTaken, match="another writer"):
         Recording(writer, schema, session=first.key[2], owner="somebody")
+    writer.close()
+
+
+def test_a_store_with_a_failed_write_takes_nothing_until_it_is_opened_again(
+    tmp_path, schema, make_episode, monkeypatch
+):
+    writer = StoreWriter(tmp_path / "store")
+    recording = Recording(writer, schema, session=0, owner="me")
+    first, second = make_episode(4), make_episode(3)
+    recording.put(first)
+
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "pwritev", fail)
+        with pytest.raises(StoreError, match=r"nothing is accepted any more.*Input/output error"):
+            recording.put(second)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="nothing is accepted any more") as caught:
+            recording.put(second)
+        assert len(caught.traceback) <= 3  # it is not the error of before, which would grow
+    writer.close()
+    writer = StoreWriter(tmp_path / "store")
+    Recording(writer, schema, session=0, owner="me").put(second)
+    assert [len(rows) for _, rows in episodes(writer.path)] == [5, 4]
     writer.close()
 
 
