@@ -269,7 +269,7 @@ def _check_count(name: str, command: Command, positionals: list[str]) -> None:
         raise UsageError(
             f"{name} takes {one}{' and '.join(named) or 'key=value only'}",
             got=" ".join(positionals) or "nothing",
-            hint=command.example,
+            hint=command.example or "write a setting as key=value, such as task=reach",
         )
 
 

@@ -246,7 +246,11 @@ def check_value(key: str, value: object, valid: Sequence[str], searched: str = "
 def check_least(config: Mapping[str, Any], least: Mapping[str, int]) -> None:
     """Raise `ConfigError` for the first dotted key whose number is below the least it may be."""
     for key, bound in least.items():
-        value: Any = functools.reduce(operator.getitem, key.split("."), config)
+        try:
+            value: Any = functools.reduce(operator.getitem, key.split("."), config)
+        except KeyError as error:
+            hint = "write it into the configuration of your own part, as the others have it"
+            raise ConfigError(f"{key} is missing", expected=f">= {bound}", hint=hint) from error
         if value < bound:
             raise ConfigError(f"{key} is out of range", got=value, expected=f">= {bound}")
 

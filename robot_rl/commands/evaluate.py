@@ -100,7 +100,7 @@ class FinalEvaluation:
             return "nothing was learned"
         if self.held_back and self.deployed is self.cloned:
             solved = f"what was learned solved {self.learned.count} on the same scenes"
-            return f"{solved}, and has not proved better in training either"
+            return f"{solved}; neither that nor training has shown it to be better beyond noise"
         if self.learned.held_back:
             return "nothing that was learned has done better on the robot"
         if self.cloned is None and not RunDirectory(self.run).has_folder(CLONED):

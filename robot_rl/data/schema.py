@@ -287,7 +287,8 @@ class RowSchema:
         for name in ("task", "control_rate_hz", "action_names"):
             expected, got = getattr(self, name), getattr(other, name)
             if expected != got:
-                hint = f"{name}={got} takes that of the data" if name == "control_rate_hz" else None
+                named = name in ("task", "control_rate_hz")
+                hint = f"{name}={got} takes that of the data" if named else None
                 raise SchemaMismatch(
                     f"{what}: {name} differs", got=got, expected=expected, hint=hint
                 )

@@ -24,10 +24,9 @@ from robot_rl.replay import (
     error_from_wire,
     messages,
 )
-from robot_rl.replay.connection import Connection
 from robot_rl.replay.spool import Spool
 from robot_rl.wire import KeysRefused, ServerUnreachable, WireError
-from robot_rl.wire.endpoint import why_refused
+from robot_rl.wire.endpoint import Connection, why_refused
 from robot_rl.wire.keys import ClientKeys
 from robot_rl.wire.messages import Decoder, Frame, Numbered, Payload, Refused, encode
 

@@ -61,6 +61,10 @@ def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("environment_steps=500", "ends with the warm-up, and nothing would be learned; got: 500"),
         ("demonstrations=-1", "demonstrations is out of range; got: -1; expected: >= 1"),
         ("cloning.updates=0", "cloning.updates is out of range; got: 0; expected: >= 1"),
+        (
+            "algorithm.schedule.discount=high",
+            "'discount' of the algorithm is out of range; got: high",
+        ),
         ("policy.horizon=0", "policy.horizon is out of range; got: 0; expected: >= 1"),
         ("policy.observation_steps=0", "policy.observation_steps is out of range; got: 0"),
         ("execute_steps=9", "execute_steps does not fit the chunk; got: 9; expected: 1 ... 8"),
@@ -74,6 +78,14 @@ def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 )
 def test_mistyped_words(capsys, word, message):
     assert message in _refused(capsys, "train", word)
+
+
+def test_a_policy_of_the_users_own_without_a_number_that_all_have_is_told_which(tmp_path, capsys):
+    """It was a traceback of 45 lines."""
+    (tmp_path / "configs/policy").mkdir(parents=True)
+    (tmp_path / "configs/policy/own.yaml").write_text("_target_: policies.diffusion.create\n")
+    error = _refused(capsys, "train", "policy=own", "--config-dir", str(tmp_path))
+    assert "policy.horizon is missing; expected: >= 1; next: write it into" in error
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA card")

@@ -29,7 +29,7 @@ def check_settings(**ranges: tuple[float, float, float]) -> None:
         AlgorithmError: Names the first that is out of range or not a number.
     """
     for name, (value, low, high) in ranges.items():
-        if not low <= value <= high:
+        if not (isinstance(value, int | float) and low <= value <= high):
             most = f">= {low:g}" if high == math.inf else f"{low:g} to {high:g}"
             raise AlgorithmError(
                 f"the setting {name!r} of the algorithm is out of range",
