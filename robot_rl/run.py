@@ -334,12 +334,13 @@ def taken_by_learner(run: RunDirectory) -> dict[str, Any]:
     """What the learner took where the configuration may leave it open; empty before it has saved.
 
     `discount` γ per step; `value_range`, the lowest and highest return, None without limits;
-    `hindsight_share` of each batch.
+    `hindsight_share` of each batch; `imitation_updates`, after which demonstrations do not pull any
+    more, 0 where that does not end.
     """
     if not run.has_folder(LAST):
         return {}
     state = json.loads((run.complete_folder(LAST) / STATE_FILE).read_text(encoding="utf-8"))
-    return dict(state.get("taken", {}))  # an older version has not noted it
+    return dict(state["taken"])
 
 
 def _steps_of(folder: Path) -> int:

@@ -85,7 +85,7 @@ def _content(directory: RunDirectory) -> dict[str, Any]:
         "charts": _charts(run),
         "evaluations": run.evaluations,
         "facts": _facts(summary["machine"]),
-        "taken": _taken(summary.get("taken_by_learner", {})),
+        "taken": _taken(summary["taken_by_learner"]),
         "configuration": (directory.path / CONFIG_FILE).read_text(encoding="utf-8"),
     }
 

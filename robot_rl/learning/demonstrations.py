@@ -96,7 +96,7 @@ def with_what_episodes_tell(config: DictConfig, first: EpisodeDataset) -> DictCo
     algorithm: DictConfig = config.algorithm
     schedule, settings = algorithm.schedule, algorithm.get("settings", {})
     found: dict[str, dict[str, Any]] = {"schedule": {}, "settings": {}}
-    steps, gamma = _steps_to_success(first) or 0.0, schedule.discount
+    steps, gamma = _steps_to_success(first), schedule.discount
     if gamma is None:
         gamma = max(LEAST_DISCOUNT, 1.0 - 1.5 / max(steps, 1.0))
         found["schedule"]["discount"] = gamma
@@ -111,12 +111,12 @@ def with_what_episodes_tell(config: DictConfig, first: EpisodeDataset) -> DictCo
     return cast("DictConfig", OmegaConf.merge(algorithm, sections))
 
 
-def _steps_to_success(dataset: EpisodeDataset) -> float | None:
-    """Median of the steps to the first success; None where no row says that it succeeded."""
+def _steps_to_success(dataset: EpisodeDataset) -> float:
+    """Median of the steps to the first success; 0 where no row says that it succeeded."""
     success = dataset.arrays(("success",))["success"]
     episodes = np.split(success, dataset.episode_ends[:-1])
     steps = [int(np.argmax(each)) + 1 for each in episodes if each.any()]
-    return float(np.median(steps)) if steps else None
+    return float(np.median(steps)) if steps else 0.0
 
 
 def value_range(dataset: EpisodeDataset, gamma: float) -> tuple[float, float]:
