@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
@@ -29,6 +30,7 @@ from robot_rl.learning.demonstrations import (
 )
 from robot_rl.learning.hindsight import Hindsight
 from robot_rl.learning.recipe import Recipe, Stage
+from robot_rl.learning.symmetry import turning_of
 from robot_rl.learning.trial import Trial
 from robot_rl.learning.weights import BEHAVIOUR
 from robot_rl.learning.workbench import Workbench
@@ -124,13 +126,15 @@ class Learner:
         first = first_episodes(config, bench.run)
         check_fit(self._cloned, first.schema)
         algorithm = with_what_episodes_tell(config, first)
-        seed = int(config.seed)
-        self._algorithm = make_algorithm(algorithm, self._cloned, seed, config.observation)
+        self._seed = int(config.seed)
+        self._algorithm = make_algorithm(algorithm, self._cloned, self._seed, config.observation)
         self._algorithm.to(bench.device, compiled=bool(config.get("compile", False)))
         self._rows = bench.sampler(self._algorithm.required)
         self._trial = Trial(bench) if isinstance(self._algorithm, Correction) else None
         share = self._algorithm.schedule.hindsight_share
         self._hindsight = Hindsight.of(bench, self._algorithm.required, share)
+        names = self._cloned.interface.action_names
+        self._turning = turning_of(config, self._algorithm.required.fields, names)
         settings = algorithm.get("settings", {})
         bounds = settings.get("value_range")
         self._taken = {
@@ -216,10 +220,14 @@ class Learner:
             self._hindsight.count(target)
             batches = map(self._hindsight.mixed, batches)
         metrics: dict[str, list[Tensor]] = {}
-        for batch in batches:
+        for number, batch in enumerate(batches, self.updates):
             if self._bench.stop.is_set() and time.monotonic() - started > _BLOCK_SECONDS:
                 raise Stopped
             check_features(batch, self._cloned)
+            if self._turning is not None:
+                # Of its own for each update, so that a resumed run draws the same.
+                rng = np.random.default_rng((self._seed, number))
+                batch = self._turning.turned(batch, rng)
             for name, value in self._algorithm.update(batch).items():
                 metrics.setdefault(name, []).append(value)
         self.updates += count

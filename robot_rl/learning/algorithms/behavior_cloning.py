@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from policies.networks import EMA, warm_up_cosine
 from robot_rl.errors import RobotRLError
+from robot_rl.learning.symmetry import Turning
 from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.rows import EpisodeRows
 from robot_rl.replay.sampler import CHUNK, SampleSpec
@@ -103,13 +104,17 @@ def fit(
 
 
 def windows(
-    policy: nn.Module, rows: EpisodeRows, batch_size: int, rng: np.random.Generator
+    policy: nn.Module,
+    rows: EpisodeRows,
+    batch_size: int,
+    rng: np.random.Generator,
+    turning: Turning | None = None,
 ) -> Callable[[], Arrays]:
     """What draws the batches of B windows that a `Cloneable` policy is cloned from.
 
     With n = `observation_steps` and H = `horizon`, observations are (B, n, ...), "action" is
     (B, H, d), and "valid" (B, H) is false behind the episode's last action, which is repeated there
-    as in Diffusion Policy; other columns are those of the row itself.
+    as in Diffusion Policy; other columns are those of the row itself. Rows are turned by `turning`.
 
     Raises:
         ReplayError: A column is missing.
@@ -125,7 +130,13 @@ def windows(
         chunk_steps=cloneable.horizon,
     )
     sampler = ReplaySampler(rows, spec, rng)
-    return lambda: {name.removeprefix(CHUNK): array for name, array in sampler.sample().items()}
+
+    def drawn() -> Arrays:
+        batch = sampler.sample()
+        batch = batch if turning is None else turning.turned(batch, rng)
+        return {name.removeprefix(CHUNK): array for name, array in batch.items()}
+
+    return drawn
 
 
 def _check_finite(name: str, tensor: Tensor) -> None:

@@ -24,6 +24,7 @@ from robot_rl.learning.algorithms import make_algorithm
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions, Student, fit, windows
 from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.recipe import Stage
+from robot_rl.learning.symmetry import Turning, turning_of
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.catalogue import is_store
@@ -96,15 +97,21 @@ def clone(
                 hint="record with task.environment.instruction=TEXT, or take another policy",
             )
     options: CloningOptions = registry.make(config.cloning)
-    policy = shown_training(policy, rows, options, int(config.seed), "cloning")
+    turning = turning_of(config, policy.cloning_fields, schema.action_names)
+    policy = shown_training(policy, rows, options, int(config.seed), "cloning", turning)
     return behaviour_of(config, policy, schema, vision)
 
 
 def shown_training(
-    student: Student, rows: EpisodeRows, options: CloningOptions, seed: int, words: str
+    student: Student,
+    rows: EpisodeRows,
+    options: CloningOptions,
+    seed: int,
+    words: str,
+    turning: Turning | None = None,
 ) -> Student:
     """`fit` to windows of the rows, and show how far that is; the seed is that of all draws."""
-    sample = windows(student, rows, options.batch_size, np.random.default_rng(seed))
+    sample = windows(student, rows, options.batch_size, np.random.default_rng(seed), turning)
     draws = torch.Generator().manual_seed(seed)
     with WorkProgress(options.updates, "cloning updates") as progress:
         progress.phase(words)
@@ -183,13 +190,15 @@ def check_networks(config: DictConfig) -> None:
     """Make the policy and the algorithm once, for rows of zeros: nothing is recorded for neither.
 
     Raises:
-        RobotRLError: One of them cannot be made as it is configured.
+        RobotRLError: One of them cannot be made as it is configured, or does not fit the symmetry.
     """
     with closing(make_env(config)) as env:
         schema = env.schema
     with torch.random.fork_rng(devices=[]):
         behaviour = for_zeros(config, schema)
-        make_algorithm(config.algorithm, behaviour, int(config.seed), config.observation)
+        seed = int(config.seed)
+        algorithm = make_algorithm(config.algorithm, behaviour, seed, config.observation)
+    turning_of(config, algorithm.required.fields, schema.action_names)
 
 
 def for_zeros(config: DictConfig, schema: RowSchema) -> Behaviour:

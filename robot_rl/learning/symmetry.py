@@ -1,0 +1,156 @@
+"""Symmetry: what was done on one side of the arm, taken as if it had been done on the other.
+
+Kaleidoscope experience replay (Lin et al. 2020, "Invariant Transform Experience Replay", arXiv
+1909.10707): where a task looks the same after a reflection or a turn, so does each transition, and
+the demonstrations with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from policies import registry
+from policies.instructions import INSTRUCTION, INSTRUCTION_FEATURES
+from robot_rl.data.schema import LAST_COMMAND
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
+from robot_rl.errors import RobotRLError
+from robot_rl.replay.sampler import CHUNK, NEXT, is_observation
+
+# The six columns of a motion: a translation or force, and a rotation vector or torque.
+_MOTION = ARM_ACTIONS
+_KNOWN = (*ARM_ACTIONS, GRIPPER_ACTION)
+# What an arm observes of itself; its poses and joints have no mirror image in this sense.
+_OWN = {
+    "state/tcp_velocity": _MOTION,
+    "state/tcp_wrench": _MOTION,
+    "state/target_lead": _MOTION,
+    "state/gripper_position": (GRIPPER_ACTION,),
+}
+_ACTIONS = ("action", "base_action", LAST_COMMAND)
+# Reflected at the plane y = 0 these change their sign: y, and what turns in that plane.
+_REFLECTED = ("y", "rotation_x", "rotation_z")
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """From where a task looks the same, and how its observations change from one to another.
+
+    All is in the base frame, or in one that turns and is reflected with it, such as an object's.
+
+    Raises:
+        RobotRLError: `turns` or a name in `fields` is none of those below.
+    """
+
+    mirror: bool  # whether left and right are alike: the plane y = 0
+    turns: int  # how many turns about the vertical, of 360° in all, look alike: 1, 2 or 4
+    # Of each field of the task what its columns are: x, y, z of a vector, rotation_x, rotation_y,
+    # rotation_z of a rotation vector or torque, and gripper for what stays as it is.
+    fields: Mapping[str, Sequence[str]]
+
+    def __post_init__(self) -> None:
+        if self.turns not in (1, 2, 4):
+            raise RobotRLError("task.symmetry.turns", got=self.turns, expected="1, 2 or 4")
+        for name, columns in self.fields.items():
+            _check_columns(f"task.symmetry.fields.{name}", columns, self.turns)
+
+    def among(self, observed: Sequence[str], action_names: Sequence[str]) -> Turning:
+        """Make what turns rows with these observations and columns of the action.
+
+        Raises:
+            RobotRLError: It is not known what the columns of one of them are.
+        """
+        _check_columns("the action, which task.symmetry changes,", action_names, self.turns)
+        known = {**_OWN, **self.fields, **dict.fromkeys(_ACTIONS, action_names)}
+        unknown = [name for name in observed if name not in known]
+        if unknown:
+            raise RobotRLError(
+                "the task's symmetry does not say how its observations change",
+                got=f"{', '.join(unknown)} without the names of columns",
+                expected="task.symmetry.fields with all that the policy sees",
+                hint="add them; or learn without: task.symmetry.mirror=false task.symmetry.turns=1",
+            )
+        quarters = [turn * 4 // self.turns for turn in range(self.turns)]
+        elements = [(mirror, turn) for mirror in range(1 + self.mirror) for turn in quarters]
+        return Turning({name: _tables(known[name], elements) for name in (*observed, *_ACTIONS)})
+
+
+@dataclass(frozen=True)
+class Turning:
+    """Shows each row of a batch from one of the positions in which the task looks the same."""
+
+    # By field, of each position: which column becomes each (positions, columns), and its sign.
+    tables: Mapping[str, tuple[npt.NDArray[np.intp], npt.NDArray[np.float32]]]
+
+    def turned(
+        self, batch: Mapping[str, npt.NDArray[Any]], rng: np.random.Generator
+    ) -> dict[str, npt.NDArray[Any]]:
+        """A batch of rows, each turned by chance, with its s' and its chunks."""
+        given, position = dict(batch), None
+        for name, column in batch.items():
+            tables = self.tables.get(name.removeprefix(NEXT).removeprefix(CHUNK))
+            if tables is None:
+                continue
+            source, sign = tables
+            if position is None:
+                position = rng.integers(len(source), size=len(column))
+            steps = column.reshape(len(column), -1, source.shape[1])
+            moved = np.take_along_axis(steps, source[position][:, None], 2)
+            moved *= sign[position][:, None]
+            given[name] = moved.reshape(column.shape)
+        return given
+
+
+def turning_of(
+    config: Mapping[str, Any], fields: Sequence[str], action_names: Sequence[str]
+) -> Turning | None:
+    """What turns rows of these fields as the configured task allows it; None where it does not.
+
+    Raises:
+        RobotRLError: See `Symmetry`.
+    """
+    section = config["task"].get("symmetry")
+    if section is None:
+        return None
+    symmetry: Symmetry = registry.make(section)
+    if not symmetry.mirror and symmetry.turns == 1:
+        return None
+    told = (INSTRUCTION, INSTRUCTION_FEATURES)  # the same from everywhere
+    observed = [name for name in fields if is_observation(name) and name not in told]
+    return symmetry.among(observed, action_names)
+
+
+def _check_columns(what: str, columns: Sequence[str], turns: int) -> None:
+    unknown = [column for column in columns if column not in _KNOWN]
+    pairs = [(columns.count(f"{kind}x"), columns.count(f"{kind}y")) for kind in ("", "rotation_")]
+    if unknown or (turns == 4 and any(x != y for x, y in pairs)):
+        raise RobotRLError(
+            f"{what} has columns that cannot be turned",
+            got=", ".join(columns),
+            expected=f"names out of {', '.join(_KNOWN)}; with 4 turns a y for each x",
+        )
+
+
+def _tables(
+    columns: Sequence[str], elements: Sequence[tuple[int, int]]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float32]]:
+    places = {name: [at for at, each in enumerate(columns) if each == name] for name in _KNOWN}
+    source = np.tile(np.arange(len(columns)), (len(elements), 1))
+    sign = np.ones(source.shape, np.float32)
+    for row, (mirror, quarters) in enumerate(elements):
+        flipped = [at for name in _REFLECTED for at in places[name]]
+        sign[row, flipped] = 1 - 2 * mirror
+        for kind in ("", "rotation_"):
+            across, along = places[f"{kind}x"], places[f"{kind}y"]
+            # (x, y) turned by 90° is (-y, x), of what has been reflected before.
+            for _ in range(quarters % 2):
+                source[row, [*across, *along]] = source[row, [*along, *across]]
+                sign[row, [*across, *along]] = sign[row, [*along, *across]]
+                sign[row, across] *= -1
+            if quarters >= 2:
+                sign[row, [*across, *along]] *= -1
+    return source, sign
