@@ -78,6 +78,7 @@ SCALAR_FIELDS = (
 )
 ANNOTATION = "annotation/"
 LAST_COMMAND = "last_command"
+OBJECT_POSES = "state/object_poses"  # (k, 7) [m, quaternion xyzw]
 # float32 (d,) each, in [-1, 1], by the columns of `action_names`: an arm's are shares of the
 # largest step in the base frame (`robot.limits`), a gripper's is -1 open to 1 closed.
 ACTION_FIELDS = (

@@ -123,8 +123,11 @@ def test_a_lerobot_3_dataset_with_cameras_is_imported_as_if_lerobot_had_recorded
 ):
     (copy / "meta/robot_rl.json").unlink()
     assert run("import", copy, tmp_path / "out.zarr") == 0
+    proposed = tmp_path / "out.map.yaml"
+    text = proposed.read_text().replace("state/environment_state:", "state/object_poses:")
+    proposed.write_text(text)
     mapping = fill(
-        tmp_path / "out.map.yaml",
+        proposed,
         action_convention="joint",
         action_low="-1",
         action_high="1",
@@ -136,7 +139,7 @@ def test_a_lerobot_3_dataset_with_cameras_is_imported_as_if_lerobot_had_recorded
     for number in range(len(LENGTHS)):
         mine, other = ours.episode(number), theirs.episode(number)
         np.testing.assert_array_equal(mine["images/front"], other["images/front"])
-        for name in ("action", "reward", "terminated", "success"):
+        for name in ("state/object_poses", "action", "reward", "terminated", "success"):
             np.testing.assert_array_equal(mine[name], other[name])
     assert theirs.instructions[0] == ours.instructions[0]
 
@@ -191,8 +194,8 @@ def test_a_mapping_that_cannot_be_right_gets_one_sentence(
         MappedEpisodes(open_foreign(path), mapping)
 
 
-@pytest.mark.parametrize("name", ["place", "state/a/../b", "images/place"])
-def test_an_observation_needs_a_name_that_a_row_can_have(tmp_path: Path, capsys, name):
+@pytest.mark.parametrize("name", ["place", "state/a/../b", "images/place", "state/object_poses"])
+def test_an_observation_needs_a_name_and_numbers_that_a_row_can_have(tmp_path: Path, capsys, name):
     path, mapping = propose(tmp_path, "takes")
     mapping.write_text(fill(mapping).read_text().replace("state/place:", f"{name}:"))
     assert run("import", path, tmp_path / "out.zarr", f"map={mapping}") == cli.EXIT_ERROR

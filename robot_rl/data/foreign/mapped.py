@@ -29,6 +29,7 @@ from robot_rl.data.foreign.mapping import (
 )
 from robot_rl.data.schema import (
     LAST_COMMAND,
+    OBJECT_POSES,
     SOURCE_DEMONSTRATION,
     Array,
     Field,
@@ -222,7 +223,16 @@ class MappedEpisodes:
         """An observation (T, ...) or (T + 1, ...), as its field has it."""
         named = self._mapping.observations[name]
         if re.fullmatch(r"state(/[\w-]+)+", name):
-            return self._numbers(named, values).astype(np.float32)
+            numbers = self._numbers(named, values).astype(np.float32)
+            if name != OBJECT_POSES:
+                return numbers
+            if numbers.shape[1] % 7:
+                raise SchemaMismatch(
+                    f"{self._file}: {name!r} cannot be an observation",
+                    got=f"{named}, {numbers.shape[1]} numbers",
+                    expected="7 for each object: x, y, z and a quaternion xyzw",
+                )
+            return numbers.reshape(len(numbers), -1, 7)
         pictures = values.get(str(named), np.zeros(0))
         if pictures.ndim == 4 and pictures.shape[1] == 3 != pictures.shape[3]:
             pictures = np.moveaxis(pictures, 1, 3)

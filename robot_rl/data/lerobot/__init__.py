@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from robot_rl.data.episodes import Rows
-from robot_rl.data.schema import Array, Field, RowSchema, SchemaMismatch
+from robot_rl.data.schema import OBJECT_POSES, Array, Field, RowSchema, SchemaMismatch
 from robot_rl.errors import require
 
 if TYPE_CHECKING:
@@ -72,7 +72,6 @@ ENVIRONMENT_STATE = "observation.environment_state"
 DONE = "next.done"
 VIDEO, IMAGE = "video", "image"
 _IMAGES = "images/"
-_OBJECT_POSES = "state/object_poses"
 _OUTCOMES = ("reward", "terminated", "truncated", "success")
 
 
@@ -157,7 +156,7 @@ def features_of(schema: RowSchema) -> tuple[Feature, ...]:
             continue
         if field.name.startswith(_IMAGES):
             features.append(_camera(field))
-        elif field.name == _OBJECT_POSES:
+        elif field.name == OBJECT_POSES:
             features.append(_vector(ENVIRONMENT_STATE, (field,)))
         elif field.name.startswith("state/") and field.dtype == "float32":
             state.append(field)
