@@ -314,6 +314,17 @@ def test_frames_at_another_rate_than_the_file_says_are_refused(tmp_path: Path, c
     assert "not at the rate that info.json says" in capsys.readouterr().err
 
 
+def test_a_lerobot_dataset_without_an_episode_gets_one_sentence(tmp_path: Path, capsys):
+    files.write_lerobot_21(tmp_path / "lerobot")
+    (tmp_path / "lerobot/meta/episodes.jsonl").write_text("")
+    information = tmp_path / "lerobot/meta/info.json"
+    information.write_text(
+        information.read_text().replace('"total_episodes": 3', '"total_episodes": 0')
+    )
+    assert run("import", tmp_path / "lerobot", tmp_path / "out.zarr") == cli.EXIT_ERROR
+    assert "there is no episode in" in capsys.readouterr().err
+
+
 def test_without_its_package_a_format_names_the_extra(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     (tmp_path / "a.hdf5").touch()

@@ -251,9 +251,13 @@ def _open_lerobot(path: Path) -> ForeignDataset:
             told = record["tasks"] or [""]
             yield {name: values[name] for name in names}, str(told[0])
 
+    kind = f"LeRobot {information['codebase_version']}, robot {information.get('robot_type')}"
+    count = len(frames(()).records)
+    if not count:
+        raise DatasetError(f"there is no episode in {path}", got=kind)
     return ForeignDataset(
-        f"LeRobot {information['codebase_version']}, robot {information.get('robot_type')}",
-        {ALL: len(frames(()).records)},
+        kind,
+        {ALL: count},
         {key: feature.names or () for key, feature in features.items()},
         episodes,
         rate,
