@@ -124,6 +124,7 @@ def test_a_lerobot_3_dataset_with_cameras_is_imported_as_if_lerobot_had_recorded
     (copy / "meta/robot_rl.json").unlink()
     assert run("import", copy, tmp_path / "out.zarr") == 0
     proposed = tmp_path / "out.map.yaml"
+    assert "\n#   observation.images.front  uint8 (64, 80, 3)\n" in proposed.read_text()
     text = proposed.read_text().replace("state/environment_state:", "state/object_poses:")
     proposed.write_text(text)
     mapping = fill(

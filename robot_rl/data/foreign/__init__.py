@@ -266,8 +266,10 @@ def _open_lerobot(path: Path) -> ForeignDataset:
 
 def _feature(key: str, told: Mapping[str, Any]) -> Feature:
     shape, names, dtype = tuple(map(int, told["shape"])), told.get("names"), str(told["dtype"])
-    if dtype in _PICTURES and names and str(names[0]).startswith("channel"):
-        shape = (*shape[1:], shape[0])  # some are described so; all are stored rows first
+    if dtype in _PICTURES:
+        if names and str(names[0]).startswith("channel"):
+            shape = (*shape[1:], shape[0])  # some are described so; all are stored rows first
+        names = None  # those of the axes
     if isinstance(names, dict):  # {"motors": [...]}
         names = next(iter(names.values()), None)
     return Feature(key, dtype, shape, tuple(map(str, names)) if isinstance(names, list) else None)
