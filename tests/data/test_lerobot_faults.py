@@ -32,8 +32,8 @@ def cut_video_behind_its_index(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 2000)
 
 
-def drop_column(path: Path) -> None:
-    pq.write_table(pq.read_table(path).drop_columns(["next.reward"]), path)
+def drop_column(path: Path, name: str) -> None:
+    pq.write_table(pq.read_table(path).drop_columns([name]), path)
 
 
 def change_shape(path: Path) -> None:
@@ -83,7 +83,12 @@ def slow_down(path: Path) -> None:
         (RECORDS, cut_file, [RECORDS]),
         (DATA, Path.unlink, [DATA]),
         (DATA, cut_file, [DATA]),
-        (DATA, drop_column, [DATA, "'next.reward'"]),
+        (DATA, lambda p: drop_column(p, "next.reward"), [DATA, "'next.reward'", "restore it"]),
+        (  # as after LeRobot itself has added episodes
+            RECORDS,
+            lambda p: drop_column(p, "robot_rl/seed"),
+            [RECORDS, "'robot_rl/seed'", "remove meta/robot_rl.json"],
+        ),
         (DATA, change_shape, [DATA, "'action'", "expected: 3 numbers"]),
         (DATA, reorder, [DATA, "frames"]),
         (FRONT, Path.unlink, [FRONT, "cannot be read"]),

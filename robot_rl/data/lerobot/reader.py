@@ -28,6 +28,7 @@ from robot_rl.data.schema import SOURCE_NAMES, Array, RowSchema
 from robot_rl.data.transfer import close_episode
 
 _HINT = "give what `robot-rl export` wrote; `robot-rl import` takes in what others wrote"
+_ADDED = f"if others added episodes, remove {layout.OWN_PATH} and import all with a mapping"
 _damage = partial(damage, also=(pa.ArrowException, av.FFmpegError))
 
 
@@ -281,7 +282,8 @@ def _read_table(path: Path, names: Sequence[str]) -> pa.Table:
         missing = sorted(set(names) - set(file.schema_arrow.names))
         if not missing:
             return file.read(columns=list(names))
-    raise DatasetDamaged(f"{path} lacks the column {missing[0]!r}", expected=list(names))
+    hint = _ADDED if missing[0].startswith("robot_rl/") else RESTORE
+    raise DatasetDamaged(f"{path} lacks the column {missing[0]!r}", hint=hint)
 
 
 def _values(path: Path, feature: Feature, column: Any) -> Array:
