@@ -13,7 +13,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.safety import rotations
 
 # `reward_version` of a row: these for sources without a model, a model's own from FIRST_MODEL on.
-TASK_VERSION, HUMAN_VERSION, POSE_VERSION, DISTANCE_VERSION = range(4)
+TASK_VERSION, HUMAN_VERSION, POSE_VERSION, DISTANCE_VERSION, SUCCESS_VERSION = range(5)
 FIRST_MODEL = 1 << 16
 
 
@@ -49,6 +49,16 @@ class RewardSource:
 
 class TaskReward(RewardSource):
     """What the task's own detector says, unchanged."""
+
+
+class SuccessReward(RewardSource):
+    """The success that the task's own detector tells, in place of its reward; it ends the episode."""
+
+    version = SUCCESS_VERSION
+
+    def judge(self, observation: Observation, task: Outcome) -> Outcome:
+        """Reward 1, and the end, at success."""
+        return sparse(task.success, task)
 
 
 class HumanReward(RewardSource):
