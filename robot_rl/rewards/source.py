@@ -52,7 +52,7 @@ class TaskReward(RewardSource):
 
 
 class SuccessReward(RewardSource):
-    """The success that the task's own detector tells, in place of its reward; it ends the episode."""
+    """The success that the task's own detector tells, in place of the task's reward."""
 
     version = SUCCESS_VERSION
 

@@ -10,7 +10,15 @@ from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import DeviceAttendant, make_env, make_expert
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.rollout import rollout
-from robot_rl.rewards.source import DistanceReward, HumanReward, PoseReward, RewardError, TaskReward
+from robot_rl.env.task import Outcome
+from robot_rl.rewards.source import (
+    DistanceReward,
+    HumanReward,
+    PoseReward,
+    RewardError,
+    SuccessReward,
+    TaskReward,
+)
 from robot_rl.rewards.wrapper import RewardWrapper
 
 
@@ -168,6 +176,14 @@ def test_coming_nearer_is_rewarded_beside_the_success_that_the_task_sees():
     assert [v.success for v in verdicts] == [False, False, True]
     with pytest.raises(RewardError, match=r"expected: 3 numbers; next: set reward\.source\.scale"):
         source.reset(left(0.0, 0.0, 0.0))
+
+
+def test_success_alone_replaces_a_shaped_reward_and_ends_the_episode():
+    source = SuccessReward()
+    near, done = outcome()._replace(reward=7.5), Outcome(10.0, False, False, True)
+    assert source.judge({}, near) == (0.0, False, False, False)
+    assert source.judge({}, done) == (1.0, True, False, True)
+    assert source.judge({}, outcome(terminated=True)) == (0.0, True, False, False)
 
 
 def test_a_task_that_gives_up_ends_the_episode_without_reward():
