@@ -1,12 +1,8 @@
 """Gymnasium environments behind the seam of a robot."""
 
-import re
-import typing
-
-import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
+from gym_points import environment, inner, tried
 from scenes import assert_identical, replay
 
 from policies import registry
@@ -14,165 +10,12 @@ from policies.behaviour import Behaviour, Interface
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianPolicy, GaussianTanh
 from policies.networks import seeded
-from robot_rl.cli import main
 from robot_rl.commands.preparation import try_environment
-from robot_rl.config import ConfigError, compose
+from robot_rl.config import compose
 from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.gym import GymError
 from robot_rl.env.rollout import rollout
-from robot_rl.errors import RobotRLError
-
-
-class Point(gymnasium.Env):
-    """Bring a point to 0; reward and ends are its own."""
-
-    action_space = spaces.Box(np.array([-2.0, 0.0]), np.array([2.0, 10.0]), dtype=np.float64)
-    observation_space = spaces.Dict(
-        {
-            "agent": spaces.Dict({"place": spaces.Box(-9, 9, (2, 1), np.float64)}),
-            "goal": spaces.Box(-9, 9, (1,), np.float32),
-            "view": spaces.Box(0, 255, (4, 5, 3), np.uint8),
-        }
-    )
-
-    def __init__(self, key="is_success", draw_globally=False):
-        self.key = key
-        self.draw_globally = draw_globally
-        self.actions = []
-        self.closed = False
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        source = np.random if self.draw_globally else self.np_random
-        self.place = source.uniform(1.0, 2.0, (2, 1))
-        return self._seen(), {}
-
-    def step(self, action):
-        self.actions.append(action)
-        self.place = self.place + action[0]
-        reached, lost = bool((self.place < 0).all()), bool((self.place > 5).any())
-        info = {} if self.key is None else {self.key: reached}
-        return self._seen(), float(reached) - 2.0 * lost, reached or lost, False, info
-
-    def close(self):
-        self.closed = True
-
-    def _seen(self):
-        view = np.full((4, 5, 3), int(10 * abs(self.place[0, 0])), np.uint8)
-        goal = np.zeros(1, np.float32)
-        return {"agent": {"place": self.place}, "goal": goal, "view": view}
-
-
-class Drawn(Point):
-    """Draws where its point is, in a picture of odd sides."""
-
-    metadata: typing.ClassVar = {"render_modes": ["human", "rgb_array"]}
-
-    def __init__(self, render_mode=None, size=(37, 51, 3)):
-        super().__init__()
-        self.render_mode, self.size = render_mode, size
-
-    def render(self):
-        return np.full(self.size, int(10 * abs(self.place[0, 0])), np.uint8)
-
-
-class Odd(Point):
-    """Does one thing that nothing can be learned from."""
-
-    def __init__(self, does):
-        super().__init__()
-        self.does = does
-
-    def reset(self, *, seed=None, options=None):
-        seen, info = super().reset(seed=None if self.does == "ignores its seed" else seed)
-        if self.does == "changes its spaces":
-            goal = spaces.Box(-9, 9, (2,), np.float32)
-            self.observation_space = spaces.Dict({**self.observation_space.spaces, "goal": goal})
-        return seen, info
-
-    def step(self, action):
-        seen, reward, *rest = super().step(action)
-        if self.does == "sees NaN" or (self.does == "sees NaN later" and self.place.max() > 3):
-            seen["goal"] = np.full(1, np.nan, np.float32)
-        elif self.does == "sees too much":
-            seen["goal"] = np.zeros(2, np.float32)
-        elif self.does == "sees in floats":
-            seen["view"] = seen["view"] / 255.0
-        elif self.does == "loses its goal":
-            del seen["goal"]
-        elif self.does == "rewards NaN":
-            reward = np.nan
-        elif self.does == "rewards nothing":
-            reward = None
-        elif self.does == "has an old step":
-            return seen, reward, False, {}
-        return seen, reward, *rest
-
-
-class Unseeded(Point):
-    """Moves on its own, by a source that no seed reaches."""
-
-    source = np.random.default_rng(0)
-
-    def step(self, action):
-        self.place = self.place + 0.01 * self.source.standard_normal()
-        return super().step(action)
-
-
-class Passing(gymnasium.Env):
-    """Is at its goal in steps 3, 4 and 7 of 8, which end nothing; its steps take 0.5 s."""
-
-    metadata: typing.ClassVar = {"render_modes": [], "render_fps": 30}
-    observation_space = spaces.Box(0, 9, (1,))
-    action_space = spaces.Box(-1, 1, (1,))
-    dt = 0.5
-
-    def __init__(self, stays=False):
-        self.stays = stays
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.count = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.count += 1
-        reached = self.count in (3, 4, 7) or (self.stays and self.count > 5)
-        return np.full(1, self.count, np.float32), 0.0, False, False, {"success": reached}
-
-
-class NoEnv:
-    """Has spaces, but is none of Gymnasium's."""
-
-    observation_space, action_space = Passing.observation_space, Passing.action_space
-
-
-class Spaces(gymnasium.Env):
-    """Has the spaces that a test gives it."""
-
-    observation_space = spaces.Box(-1, 1, (2,))
-    action_space = spaces.Box(-1, 1, (1,))
-
-
-gymnasium.register("tests/Point-v0", Point, max_episode_steps=20)
-gymnasium.register("tests/Drawn-v0", Drawn, max_episode_steps=20)
-gymnasium.register("tests/Spaces-v0", Spaces, max_episode_steps=20)
-gymnasium.register("tests/Endless-v0", Point)
-gymnasium.register("tests/Odd-v0", Odd, max_episode_steps=20)
-gymnasium.register("tests/Unseeded-v0", Unseeded, max_episode_steps=20)
-gymnasium.register("tests/Passing-v0", Passing, max_episode_steps=8)
-gymnasium.register("tests/NoEnv-v0", NoEnv)
-gymnasium.register("tests/Wrapped-v0", lambda: gymnasium.Wrapper(NoEnv()))
-
-
-def environment(id="tests/Point-v0", *overrides, **arguments):
-    given = [f"+robot.arguments.{name}={value}" for name, value in arguments.items()]
-    return make_env(compose(["robot=gym", f"robot.id={id}", *overrides, *given]))
-
-
-def inner(env):
-    return env.robot._env.unwrapped
 
 
 def test_robot_gym_brings_its_task_and_is_called_by_its_id():
@@ -273,52 +116,6 @@ def test_the_time_limit_is_the_environments_or_a_shorter_one():
         environment("tests/Endless-v0")
 
 
-def tried(id, *overrides):
-    config = compose(["robot=gym", f"robot.id={id}", *overrides])
-    try_environment(config)
-    return config
-
-
-@pytest.mark.parametrize(
-    ("does", "named"),
-    [
-        ("ignores its seed", r"ignores its seed; got: another state/agent_place.*np_random"),
-        ("changes its spaces", r"spaces of tests/Odd-v0 change"),
-        ("sees NaN", r"state/goal of tests/Odd-v0, .* is not finite; got: \[nan\]"),
-        ("sees too much", r"state/goal of tests/Odd-v0, .* is not what.*expected: float32 \(1,\)"),
-        ("sees in floats", r"images/view of tests/Odd-v0, .* not what.*float64.*expected: uint8"),
-        ("loses its goal", r"state/goal of tests/Odd-v0, .* is not what.*KeyError"),
-        ("rewards NaN", r"the reward of tests/Odd-v0, .* is no finite number; got: nan"),
-        ("rewards nothing", r"the reward of tests/Odd-v0, .* is no finite number; got: None"),
-        ("has an old step", r"tests/Odd-v0 fails in its first steps; got: ValueError"),
-    ],
-)
-def test_what_cannot_be_learned_from_is_refused_before_a_run_is_made(
-    does, named, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    words = ["robot=gym", "robot.id=tests/Odd-v0", f"+robot.arguments.does='{does}'"]
-    assert main(["collect", *words]) == 2
-    assert re.search(named, capsys.readouterr().err)
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_goes_wrong_late_is_named_with_the_seed_and_the_step_that_repeat_it():
-    env = environment("tests/Odd-v0", "+robot.arguments.does='sees NaN later'")
-    env.reset(seed=0)
-    env.reset(seed=1)
-    with pytest.raises(GymError, match="is not finite") as caught:
-        any(env.step(np.full(2, 0.1, np.float32))[2] for _ in range(20))
-    named = re.search(r"in step (\d+) after reset\(seed=(\d+)\)", str(caught.value))
-    alone = gymnasium.make("tests/Odd-v0", does="sees NaN later").unwrapped
-    alone.reset(seed=int(named[2]))
-    # 0.1 of the range of each column.
-    goals = [alone.step(np.array([0.2, 5.5]))[0]["goal"] for _ in range(int(named[1]))]
-    assert len(goals) > 1
-    assert np.isfinite(goals[:-1]).all()
-    assert np.isnan(goals[-1])
-
-
 def test_what_follows_from_an_environment_is_said(capsys):
     tried("tests/Passing-v0")
     assert capsys.readouterr().out.splitlines() == [
@@ -345,12 +142,6 @@ def test_the_rate_is_the_environments_or_one_that_is_given(id, rate):
     assert make_env(tried(id)).schema.control_rate_hz == tried(id).control_rate_hz == rate
     assert environment(id).schema.control_rate_hz == rate
     assert environment(id, "control_rate_hz=4").schema.control_rate_hz == 4.0
-
-
-def test_demonstrations_at_another_rate_say_how_to_take_them():
-    old, now = (environment("tests/Passing-v0", *words) for words in (["control_rate_hz=10"], []))
-    with pytest.raises(RobotRLError, match=r"got: 10\.0; expected: 2\.0.*control_rate_hz=10\.0"):
-        now.schema.compare(old.schema)
 
 
 class Resting:
@@ -382,12 +173,6 @@ def test_success_is_that_of_the_last_step_or_of_any_and_counted_from_there(
         environment("tests/Passing-v0", "robot.success=first")
 
 
-@pytest.mark.parametrize("id", ["tests/NoEnv-v0", "tests/Wrapped-v0"])
-def test_a_class_that_is_no_gymnasium_env_is_one_error(id):
-    with pytest.raises(GymError, match=r"is no gymnasium\.Env, or wraps what is none.*NoEnv"):
-        environment(id)
-
-
 def test_an_environment_that_draws_itself_is_filmed(tmp_path):
     av = pytest.importorskip("av")
     from robot_rl.evaluation.videos import film
@@ -405,95 +190,18 @@ def test_an_environment_that_draws_itself_is_filmed(tmp_path):
     assert frames >= clip.seconds * 10 > 0
 
 
-def test_an_environment_that_draws_nothing_says_so():
-    env = environment("tests/Point-v0")
-    env.reset(seed=0)
-    with pytest.raises(GymError, match=r"cannot be filmed; got: render_mode None; .*rgb_array"):
-        env.robot.picture()
-    env = environment("tests/Drawn-v0", size="[4,4]")
-    env.reset(seed=0)
-    with pytest.raises(GymError, match=r"draws no RGB picture; got: uint8 \(4, 4\)"):
-        env.robot.picture()
-
-
 def test_closing_closes_the_environment():
     env = environment()
     env.close()
     assert inner(env).closed
 
 
-@pytest.mark.parametrize(
-    ("id", "named"),
-    [
-        ("tests/Pont-v0", "no environment 'tests/Pont-v0'"),
-        ("Nothing-v3", "no environment 'Nothing-v3'"),
-        ("no_such_package/Pick-v0", "cannot be imported.*no_such_package"),
-        ("no_such_module:Pick-v0", "cannot be imported.*no_such_module"),
-    ],
-)
-def test_an_environment_that_cannot_be_made_is_one_error(id, named):
-    with pytest.raises(GymError, match=named):
-        environment(id)
-
-
 def test_an_environment_in_a_folder_of_the_users_own_is_found(tmp_path, monkeypatch):
     (tmp_path / "lab_points.py").write_text(
-        "import gymnasium\ngymnasium.register('Lab-v0', 'test_gym:Point', max_episode_steps=9)\n"
+        "import gymnasium\ngymnasium.register('Lab-v0', 'gym_points:Point', max_episode_steps=9)\n"
     )
     monkeypatch.setenv(registry.PATH_VARIABLE, str(tmp_path))
     assert environment("lab_points:Lab-v0").task.time_limit_steps == 9
-
-
-def test_unknown_arguments_are_one_error():
-    with pytest.raises(GymError, match=r"does not take.*size.*robot\.arguments"):
-        environment(size=3)
-
-
-@pytest.mark.parametrize(
-    ("space", "named"),
-    [
-        (spaces.Discrete(4), "'observation'.*Discrete"),
-        (spaces.Dict({"a": spaces.Text(3)}), "'a'.*Text"),
-        (spaces.Box(0, 255, (8, 8, 1), np.uint8), "'observation'.*8, 8, 1"),
-    ],
-)
-def test_an_observation_that_is_not_supported_is_named(space, named, monkeypatch):
-    monkeypatch.setattr(Spaces, "observation_space", space)
-    with pytest.raises(GymError, match=named) as problem:
-        environment("tests/Spaces-v0")
-    assert "expected:" in str(problem.value)
-
-
-@pytest.mark.parametrize("space", [spaces.Discrete(2), spaces.Box(-np.inf, np.inf, (2,))])
-def test_an_action_space_that_is_not_supported_is_named(space, monkeypatch):
-    monkeypatch.setattr(Spaces, "action_space", space)
-    with pytest.raises(GymError, match=r"action space.*expected: a Box with finite bounds"):
-        environment("tests/Spaces-v0")
-
-
-@pytest.mark.parametrize("scale", ["[0.5]", "[0.5,2.0]", "[0.0,0.0]"])
-def test_a_scale_that_does_not_fit_says_what_would(scale):
-    with pytest.raises(GymError, match="2 numbers in"):
-        environment("tests/Point-v0", f"robot.action_scale={scale}")
-
-
-def test_a_task_for_another_robot_says_so():
-    with pytest.raises(ConfigError, match="task=reach is for another robot than robot=gym"):
-        compose(["robot=gym", "task=reach"])
-    with pytest.raises(RobotRLError, match=r"simulated arm cannot do.*robot=gym"):
-        make_env(compose(["task=gym"]))
-
-
-def test_gym_refuses_a_simulated_task():
-    simulated, robot = compose(["task=reach"]), compose(["robot=gym"]).robot
-    with pytest.raises(GymError, match=r"cannot do the task 'reach'.*task=gym"):
-        make_env({**simulated, "robot": robot})
-
-
-def test_without_an_expert_collect_says_what_to_do():
-    config = compose(["robot=gym", "robot.id=tests/Point-v0"])
-    with pytest.raises(RobotRLError, match=r"no scripted expert.*dataset=PATH"):
-        make_expert(config, make_env(config))
 
 
 def installed(module):

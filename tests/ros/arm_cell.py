@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 from geometry_msgs.msg import PoseStamped
+from lifecycle_msgs.msg import Transition
 from listening import PATIENT_DRIVER, PATIENT_LIMITS, Listener, Running
 from std_msgs.msg import Float64, String
 
@@ -16,7 +17,12 @@ from drivers.arm.sim import SimArm
 from drivers.arm.sim_node import SimArmNode
 from robot_rl.config import compose
 from robot_rl.ros import messages, qos
+from robot_rl.safety import rotations
 
+HOME = np.concatenate([[0.45, 0.0, 0.2], rotations.DOWNWARD])
+CONFIGURE = Transition(id=Transition.TRANSITION_CONFIGURE)
+DEACTIVATE = Transition(id=Transition.TRANSITION_DEACTIVATE)
+ACTIVATE = Transition(id=Transition.TRANSITION_ACTIVATE)
 WORKSPACE = {
     "limits.workspace_low": [0.30, -0.20, 0.0],
     "limits.workspace_high": [0.65, 0.20, 0.45],
@@ -218,3 +224,20 @@ class ArmCell:
     def close(self):
         self.running.close()
         self.listener.close()
+
+
+def ahead(distance):
+    """A target that moves away from home at 10 cm/s, up to a distance."""
+    return lambda elapsed: HOME + np.array([min(0.1 * elapsed, distance), 0, 0, 0, 0, 0, 0])
+
+
+def asker(cell, kind, name):
+    """Sends requests, without the time that it takes to find a service first."""
+    client = cell.listener.client.node.create_client(kind, name)
+    assert client.wait_for_service(60.0)
+    return lambda **fields: client.call_async(kind.Request(**fields))
+
+
+def answer(cell, future):
+    cell.listener.until(future.done, 20.0)
+    return future.result()

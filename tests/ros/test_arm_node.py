@@ -13,27 +13,21 @@ import pytest
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
 import rclpy
-from arm_cell import ArmCell, Commander, sim_arm
+from arm_cell import ACTIVATE, DEACTIVATE, HOME, ArmCell, Commander, ahead, answer, asker, sim_arm
 from geometry_msgs.msg import PoseArray, WrenchStamped
-from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
 from rclpy.parameter import Parameter as RosParameter
 from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import JointState
-from std_msgs.msg import Bool, String
+from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 
 from drivers.arm.sim_node import SimArmNode
-from drivers.errors import DriverError
-from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.device_node import ParameterError
 from robot_rl.ros.messages import to_nanoseconds
-from robot_rl.safety import rotations
-
-HOME = np.concatenate([[0.45, 0.0, 0.2], rotations.DOWNWARD])
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +47,6 @@ def cell(shared):
     shared.listener.until(lambda: np.abs(shared.pose()[:3] - HOME[:3]).max() < 1e-3)
     time.sleep(0.25)  # another commander may begin
     return shared
-
-
-def ahead(distance):
-    """A target that moves away from home at 10 cm/s, up to a distance."""
-    return lambda elapsed: HOME + np.array([min(0.1 * elapsed, distance), 0, 0, 0, 0, 0, 0])
 
 
 def set_parameter(cell, name, value):
@@ -143,94 +132,6 @@ def test_a_stop_latches_until_a_person_clears_it(cell):
     cell.stream(lambda _: cell.pose(), 60.0, until=cell.following)
 
 
-def test_a_node_that_begins_anew_is_still_stopped(tmp_path):
-    def begin():
-        return ArmCell(f"/again_{os.getpid()}", sim_arm(), stop_folder=str(tmp_path))
-
-    first = begin()
-    assert first.listener.trigger("stop")[0]
-    first.until_mode("stopped: the service stop")
-    first.close()
-    second = begin()
-    second.until_mode("stopped: since before this node began: the service stop was called")
-    second.stream(lambda _: HOME, 60.0, until=lambda: second.count("stopped") > 3)
-    assert second.listener.trigger("clear_errors")[0]
-    second.until_mode("hold")
-    second.close()
-    assert list(tmp_path.iterdir()) == []  # a third one is free
-
-
-def test_a_stop_just_after_a_clearing_is_kept_too(tmp_path):
-    cell = ArmCell(f"/twice_{os.getpid()}", sim_arm(), stop_folder=str(tmp_path))
-    try:
-        # Between two polls: there are none of a node that is not active.
-        assert answer(cell, asker(cell, ChangeState, "arm/change_state")(transition=DEACTIVATE))
-        for service in ("stop", "clear_errors", "stop"):
-            assert cell.listener.trigger(service)[0]
-        cell.until_mode("stopped: the service stop")
-        assert len(list(tmp_path.iterdir())) == 1
-    finally:
-        cell.close()
-
-
-def test_a_stop_that_the_arm_does_not_take_is_kept_and_named(tmp_path):
-    driver = {**sim_arm(), "_target_": "arm_cell.UnstoppableArm"}
-    cell = ArmCell(f"/deaf_{os.getpid()}", driver, stop_folder=str(tmp_path))
-    try:
-        done, message = cell.listener.trigger("stop")
-        assert not done
-        assert "the cable is out" in message
-        assert len(list(tmp_path.iterdir())) == 1
-        cell.until_mode("stopped: the service stop")
-        cell.stream(lambda _: HOME, 60.0, until=lambda: cell.count("stopped") > 3)
-    finally:
-        cell.close()
-
-
-def test_no_clear_of_before_a_stop_undoes_it():
-    driver = {**sim_arm(), "_target_": "arm_cell.SlowlyClearedArm"}
-    cell = ArmCell(f"/slow_{os.getpid()}", driver)
-    arm = cell.running.node.driver
-    try:
-        clear, stop = (asker(cell, Trigger, name) for name in ("clear_errors", "stop"))
-        first = clear()
-        cell.listener.until(lambda: arm.clearing)  # the node's thread waits for the arm
-        later = [clear() for _ in range(2)]
-        stopped = stop()
-        time.sleep(1.0)  # all of them have come in
-        arm.goes_on.set()
-        cell.listener.until(lambda: all(each.done() for each in (first, stopped, *later)))
-        assert stopped.result().success
-        assert [each.result().success for each in later] == [False, False]
-        assert "a stop came meanwhile" in later[0].result().message
-        cell.facts(mode="stopped")
-        assert cell.listener.trigger("clear_errors")[0]
-        cell.until_mode("hold")
-    finally:
-        arm.goes_on.set()
-        cell.close()
-
-
-def test_a_clear_of_who_has_heard_of_the_stop_is_carried_out():
-    driver = {**sim_arm(), "_target_": "arm_cell.SlowlyStoppedArm"}
-    cell = ArmCell(f"/heard_{os.getpid()}", driver)
-    arm = cell.running.node.driver
-    try:
-        clear, stop = (asker(cell, Trigger, name) for name in ("clear_errors", "stop"))
-        stopped = stop()
-        cell.until_mode("stopped: the service stop")
-        cleared = clear()
-        time.sleep(1.0)  # it has come in, while the arm is still stopping
-        arm.goes_on.set()
-        cell.listener.until(lambda: stopped.done() and cleared.done())
-        assert stopped.result().success
-        assert cleared.result().success
-        cell.until_mode("hold")
-    finally:
-        arm.goes_on.set()
-        cell.close()
-
-
 def test_two_publishers_hold_it_and_are_named(cell):
     client = RosClient("intruder", cell.namespace)
     ending = threading.Event()
@@ -270,18 +171,6 @@ def test_a_reset_retracts_and_moves_to_its_pose(cell):
     assert max(p.pose.position.z for p in cell.poses[heights:]) > HOME[2] + 0.06
 
 
-def asker(cell, kind, name):
-    """Sends requests, without the time that it takes to find a service first."""
-    client = cell.listener.client.node.create_client(kind, name)
-    assert client.wait_for_service(60.0)
-    return lambda **fields: client.call_async(kind.Request(**fields))
-
-
-def answer(cell, future):
-    cell.listener.until(future.done, 20.0)
-    return future.result()
-
-
 def begin_reset(cell):
     """Returns the future of the answer to a reset that is on its way."""
     far = HOME + np.array([0.15, -0.15, 0.1, 0, 0, 0, 0])
@@ -315,11 +204,6 @@ def test_a_reset_ends_when_who_accompanies_it_falls_silent():
         cell.close()
 
 
-CONFIGURE = Transition(id=Transition.TRANSITION_CONFIGURE)
-DEACTIVATE = Transition(id=Transition.TRANSITION_DEACTIVATE)
-ACTIVATE = Transition(id=Transition.TRANSITION_ACTIVATE)
-
-
 def test_a_node_that_is_not_active_refuses_a_reset_and_none_outlives_it(cell):
     change = asker(cell, ChangeState, "arm/change_state")
     reset = begin_reset(cell)
@@ -336,13 +220,6 @@ def test_a_node_that_is_not_active_refuses_a_reset_and_none_outlives_it(cell):
     time.sleep(0.5)
     assert not cell.moved(held, 0.01)
     assert not cell.mode().startswith("reset")
-
-
-class FailingNode(SimArmNode):
-    """An arm's node with an error in it."""
-
-    def on_deactivate(self, state):
-        raise ZeroDivisionError
 
 
 def test_a_force_sensor_is_zeroed_where_the_arm_holds_and_nothing_presses():
@@ -376,39 +253,6 @@ def test_an_arm_without_a_sensor_to_be_zeroed_offers_no_such_service(cell):
     offered = {name for name, _ in cell.listener.client.node.get_service_names_and_types()}
     assert f"{cell.namespace}/stop" in offered
     assert f"{cell.namespace}/zero_ft" not in offered
-
-
-@pytest.mark.parametrize(
-    ("kind", "driver", "mode"),
-    [
-        (SimArmNode, "arm_cell.UnholdableArm", "hold: deactivated"),
-        (FailingNode, "drivers.arm.sim.SimArm", "hold: the arm is not connected"),
-    ],
-)
-def test_a_deactivation_that_fails_leaves_nothing_that_moves_the_arm(kind, driver, mode):
-    namespace = f"/left_{kind.__name__.lower()}_{os.getpid()}"
-    cell = ArmCell(namespace, {**sim_arm(), "_target_": driver}, kind=kind)
-    try:
-        change = asker(cell, ChangeState, "arm/change_state")
-        cell.stream(ahead(1.0), 60.0, until=cell.following)
-        arm = cell.running.node.driver
-        answer(cell, change(transition=DEACTIVATE))
-        cell.until_mode(mode)
-        applied = len(cell.applied)
-        cell.stream(ahead(1.0), 0.5)
-        assert len(cell.applied) == applied
-        assert cell.mode() == mode
-        assert cell.facts()  # the node goes on
-        if kind is FailingNode:
-            with pytest.raises(DriverError, match="not connected"):
-                arm.read()
-            for transition in (CONFIGURE, ACTIVATE):
-                assert answer(cell, change(transition=transition)).success
-            cell.stream(lambda _: cell.pose(), 60.0, until=cell.following)
-            cell.stream(lambda _: cell.pose(), 0.5)
-            assert cell.count("publishers") == 0  # each command came in once
-    finally:
-        cell.close()
 
 
 def test_a_reset_pose_that_is_none_is_refused(cell):
@@ -468,60 +312,3 @@ def bare_node(parameters):
         return SimArmNode(context=context, parameter_overrides=overrides)
     finally:
         rclpy.shutdown(context=context)
-
-
-def test_a_collision_reflex_is_reported_and_never_cleared_by_itself():
-    cell = ArmCell(f"/reflex_{os.getpid()}", sim_arm(reflex_force=10.0))
-    try:
-        below = np.array([0, 0, 0.02, 0, 0, 0, 0])
-        stopped = lambda: cell.mode().startswith("stopped")  # noqa: E731
-        cell.stream(lambda _: cell.pose() - below, 60.0, until=stopped)
-        before = cell.count("stopped")
-        cell.stream(lambda _: HOME, 60.0, until=lambda: cell.count("stopped") > before + 3)
-        assert "collision reflex" in cell.mode()
-        assert cell.listener.reported("collision reflex")["mode"] == "stopped"
-        assert cell.listener.trigger("clear_errors")[0]
-        cell.until_mode("hold")
-    finally:
-        cell.close()
-
-
-@pytest.mark.parametrize("moving", [False, True])
-def test_a_measured_pose_that_jumps_stops_the_arm_where_it_is(tmp_path, moving):
-    driver = {**sim_arm(), "_target_": "arm_cell.MisreadArm"}
-    cell = ArmCell(f"/jump_{os.getpid()}", driver, stop_folder=str(tmp_path))
-    arm = cell.running.node.driver
-    try:
-        start = cell.pose()
-        way = (lambda t: 0.02 * np.sin(3.0 * t)) if moving else (lambda t: 0.0)
-        cell.stream(lambda t: start + np.array([way(t), 0, 0, 0, 0, 0, 0]), 0.5)
-        before = arm.true_position()
-        # A jump also where the machine stands still meanwhile.
-        arm.shift = np.array([0.0, 0.15, 0.0])
-        cell.until_mode("stopped: the measured position jumped by")
-        arm.shift = np.zeros(3)
-        for _ in range(25):
-            cell.commander.send(start)
-            time.sleep(0.02)
-        assert np.linalg.norm(arm.true_position() - before) < (0.01 if moving else 0.002)
-        assert "look at what measures the pose" in cell.mode()
-        assert cell.listener.trigger("clear_errors")[0]
-        cell.stream(lambda _: start, 60.0, until=lambda: "follow" in cell.mode())
-    finally:
-        cell.close()
-
-
-def test_measurements_of_another_time_hold_the_arm_and_say_so():
-    cell = ArmCell(f"/late_{os.getpid()}", {**sim_arm(), "_target_": "arm_cell.MisreadArm"})
-    arm = cell.running.node.driver
-    try:
-        start, before = cell.pose(), arm.true_position()
-        modes = cell.listener.hear("mode", String, qos.latched(10))
-        arm.late_ns = 8 * 10**9
-        said = "not stamped with this machine's time; got: 8."
-        cell.stream(lambda _: start, 60.0, until=lambda: said in cell.mode())
-        time.sleep(0.7)  # the age is another one at every poll, which is no news
-        assert sum(said[:20] in mode.data for mode in modes) <= 3
-        assert np.linalg.norm(arm.true_position() - before) < 0.002
-    finally:
-        cell.close()

@@ -11,7 +11,7 @@ pytest.importorskip("rclpy", reason="needs ROS 2")
 
 from geometry_msgs.msg import PoseStamped
 from listening import Listener
-from test_ros_robot import arm_node, configuration
+from ros_cell import arm_node, configuration
 from untrained_policy import untrained
 
 from robot_rl.config import compose

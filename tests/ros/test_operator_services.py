@@ -16,8 +16,8 @@ pytest.importorskip("rclpy", reason="needs ROS 2")
 from listening import Listener
 from omegaconf import OmegaConf
 from rich.console import Console
+from ros_cell import FAR, NEAR, SCRIPTED, arm_node, configuration, impatient, until_begun
 from std_msgs.msg import String
-from test_ros_robot import FAR, NEAR, SCRIPTED, arm_node, configuration, impatient, until_begun
 
 from robot_rl.env.factory import make_env, make_inbox, make_intervention
 from robot_rl.env.intervention import Intervention

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,12 +11,11 @@ import pytest
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
 from geometry_msgs.msg import PoseStamped
-from listening import PATIENT, PATIENT_DRIVER, PATIENT_LIMITS, Listener, Running
+from listening import Listener, Running
 from omegaconf import OmegaConf
-from sensor_msgs.msg import JointState
-from std_msgs.msg import Bool, String
+from ros_cell import FAR, NEAR, SCRIPTED, arm_node, configuration, impatient, towards, until_begun
+from std_msgs.msg import String
 
-from drivers.arm.sim_node import SimArmNode
 from drivers.gripper.node import GripperNode
 from robot_rl.config import compose
 from robot_rl.data.rows import RowBuilder
@@ -29,51 +26,9 @@ from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.robot_env import IN_PLACE
 from robot_rl.env.rollout import rollout
 from robot_rl.errors import RobotRLError
-from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import messages, qos
 from robot_rl.ros.client import RosClient
-from robot_rl.ros.errors import (
-    ArmStopped,
-    BadMeasurement,
-    CommandConflict,
-    SensorLate,
-    SensorsApart,
-    SensorSlow,
-    ServiceFailed,
-)
-from robot_rl.ros.sensors import wait_for_all
-
-REST = {"rate_hz": 60.0}
-SCRIPTED = (
-    "~robot.episodes",
-    "+robot.episodes={_target_:robot_rl.ros.episodes.ScriptedEpisodes,service:reset,"
-    "timeout_s:60.0,speed:0.2,turn_speed:0.5,tolerance:0.01,turn_tolerance:0.1}",
-)
-# From where the episodes of `reach` start: a way on which the arm can be stopped, and a short one.
-FAR = {"reset.pose": [0.40, -0.10, 0.35, 1.0, 0.0, 0.0, 0.0], "reset.speed_translation": 0.25}
-NEAR = {
-    "reset.pose": [0.45, 0.0, 0.2, 1.0, 0.0, 0.0, 0.0],
-    "reset.speed_translation": 0.25,
-    "reset.retract_distance": 0.01,
-}
-
-
-def configuration(namespace, *overrides):
-    words = ["robot=ros_sim", "task=reach", f"robot.namespace={namespace}", "robot.gripper=false"]
-    return compose([*words, *PATIENT, *overrides])
-
-
-def arm_node(config, further=None, **changed_limits):
-    parameters = OmegaConf.to_container(config.nodes.arm.parameters, resolve=True)
-    limits = {f"limits.{name}": value for name, value in parameters.pop("limits").items()}
-    limits |= {f"limits.{name}": value for name, value in changed_limits.items()}
-    driver = {**parameters.pop("driver"), **PATIENT_DRIVER}
-    return Running(
-        SimArmNode,
-        config.robot.namespace,
-        driver,
-        **{**PATIENT_LIMITS, **limits, **REST, **(further or {})},
-    )
+from robot_rl.ros.errors import ArmStopped, CommandConflict, SensorLate, ServiceFailed
 
 
 @pytest.fixture
@@ -90,20 +45,6 @@ def cell(request):
 def stay(env, steps=200):
     for _ in range(steps):
         env.step(np.zeros(6, np.float32))
-
-
-@contextmanager
-def impatient(env, seconds=2.0):
-    """An episode's start waits for measurements that do not come, and need not wait for long."""
-    measurements, usual = env.robot.measurements, env.robot.limits
-    measurements._limits = replace(usual, start_timeout_s=seconds)
-    yield
-    measurements._limits = usual
-
-
-def towards(observation):
-    left = observation["state/relative_pose"] / np.repeat([0.01, 0.05], 3)
-    return np.clip(left, -1.0, 1.0).astype(np.float32)
 
 
 def test_an_episode_over_topics_is_that_of_the_simulation(cell):
@@ -249,17 +190,6 @@ def test_somebody_else_on_the_command_topic_is_named_and_nothing_starts(cell):
         intruder.close()
 
 
-def test_other_joints_than_the_arm_has_are_named():
-    config = configuration("/other_joints", "robot.joint_names=[joint1,elbow]")
-    arm, env = arm_node(config), make_env(config)
-    try:
-        with pytest.raises(BadMeasurement, match="joint_states: the joint 'elbow' is missing"):
-            env.reset(seed=1)
-    finally:
-        env.close()
-        arm.close()
-
-
 def test_an_episode_in_place_begins_after_an_interruption_and_is_watched_like_any_other(cell):
     _, _, env = cell
     still = np.zeros(6, np.float32)
@@ -296,17 +226,6 @@ def test_an_episode_does_not_begin_in_place_where_its_goal_is_already_reached(ce
     assert (began["in_place"], info["in_place"]) == (False, False)
     np.testing.assert_allclose(here["state/tcp_pose"], start, atol=2e-3)
     assert not env.step(np.zeros(6, np.float32))[2]
-
-
-def until_begun(env, seed):
-    """Begin an episode as the loop does, which asks until the robot can."""
-    deadline = time.monotonic() + 30.0
-    while True:
-        try:
-            return env.reset(seed=seed)
-        except RobotInterrupted:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
 
 
 def reset_despite_silence(env, seed):
@@ -354,243 +273,6 @@ def test_a_stop_cuts_the_motion_to_the_start_and_clearing_it_does_not_take_it_up
         env.close()
         person.close()
         arm.close()
-
-
-class Publisher:
-    """Publishes what a test gives it, in place of drivers."""
-
-    def __init__(self, namespace):
-        self.client = RosClient("publisher", namespace)
-        self._publishers = {}
-
-    def _publisher(self, topic, kind):
-        if topic not in self._publishers:
-            self._publishers[topic] = self.client.node.create_publisher(
-                kind, topic, qos.sensor_publisher(100.0)
-            )
-        return self._publishers[topic]
-
-    def send(self, topic, message):
-        self._publisher(topic, type(message)).publish(message)
-
-    def wait_for_a_subscriber(self, topic, kind):
-        publisher = self._publisher(topic, kind)
-        assert wait_until(publisher.get_subscription_count, 60.0)
-
-    def joints(self, stamp):
-        joints = [f"joint{number}" for number in range(1, 8)]
-        return messages.joint_state_message(joints, [0.0] * 7, [0.0] * 7, stamp)
-
-    def arm(self, stamp, *, behind=0):
-        """What an arm measures at a stamp [ns], the wrench before that [ns]."""
-        pose = [0.45, 0.0, 0.2, 1.0, 0.0, 0.0, 0.0]
-        self.send("joint_states", self.joints(stamp))
-        self.send("current_pose", messages.pose_message(pose, stamp))
-        self.send("current_twist", messages.twist_message([0.0] * 6, stamp))
-        self.send("current_wrench", messages.wrench_message([0.0] * 6, stamp - behind))
-        self.send("task/success", Bool(data=False))
-
-
-SECOND = 1_000_000_000  # ns
-
-
-def robot_on(namespace, *overrides):
-    words = ["robot.track_objects=false"]
-    return make_env(configuration(namespace, *words, *overrides)).robot
-
-
-def assembled(robot, send, late_ns=0):
-    """The observation of what `send(stamp)` publishes twice, and nothing that was under way.
-
-    One of its stamps may be so much earlier [ns].
-    """
-    for sensor in robot.all_sensors:
-        sensor.forget()
-    began = time.time_ns() - late_ns
-    while any(sensor.count < 2 or sensor.newest().stamp_ns < began for sensor in robot.all_sensors):
-        send(time.time_ns())
-        time.sleep(0.005)  # no flood: else one topic is received long after another
-    return robot.observe()
-
-
-def test_measurements_of_one_instant_are_put_together_and_others_refused():
-    publisher, robot = Publisher("/instant"), robot_on("/instant", "robot.sensors.skew_s=0.5")
-    try:
-        seen = assembled(robot, publisher.arm)
-        np.testing.assert_allclose(seen["state/tcp_pose"][:3], [0.45, 0.0, 0.2])
-        with pytest.raises(SensorsApart, match=r"/instant/current_wrench and .* \d+ ms apart"):
-            assembled(robot, lambda stamp: publisher.arm(stamp, behind=SECOND), SECOND)
-    finally:
-        robot.close()
-        publisher.client.close()
-
-
-def test_a_tracker_that_is_steadily_late_interrupts_and_makes_no_old_observation():
-    options = ["robot.track_objects=true", "robot.sensors.tracker_s=0.9"]
-    publisher, robot = Publisher("/tracker"), robot_on("/tracker", *options)
-    late_ns = 0
-
-    def send(stamp):
-        publisher.arm(stamp)
-        pose = [0.5, 0.0, 0.1, 1.0, 0.0, 0.0, 0.0]
-        publisher.send("object_poses", messages.poses_message([pose], stamp - late_ns))
-
-    try:
-        assembled(robot, send)
-        late_ns = SECOND
-        said = r"/tracker/object_poses was not measured just now; got: 1\.\d+ s ago .* 900 ms"
-        with pytest.raises(SensorLate, match=said):
-            assembled(robot, send, late_ns)
-    finally:
-        robot.close()
-        publisher.client.close()
-
-
-def test_objects_in_another_frame_than_the_arm_are_refused(capfd):
-    publisher, robot = Publisher("/frames"), robot_on("/frames", "robot.track_objects=true")
-    pose = [0.5, 0.0, 0.1, 1.0, 0.0, 0.0, 0.0]
-
-    def sending(frame):
-        def send(stamp):
-            publisher.arm(stamp)
-            publisher.send("object_poses", messages.poses_message([pose], stamp, frame))
-
-        return send
-
-    try:
-        assembled(robot, sending("base"))
-        for _ in range(2):
-            assembled(robot, sending(""))
-        assert capfd.readouterr().err.count("/frames/object_poses names no frame_id") == 1
-        said = r"/frames/object_poses: .*another frame.*got: frame_id camera_link; expected: base"
-        with pytest.raises(BadMeasurement, match=said):  # noqa: PT012
-            for _ in range(50):  # one of before may be the nearest to what the arm measured
-                assembled(robot, sending("camera_link"))
-    finally:
-        robot.close()
-        publisher.client.close()
-
-
-def blind_arm_node(config):
-    config.nodes.arm.parameters.driver["_target_"] = "blind_arm.BlindArm"
-    return arm_node(config, max_force=0.0, max_torque=0.0)
-
-
-def test_an_arm_that_measures_neither_forces_nor_its_speed_does_episodes():
-    config = configuration("/blind", "robot.twist=false", "robot.wrench=false")
-    node, env = blind_arm_node(config), make_env(config)
-    try:
-        names = set(env.schema.observation_names)
-        assert not names & {"state/tcp_velocity", "state/tcp_wrench"}
-        seen, _ = env.reset(seed=3)
-        began = np.linalg.norm(seen["state/relative_pose"][:3])
-        truncated = False
-        while not truncated and np.linalg.norm(seen["state/relative_pose"][:3]) > 0.6 * began:
-            seen, _, _, truncated, info = env.step(towards(seen))
-            assert info.get("interrupted") is None
-        assert not truncated, "the arm has not come closer within the time limit"
-    finally:
-        env.close()
-        node.close()
-
-
-def test_a_wrench_that_is_never_measured_is_named_with_the_setting_that_does_without_it():
-    config = configuration("/mute", "robot.twist=false", "robot.sensors.start_timeout_s=1.0")
-    node, env = blind_arm_node(config), make_env(config)
-    try:
-        for _ in range(30):  # until the topics that there are have been discovered
-            with pytest.raises(SensorLate) as late:
-                env.reset(seed=3)
-            if "/mute/current_wrench" in str(late.value):
-                break
-        assert "robot.wrench=false" in str(late.value)
-    finally:
-        env.close()
-        node.close()
-
-
-def test_a_topic_with_too_few_measurements_to_begin_with_is_not_called_silent():
-    publisher = Publisher("/slow")
-    robot = robot_on("/slow", "robot.sensors.start_timeout_s=1.0")
-    joints = robot.measurements.joints
-    try:
-        # Discovery takes seconds on a busy machine: the stamp would be too old by then.
-        publisher.wait_for_a_subscriber("joint_states", JointState)
-        stamp = time.time_ns()
-        while joints.count < 1:
-            publisher.send("joint_states", publisher.joints(stamp))
-        with pytest.raises(SensorSlow, match=r"/slow/joint_states gives .* too slowly.*1 in 1 s"):
-            wait_for_all([joints], 2, 1.0)
-    finally:
-        robot.close()
-        publisher.client.close()
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [({"encoding": "mono8"}, "another size or kind"), ({"width": 12}, "fit its size")],
-)
-def test_a_camera_of_another_kind_is_named(changes, named):
-    camera = "observation.cameras=[{_target_:robot_rl.env.sim.cameras.CameraOptions,name:front,"
-    size = "width:8,height:6}]"
-    publisher, robot = Publisher("/camera"), robot_on("/camera", camera + size)
-    picture = np.zeros((6, 8, 3), np.uint8)
-
-    def send(stamp, **changed):
-        publisher.arm(stamp)
-        message = messages.image_message(picture, stamp, "front")
-        for name, value in changed.items():
-            setattr(message, name, value)
-        publisher.send("front/color/image_raw", message)
-
-    try:
-        assert assembled(robot, send)["images/front"].shape == (6, 8, 3)
-        with pytest.raises(BadMeasurement, match=f"/camera/front/color/image_raw.*{named}"):
-            assembled(robot, lambda stamp: send(stamp, **changes))
-    finally:
-        robot.close()
-        publisher.client.close()
-
-
-def test_a_repeated_stamp_is_no_new_measurement_and_a_clock_set_back_begins_anew():
-    publisher, robot = Publisher("/clock"), robot_on("/clock")
-    try:
-        assembled(robot, publisher.arm)
-        pose, hour = robot.measurements.pose, 3_600_000_000_000
-        count, newest = pose.count, pose.newest()
-        for _ in range(20):
-            publisher.send(
-                "current_pose", messages.pose_message([0, 0, 0, 1, 0, 0, 0], newest.stamp_ns)
-            )
-        publisher.send(
-            "current_pose", messages.pose_message([0, 0, 0, 1, 0, 0, 0], newest.stamp_ns - hour)
-        )
-        while pose.count == count:
-            pass
-        assert pose.count == count + 1
-        assert pose.nearest(newest.stamp_ns).stamp_ns == newest.stamp_ns - hour
-    finally:
-        robot.close()
-        publisher.client.close()
-
-
-def test_a_callback_that_fails_surfaces_in_the_owner():
-    client = RosClient("failing", "/failing")
-    publisher = Publisher("/failing")
-
-    def fail(message):
-        raise ZeroDivisionError("in a callback")
-
-    client.node.create_subscription(JointState, "joint_states", fail, qos.sensor_subscription())
-    try:
-        deadline = time.monotonic() + 20.0
-        while client.running and time.monotonic() < deadline:
-            publisher.arm(1)
-        with pytest.raises(RobotRLError, match="ZeroDivisionError"):
-            client.check()
-    finally:
-        client.close()
-        publisher.client.close()
 
 
 def test_a_robot_on_topics_keeps_the_wall_clock():
