@@ -42,7 +42,7 @@ class Blocks:
             ConfigError: A number is out of range.
             ScheduleError: Two of them do not fit together.
         """
-        ones = ("block_steps", "environment_steps", "actors", "evaluation.every_steps")
+        ones = ("block_steps", "actors", "evaluation.every_steps")
         least = dict.fromkeys((*ones, "algorithm.schedule.updates_per_step"), 1)
         zeros = ("warmup_steps", "critic_only_updates")
         check_least(config, least | {f"algorithm.schedule.{name}": 0 for name in zeros})
