@@ -133,8 +133,7 @@ class Learner:
         self._trial = Trial(bench) if isinstance(self._algorithm, Correction) else None
         share = self._algorithm.schedule.hindsight_share
         self._hindsight = Hindsight.of(bench, self._algorithm.required, share)
-        names = self._cloned.interface.action_names
-        self._turning = turning_of(config, self._algorithm.required.fields, names)
+        self._turning = turning_of(config, self._algorithm.required.fields, first.schema)
         settings = algorithm.get("settings", {})
         bounds = settings.get("value_range")
         self._taken = {
@@ -142,6 +141,7 @@ class Learner:
             "value_range": None if bounds is None else list(bounds),
             "hindsight_share": share if self._hindsight is not None else 0.0,
             "imitation_updates": settings.get("imitation_updates", 0),
+            "symmetric_views": 1 if self._turning is None else self._turning.views,
         }
         told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self._taken.items())
         print(f"learner: {told}", flush=True)

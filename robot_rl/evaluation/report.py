@@ -218,6 +218,7 @@ def _taken(found: Record) -> list[tuple[str, str]]:
         ("Discount per step", f"{found['discount']:.4g}"),
         ("Range of values", f"{bounds[0]:g} to {bounds[1]:g}" if bounds else "no limits"),
         ("In hindsight", f"{100 * found['hindsight_share']:g} % of each batch"),
+        ("Symmetric views of each step", f"{found['symmetric_views']}"),
     ]
 
 

@@ -16,40 +16,41 @@ import numpy.typing as npt
 
 from policies import registry
 from policies.instructions import INSTRUCTION, INSTRUCTION_FEATURES
-from robot_rl.data.schema import LAST_COMMAND
+from robot_rl.data.schema import LAST_COMMAND, RowSchema
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.sampler import CHUNK, NEXT, is_observation
 
-# The six columns of a motion: a translation or force, and a rotation vector or torque.
-_MOTION = ARM_ACTIONS
-_KNOWN = (*ARM_ACTIONS, GRIPPER_ACTION)
-# What an arm observes of itself; its poses and joints have no mirror image in this sense.
+_SAME = "same"  # a column that does not change
+_KNOWN = (*ARM_ACTIONS, GRIPPER_ACTION, _SAME)
+# What an arm observes of itself; its poses and joints cannot be turned.
 _OWN = {
-    "state/tcp_velocity": _MOTION,
-    "state/tcp_wrench": _MOTION,
-    "state/target_lead": _MOTION,
-    "state/gripper_position": (GRIPPER_ACTION,),
+    "state/tcp_velocity": ARM_ACTIONS,
+    "state/tcp_wrench": ARM_ACTIONS,
+    "state/target_lead": ARM_ACTIONS,
+    "state/gripper_position": (_SAME,),
 }
 _ACTIONS = ("action", "base_action", LAST_COMMAND)
 # Reflected at the plane y = 0 these change their sign: y, and what turns in that plane.
 _REFLECTED = ("y", "rotation_x", "rotation_z")
+_WITHOUT = "correct it; or learn without: task.symmetry.mirror=false task.symmetry.turns=1"
 
 
 @dataclass(frozen=True)
 class Symmetry:
     """From where a task looks the same, and how its observations change from one to another.
 
-    All is in the base frame, or in one that turns and is reflected with it, such as an object's.
+    Columns are in the base frame, or in that of an object that looks the same itself after the
+    reflection or turn. The clone is frozen, so its turned proposals are roughly what it would say.
 
     Raises:
         RobotRLError: `turns` or a name in `fields` is none of those below.
     """
 
-    mirror: bool  # whether left and right are alike: the plane y = 0
+    mirror: bool  # whether left and right are alike: y and -y of the base frame
     turns: int  # how many turns about the vertical, of 360° in all, look alike: 1, 2 or 4
-    # Of each field of the task what its columns are: x, y, z of a vector, rotation_x, rotation_y,
-    # rotation_z of a rotation vector or torque, and gripper for what stays as it is.
+    # Of each field of the task what its columns are: x, y, z of a vector; rotation_x, rotation_y,
+    # rotation_z of a rotation vector or torque; and same for what stays as it is.
     fields: Mapping[str, Sequence[str]]
 
     def __post_init__(self) -> None:
@@ -58,55 +59,60 @@ class Symmetry:
         for name, columns in self.fields.items():
             _check_columns(f"task.symmetry.fields.{name}", columns, self.turns)
 
-    def among(self, observed: Sequence[str], action_names: Sequence[str]) -> Turning:
-        """Make what turns rows with these observations and columns of the action.
+    def among(self, widths: Mapping[str, int], action_names: Sequence[str]) -> Turning:
+        """Make what turns rows with these observations, name → width, and columns of the action.
 
         Raises:
             RobotRLError: It is not known what the columns of one of them are.
         """
         _check_columns("the action, which task.symmetry changes,", action_names, self.turns)
         known = {**_OWN, **self.fields, **dict.fromkeys(_ACTIONS, action_names)}
-        unknown = [name for name in observed if name not in known]
-        if unknown:
+        wrong = [f"{n} ({w} columns)" for n, w in widths.items() if len(known.get(n, ())) != w]
+        if wrong:
             raise RobotRLError(
                 "the task's symmetry does not say how its observations change",
-                got=f"{', '.join(unknown)} without the names of columns",
-                expected="task.symmetry.fields with all that the policy sees",
-                hint="add them; or learn without: task.symmetry.mirror=false task.symmetry.turns=1",
+                got=f"{', '.join(wrong)} without as many names",
+                expected="task.symmetry.fields with the columns of all that the policy sees",
+                hint=_WITHOUT,
             )
         quarters = [turn * 4 // self.turns for turn in range(self.turns)]
         elements = [(mirror, turn) for mirror in range(1 + self.mirror) for turn in quarters]
-        return Turning({name: _tables(known[name], elements) for name in (*observed, *_ACTIONS)})
+        return Turning({name: _tables(known[name], elements) for name in (*widths, *_ACTIONS)})
 
 
 @dataclass(frozen=True)
 class Turning:
-    """Shows each row of a batch from one of the positions in which the task looks the same."""
+    """Shows each row of a batch in one of the views in which the task looks the same."""
 
-    # By field, of each position: which column becomes each (positions, columns), and its sign.
+    # By field: the column that each is taken from, and its sign, (views, columns) both.
     tables: Mapping[str, tuple[npt.NDArray[np.intp], npt.NDArray[np.float32]]]
+
+    @property
+    def views(self) -> int:
+        """Number of views, that of the row itself included."""
+        return len(self.tables["action"][0])
 
     def turned(
         self, batch: Mapping[str, npt.NDArray[Any]], rng: np.random.Generator
     ) -> dict[str, npt.NDArray[Any]]:
         """A batch of rows, each turned by chance, with its s' and its chunks."""
-        given, position = dict(batch), None
+        given, view = dict(batch), None
         for name, column in batch.items():
             tables = self.tables.get(name.removeprefix(NEXT).removeprefix(CHUNK))
             if tables is None:
                 continue
             source, sign = tables
-            if position is None:
-                position = rng.integers(len(source), size=len(column))
+            if view is None:
+                view = rng.integers(len(source), size=len(column))
             steps = column.reshape(len(column), -1, source.shape[1])
-            moved = np.take_along_axis(steps, source[position][:, None], 2)
-            moved *= sign[position][:, None]
+            moved = np.take_along_axis(steps, source[view][:, None], 2)
+            moved *= sign[view][:, None]
             given[name] = moved.reshape(column.shape)
         return given
 
 
 def turning_of(
-    config: Mapping[str, Any], fields: Sequence[str], action_names: Sequence[str]
+    config: Mapping[str, Any], fields: Sequence[str], schema: RowSchema
 ) -> Turning | None:
     """What turns rows of these fields as the configured task allows it; None where it does not.
 
@@ -119,9 +125,10 @@ def turning_of(
     symmetry: Symmetry = registry.make(section)
     if not symmetry.mirror and symmetry.turns == 1:
         return None
-    told = (INSTRUCTION, INSTRUCTION_FEATURES)  # the same from everywhere
+    sizes = {field.name: int(np.prod(field.shape)) for field in schema.fields}
+    told = (INSTRUCTION, INSTRUCTION_FEATURES)  # the same in all views
     observed = [name for name in fields if is_observation(name) and name not in told]
-    return symmetry.among(observed, action_names)
+    return symmetry.among({name: sizes.get(name, 0) for name in observed}, schema.action_names)
 
 
 def _check_columns(what: str, columns: Sequence[str], turns: int) -> None:
@@ -132,6 +139,7 @@ def _check_columns(what: str, columns: Sequence[str], turns: int) -> None:
             f"{what} has columns that cannot be turned",
             got=", ".join(columns),
             expected=f"names out of {', '.join(_KNOWN)}; with 4 turns a y for each x",
+            hint=_WITHOUT,
         )
 
 
@@ -147,7 +155,7 @@ def _tables(
         for kind in ("", "rotation_"):
             across, along = places[f"{kind}x"], places[f"{kind}y"]
             # (x, y) turned by 90° is (-y, x), of what has been reflected before.
-            for _ in range(quarters % 2):
+            if quarters % 2:
                 source[row, [*across, *along]] = source[row, [*along, *across]]
                 sign[row, [*across, *along]] = sign[row, [*along, *across]]
                 sign[row, across] *= -1

@@ -97,7 +97,7 @@ def clone(
                 hint="record with task.environment.instruction=TEXT, or take another policy",
             )
     options: CloningOptions = registry.make(config.cloning)
-    turning = turning_of(config, policy.cloning_fields, schema.action_names)
+    turning = turning_of(config, policy.cloning_fields, schema)
     policy = shown_training(policy, rows, options, int(config.seed), "cloning", turning)
     return behaviour_of(config, policy, schema, vision)
 
@@ -198,7 +198,9 @@ def check_networks(config: DictConfig) -> None:
         behaviour = for_zeros(config, schema)
         seed = int(config.seed)
         algorithm = make_algorithm(config.algorithm, behaviour, seed, config.observation)
-    turning_of(config, algorithm.required.fields, schema.action_names)
+        assert isinstance(behaviour.policy, ChunkPolicy)
+        cloning_fields = behaviour.policy.cloning_fields
+    turning_of(config, (*cloning_fields, *algorithm.required.fields), schema)
 
 
 def for_zeros(config: DictConfig, schema: RowSchema) -> Behaviour:
