@@ -335,7 +335,7 @@ def taken_by_learner(run: RunDirectory) -> dict[str, Any]:
 
     `discount` γ per step; `value_range`, the lowest and highest return, None without limits;
     `hindsight_share` of each batch; `imitation_updates`, after which demonstrations do not pull any
-    more, 0 where that does not end.
+    more, 0 where that does not end; `symmetric_views` in which each step is seen, 1 without others.
     """
     if not run.has_folder(LAST):
         return {}
