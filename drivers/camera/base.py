@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image as Picture
 
 from drivers.errors import DriverError
 from robot_rl.calibration.board import Intrinsics
@@ -49,6 +51,65 @@ class Camera(Protocol):
 
     def close(self) -> None:
         """Stop the device, also when it was never reached."""
+
+
+class View:
+    """The part of a camera's pictures that is shown, at the size in which it is shown.
+
+    `crop` is left, top, width and height of that part in the device's pictures [pixels]; `size` is
+    the width and height that it gets. Empty, each is what the device gives. Colours are averaged,
+    as a smaller picture from far away would look; of depth the nearest value is taken.
+    """
+
+    def __init__(self, crop: Sequence[int] = (), size: Sequence[int] = ()) -> None:
+        numbers = min((*crop[:2], 0)) >= 0 and min((*crop[2:], *size, 1)) > 0
+        if len(crop) not in (0, 4) or len(size) not in (0, 2) or not numbers:
+            raise DriverError(
+                "this part of a camera's pictures is impossible",
+                got=f"crop {list(crop)}, size {list(size)}",
+                expected="crop: [left, top, width, height], size: [width, height], in pixels",
+            )
+        self._crop, self._size = tuple(crop), list(size)
+
+    def of(self, frame: Frame) -> Frame:
+        """The frame as it is shown; `DriverError` where the part is not within the picture."""
+        height, width = frame.color.shape[:2]
+        left, top, wide, high = self._crop or (0, 0, width, height)
+        if left + wide > width or top + high > height:
+            raise DriverError(
+                "the part to show is not within the camera's pictures",
+                got=f"{wide}×{high} from ({left}, {top})",
+                expected=f"a part of {width}×{height}",
+                hint="correct the parameter crop of the camera's node",
+            )
+        if not self._crop and not self._size:
+            return frame
+
+        def shown(picture: npt.NDArray[Any], how: Picture.Resampling) -> npt.NDArray[Any]:
+            part = Picture.fromarray(picture[top : top + high, left : left + wide])
+            return np.asarray(part.resize(self._size or part.size, how))
+
+        depth = frame.depth
+        return replace(
+            frame,
+            color=shown(frame.color, Picture.Resampling.BOX),
+            depth=None if depth is None else shown(depth, Picture.Resampling.NEAREST),
+        )
+
+    def intrinsics(self, of: Intrinsics) -> Intrinsics:
+        """How the camera projects into what is shown; pixels have their centre at whole numbers."""
+        left, top, wide, high = self._crop or (0, 0, of.width, of.height)
+        width, height = self._size or (wide, high)
+        across, down = width / wide, height / high
+        return replace(
+            of,
+            width=width,
+            height=height,
+            fx=of.fx * across,
+            fy=of.fy * down,
+            cx=(of.cx - left + 0.5) * across - 0.5,
+            cy=(of.cy - top + 0.5) * down - 0.5,
+        )
 
 
 def check_color(what: str, color: Image, width: int, height: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from sensor_msgs.msg import CameraInfo, Image
 
-from drivers.camera.base import Frame
+from drivers.camera.base import Frame, View
 from drivers.errors import DriverTimeout
 from robot_rl.calibration.board import Intrinsics
 from robot_rl.ros import qos
@@ -32,7 +32,8 @@ class CameraNode(DeviceNode):
     """A lifecycle node over a `drivers.camera.base.Camera`.
 
     Parameters (ROS), beside those of `DeviceNode`: `camera`, its name in topics and frames;
-    `frame_rate_hz`, what it is expected to give; `first_frame_s`, how long it may take to begin.
+    `frame_rate_hz`, what it is expected to give, and the most that is published; `crop` and `size`,
+    see `View`; `first_frame_s`, how long it may take to begin.
     """
 
     default_rate_hz = 200.0
@@ -43,6 +44,9 @@ class CameraNode(DeviceNode):
         self._frame_rate: float = self.parameter(
             "frame_rate_hz", 30.0, "pictures per second that it should give", low=0.1, high=1000.0
         )
+        crop = self.parameter("crop", [], "left, top, width, height of the part to publish")
+        size = self.parameter("size", [], "width and height in which that is published")
+        self._view = View([*map(int, crop)], [*map(int, size)])
         self._first_frame: float = self.parameter(
             "first_frame_s", 5.0, "time until its first picture", low=0.0, high=60.0
         )
@@ -51,6 +55,7 @@ class CameraNode(DeviceNode):
         self._last_sequence: int | None = None
         self._intrinsics: Intrinsics | None = None
         self._gaps = self._missed = 0
+        self._due_ns = 0.0  # stamp of the next picture to publish
 
     def make_topics(self) -> None:
         """Make the topics."""
@@ -66,7 +71,8 @@ class CameraNode(DeviceNode):
         """Give the camera time for its first picture, and begin to count anew."""
         self._patient_until = time.monotonic() + self._first_frame
         self._last_sequence = None
-        self._intrinsics = self.driver.intrinsics()
+        intrinsics = self.driver.intrinsics()
+        self._intrinsics = None if intrinsics is None else self._view.intrinsics(intrinsics)
 
     def poll(self) -> None:
         """Wait a moment for a new picture, and publish it."""
@@ -79,7 +85,8 @@ class CameraNode(DeviceNode):
         self._patient_until = time.monotonic() + self._stale_after
         if self.freshness.is_new(frame.stamp_ns):
             self._count(frame.sequence)
-            self._publish(frame)
+            if self._is_due(frame.stamp_ns):
+                self._publish(self._view.of(frame))
 
     def facts(self) -> Mapping[str, object]:
         """Pictures that the camera took and that were not published."""
@@ -90,6 +97,15 @@ class CameraNode(DeviceNode):
             self._gaps += 1
             self._missed += sequence - self._last_sequence - 1
         self._last_sequence = sequence
+
+    def _is_due(self, stamp_ns: int) -> bool:
+        """Whether to publish: of a camera that gives more than `frame_rate_hz` only so many."""
+        period = 1e9 / self._frame_rate
+        early = self._due_ns - stamp_ns
+        if period / 2 < early < 2 * period:  # further ahead only where a clock was set back
+            return False
+        self._due_ns = max(self._due_ns, stamp_ns - period / 2) + period
+        return True
 
     def _publish(self, frame: Frame) -> None:
         stamp = frame.stamp_ns

@@ -14,12 +14,19 @@ WIDTH, HEIGHT, RATE = 64, 48, 30
 
 
 def record(
-    path, serial, frames=60, depth_unit=1e-3, coefficients=(0.0,) * 5, depth_every=1, sensors=2
+    path,
+    serial,
+    frames=60,
+    depth_unit=1e-3,
+    coefficients=(0.0,) * 5,
+    depth_every=1,
+    sensors=2,
+    own_clock=False,
 ):
     """Record `frames` pictures: number n is all n in colour, and 500 + n in depth.
 
     Depth is there for every `depth_every`-th only. With one sensor it is a camera like the D405,
-    whose stereo module takes the colour pictures too.
+    whose stereo module takes the colour pictures too. With a clock of its own it counts from 0.
 
     Returns the stamp of number 0 [ns].
     """
@@ -54,7 +61,8 @@ def record(
     for sensor in recorder.query_sensors():
         sensor.open(sensor.get_stream_profiles()[: 3 - len(names)])
         sensor.start(syncer)
-    began, kept = time.time() * 1e3, []
+    began, kept = 0.0 if own_clock else time.time() * 1e3, []
+    domains = rs.timestamp_domain
     for number in range(1, frames + 1):
         pictures = (
             np.full((HEIGHT, WIDTH, 3), number, np.uint8),
@@ -66,11 +74,11 @@ def record(
             frame.pixels, frame.bpp = pictures[place], streams[place][2]
             frame.stride = WIDTH * frame.bpp
             frame.timestamp = began + number * 1e3 / RATE
-            frame.domain = rs.timestamp_domain.system_time
+            frame.domain = domains.hardware_clock if own_clock else domains.system_time
             frame.frame_number, frame.profile = number, profiles[place]
             frame.depth_units = depth_unit
             sensors[place].on_video_frame(frame)
-        time.sleep(0.002)
+        time.sleep(1 / RATE if own_clock else 0.002)  # a recording is played as it was made
     time.sleep(0.1)
     for sensor in recorder.query_sensors():
         sensor.stop()

@@ -70,6 +70,29 @@ def test_colour_and_depth_of_the_camera_with_this_serial(camera, recorded):
     assert numbers == sorted(set(numbers))
 
 
+def test_a_clock_of_the_cameras_own_is_related_to_the_systems(tmp_path):
+    file = str(tmp_path / "own.db3")
+    record(file, "444", own_clock=True)
+    context = load_library().context()
+    device = context.load_device(file)
+    here = RealSenseCamera(serial="444", context=lambda: context, **SIZE)
+    here.connect()
+    try:
+        frames = []
+        for number in range(8):
+            time.sleep(0.05 * (number % 2))  # whoever reads late gets the time of the picture
+            frames.append(here.read(5.0))
+        now = time.time_ns()
+        assert all(now - 5e9 < frame.stamp_ns <= now for frame in frames)
+        first, last = frames[-2:]  # by now one of them came without delay
+        taken = (last.sequence - first.sequence) / RATE
+        assert abs((last.stamp_ns - first.stamp_ns) / 1e9 - taken) < 0.005
+    finally:
+        here.close()
+        del device
+        context.unload_device(file)
+
+
 def test_a_picture_is_not_given_the_depth_of_another(tmp_path):
     file = tmp_path / "sparse.db3"
     record(file, "333", depth_every=3)

@@ -79,6 +79,30 @@ def test_pictures_are_published_as_realsense_does(film, start):
     assert set(facts) >= {"sequence_gaps", "frames_missed", "fault", "connection"}
 
 
+def test_a_part_is_published_at_a_size_and_rate_of_its_own(film, start):
+    known = {"width": WIDTH, "height": HEIGHT, "fx": 50.0, "fy": 51.0, "cx": 32.0, "cy": 24.0}
+    shown = {"crop": [16, 8, 32, 24], "size": [16, 12], "frame_rate_hz": 10.0}
+    listener = start("/e", film, shown, intrinsics=known)
+    images = listener.heard["front/color/image_raw"]
+    infos = listener.heard["front/color/camera_info"]
+    listener.until(lambda: len(images) > 5 and len(infos) > 5)
+    assert {(image.width, image.height) for image in images} == {(16, 12)}
+    stamps = [to_nanoseconds(image.header.stamp) for image in images]
+    assert min(np.diff(stamps)) > 0.06e9  # the film has 30 a second
+    # Where a point 2 m before the camera is seen: in the whole picture, and in what is published.
+    x, y, z = 0.2, -0.1, 2.0
+    whole = np.array([50 * x / z + 32, 51 * y / z + 24])
+    fx, _, cx, _, fy, cy, *_ = infos[-1].k
+    found = [fx * x / z + cx, fy * y / z + cy]
+    np.testing.assert_allclose(found, (whole - [16, 8] + 0.5) / 2 - 0.5)
+
+
+def test_a_part_outside_of_the_pictures_is_reported_and_nothing_published(film, start):
+    listener = start("/f", film, {"crop": [40, 0, 32, 24]})
+    assert "got: 32×24 from (40, 0)" in listener.reported("not within")["fault"]
+    assert listener.heard["front/color/image_raw"] == []
+
+
 def test_an_unplugged_camera_is_reported_and_comes_back_by_itself(film, start, tmp_path):
     """The film's end is the cable that is pulled; its name is the socket."""
     device = tmp_path / "camera.mkv"
