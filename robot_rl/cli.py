@@ -275,7 +275,7 @@ def _check_count(name: str, command: Command, positionals: list[str]) -> None:
 
 def command_config(command: Command, overrides: list[str], path: str | None = None) -> DictConfig:
     """Compose the configuration, or take that of the run that the overrides, or `path`, name."""
-    from robot_rl.commands.runs import compose_for_run, load_resolved
+    from robot_rl.commands.runs import compose_for_run, kept_cell, load_resolved
     from robot_rl.config import compose
     from robot_rl.run import RunDirectory
 
@@ -295,7 +295,9 @@ def command_config(command: Command, overrides: list[str], path: str | None = No
     if named is None:
         return compose(overrides)
     run = RunDirectory.around(named, where.runs_directory, with_policy=command.measures)
-    config = compose_for_run(overrides, load_resolved(run.path), elsewhere=command.measures)
+    saved = load_resolved(run.path)
+    cell = kept_cell(run.path, saved, told=not any(o.startswith("cell=") for o in overrides))
+    config = compose_for_run(overrides, saved, elsewhere=command.measures, cell=cell)
     config[command.run_key] = str(run.path)
     return config
 

@@ -1,8 +1,9 @@
 """Compose and check configurations: Hydra, with messages that name the way out.
 
-Hydra composes `configs/config.yaml`, its groups, which folders of the user's own and plug-ins add
-to, and the overrides of the command line. Added here: an unknown choice or key is answered with the
-valid names, and a value keeps its type. `robot_rl.commands.runs` adds the configuration of a run.
+Hydra composes `configs/config.yaml` and its groups, to which folders of the user's own and plug-ins
+add. Then come the values of a cell, the user's robot in one file, and the overrides of the command
+line. An unknown choice or key is answered with the valid names, and a value keeps its type.
+`robot_rl.commands.runs` adds the configuration of a run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -26,7 +27,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from policies import registry
 from robot_rl.errors import RobotRLError, nearest
-from robot_rl.processes.resources import find_resource
+from robot_rl.processes.resources import RESOURCE_FOLDERS, find_resource
+from robot_rl.run import CELL_FILE
 
 # Strings of which only some are valid.
 VALUES = {"clock": ("stepped", "realtime"), "device": ("auto", "cpu", "cuda")}
@@ -38,6 +40,49 @@ _CAMERA = "robot_rl.env.sim.cameras.CameraOptions"
 
 class ConfigError(RobotRLError):
     """An override, a configuration file or a run's configuration that cannot be used."""
+
+
+class Cell(NamedTuple):
+    """A robot in a file of its owner's."""
+
+    path: Path  # absolute
+    choices: Mapping[str, str]  # the choice of each group that it names
+    values: Mapping[str, Any]  # of the configuration, nested
+
+
+def read_cell(named: str) -> Cell:
+    """Read the cell of a path, or of `cell.yaml` in a folder; its folder joins the registry.
+
+    `ConfigError` where it is not there, is one of robot_rl's own files, or is no mapping.
+    """
+    path = Path(named).expanduser().resolve()
+    path = path / CELL_FILE if path.is_dir() else path
+    roots = {find_resource("configs").parent, Path(__file__).resolve().parents[1]}
+    parts = [root / name for root in roots for name in (*RESOURCE_FOLDERS, *registry.OWN_PACKAGES)]
+    if path.parent in roots or any(map(path.is_relative_to, parts)):
+        raise ConfigError(f"the cell {path} is inside robot_rl", hint="put it elsewhere, as in lab")
+    if not path.is_file():
+        hint = f"write one: robot-rl cell {named} arm=ur"
+        raise ConfigError("there is no such cell", got=path, expected="a YAML file", hint=hint)
+    try:
+        found = OmegaConf.load(path)
+        plain = flatten(found) if isinstance(found, DictConfig) else {}
+    except Exception as error:  # OSError, or whatever YAML and OmegaConf raise
+        raise ConfigError(
+            f"the cell {path} is no YAML", got=" ".join(str(error).split())
+        ) from error
+    nested = OmegaConf.create()
+    for key, value in plain.items():  # also of a key such as nodes.arm.parameters
+        OmegaConf.update(nested, key, value)
+    values: dict[str, Any] = OmegaConf.to_container(nested)  # type: ignore[assignment]
+    choices = values.pop("choices", {})
+    if not values or not isinstance(choices, dict):
+        expected = "a mapping, with `choices: {robot: ur}` and values such as `robot: ...`"
+        raise ConfigError(f"{path} is no cell", got=found, expected=expected)
+    folder = path.parent
+    if (folder / "configs").is_dir() or any(folder.glob("*.py")):
+        registry.add_folder(str(folder))
+    return Cell(path, {group: str(choice) for group, choice in choices.items()}, values)
 
 
 def choice_file(group: str, choice: str) -> Path | None:
@@ -80,30 +125,29 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     return result
 
 
-def composed(overrides: Sequence[str]) -> DictConfig:
-    """As `compose`, but values that must be given may be missing; see `check_missing`."""
-    groups = group_choices()
+def composed(overrides: Sequence[str], cell: Cell | None = None) -> DictConfig:
+    """As `compose`, but values that must be given may be missing; see `check_missing`.
+
+    The overrides may name another cell.
+    """
     parsed = [parse(text) for text in overrides]
-    for override in parsed:
-        group = override.key_or_group
-        if group in groups and not override.is_delete():
+    named = [override.value() for override in parsed if override.key_or_group == "cell"][-1:]
+    cell = read_cell(str(named[0])) if named and named[0] is not None else cell
+    groups = group_choices()
+    typed = {o.key_or_group: o for o in parsed if o.key_or_group in groups}
+    for group, override in typed.items():
+        if not override.is_delete():
             own = ", ".join(map(str, registry.config_folders()))
             check_value(group, override.value(), groups[group], own and f"searched {own} too")
-    config = _compose([str(o.input_line) for o in parsed if o.key_or_group in groups])
+    words = [str(override.input_line) for override in typed.values()]
+    config = _compose(words) if cell is None else _with_cell(cell, groups, words)
     defaults = _resolved(config)
     del defaults["choices"]
-    values = [o for o in parsed if o.key_or_group not in groups]
-    added = [o for o in values if o.is_add() or o.is_force_add()]
+    values = [override for override in parsed if override.key_or_group not in groups]
     for override in values:
-        if override not in added and not override.is_delete():
-            check_key(override.key_or_group, override.value(), defaults)
-    known = [f"{key}." for key in flatten(defaults)]
-    there = any(key.startswith(f"{o.key_or_group}.") for o in added for key in known)
-    if there or any(o.is_delete() for o in values):
-        config = _compose(overrides)
-    else:  # as Hydra does at the end; composing again takes it half a second
-        for override in values:
-            OmegaConf.update(config, override.key_or_group, override.value())
+        _apply(override, config, defaults)
+    if cell is not None:
+        config.cell = str(cell.path)  # absolute: a run is gone on with from other folders too
     _complete_cameras(config)
     resolved = _resolved(config)
     for override in values:
@@ -113,6 +157,43 @@ def composed(overrides: Sequence[str]) -> DictConfig:
     result = OmegaConf.create(resolved)
     OmegaConf.set_struct(result, True)
     return result
+
+
+def _with_cell(cell: Cell, groups: Mapping[str, Sequence[str]], typed: Sequence[str]) -> DictConfig:
+    """Compose what a cell chooses, but for the groups that are typed, and add its values."""
+    try:
+        for group, choice in cell.choices.items():
+            check_value("group", group, list(groups))
+            check_value(group, choice, groups[group])
+        config = _compose(
+            [*(f"{group}={choice}" for group, choice in cell.choices.items()), *typed]
+        )
+        robot, asked = cell.choices.get("robot"), config.choices.robot
+        if robot not in (None, asked):
+            hint = "leave out one of cell= and robot="
+            raise ConfigError(f"the cell is one of robot={robot}", got=f"robot={asked}", hint=hint)
+        defaults, values = _resolved(config), {}
+        for key, value in cell.values.items():
+            if key != "nodes":  # which may have further ones, with parameters of any driver
+                check_key(key, value, defaults)
+            values[key] = _of_same_type(key, defaults[key], value)
+    except ConfigError as error:
+        raise ConfigError(f"{cell.path}: {error}") from error
+    return OmegaConf.merge(config, values)  # type: ignore[return-value]
+
+
+def _apply(override: Override, config: DictConfig, defaults: Mapping[str, Any]) -> None:
+    """Set, add or delete a value, as Hydra does it where there is no cell."""
+    key, value = override.key_or_group, override.value()
+    if not override.is_add() and not override.is_force_add():
+        check_key(key, value, defaults)
+    elif override.is_add() and not isinstance(value, dict | list) and key in flatten(defaults):
+        raise ConfigError(f"{key} is there already", got=f"+{key}", hint=f"write {key}={value}")
+    if override.is_delete():
+        above, _, name = key.rpartition(".")
+        del (OmegaConf.select(config, above) if above else config)[name]
+    else:
+        OmegaConf.update(config, key, value)
 
 
 def _complete_cameras(config: DictConfig) -> None:
@@ -127,6 +208,11 @@ def _complete_cameras(config: DictConfig) -> None:
                 hint="write observation.cameras=[{name:front,width:128,height:128}]",
             )
         camera.setdefault("_target_", _CAMERA)
+        if camera.name in [other.name for other in cameras[:number]]:
+            hint = "name each camera differently"
+            raise ConfigError(
+                "two of observation.cameras have one name", got=camera.name, hint=hint
+            )
 
 
 def in_real_time(config: DictConfig) -> DictConfig:
@@ -202,7 +288,8 @@ def check_missing(config: DictConfig) -> None:
     if missing:
         raise ConfigError(
             f"these values have no default and must be given: {', '.join(missing)}",
-            hint="add "
+            hint=(f"write them into {config.cell}, or " if config.cell else "")
+            + "add "
             + " ".join(f"{k}={_WRITTEN.get(k.rpartition('.')[2], 'VALUE')}" for k in missing),
         )
 
@@ -266,7 +353,7 @@ def check_key(key: str, value: object, defaults: Mapping[str, Any]) -> None:
             close = nearest(part, names)
             below = f"below {above}, " if above else ""
             raise ConfigError(
-                f"unknown override {key!r}",
+                f"unknown key {key!r}",
                 got=part if names else f"{above} is one value and has no parts",
                 expected=f"{below}one of {', '.join(names)}" if names else None,
                 hint=f"did you mean {'.'.join([*parts[:depth], close])}?" if close else None,
@@ -293,8 +380,10 @@ def keep_type(key: str, defaults: Mapping[str, Any], resolved: dict[str, Any]) -
 
 
 def _of_same_type(key: str, default: Any, value: Any) -> Any:
-    if default is None or default == "???":
+    if default is None or default == "???" or (key.startswith("nodes.") and value is None):
         return value
+    if isinstance(value, str) and ("${" in value or value == "???"):
+        return value  # in a cell, whose references are resolved later
     if isinstance(default, Mapping) and isinstance(value, Mapping):
         return {k: _of_same_type(f"{key}.{k}", default.get(k), v) for k, v in value.items()}
     if isinstance(default, list) and isinstance(value, list):

@@ -2,6 +2,7 @@
 
     runs/<task>/<YYYYmmdd-HHMMSS>/     `runs/latest` points to the newest
         config.yaml                    the resolved configuration
+        cell.yaml                      the cell that the run was made with, as it was then
         demonstrations.zarr/           episodes
         exploration.zarr/              without demonstrations: episodes of random actions; with
                                        cameras: episodes for the image encoder
@@ -61,6 +62,7 @@ CLONED = "checkpoints/bc"
 LAST = "checkpoints/last"
 EXAMPLES, REWARD = "reward.zarr", "checkpoints/reward"
 CONFIG_FILE = "config.yaml"
+CELL_FILE = "cell.yaml"
 STATE_FILE = "state.json"
 SUMMARY = "summary.json"
 SCENES = "scenes"
@@ -162,7 +164,7 @@ class RunDirectory:
         """Whether nothing was recorded or learned: no episode, no step, no checkpoint."""
         files = (path for path in self.path.rglob("*") if path.is_file() and path.stat().st_size)
         logs = self.path / "logs"
-        nothing = (CONFIG_FILE, "stages.jsonl", "zarr.json")
+        nothing = (CONFIG_FILE, CELL_FILE, "stages.jsonl", "zarr.json")
         return all(f.name in nothing or logs in f.parents for f in files)
 
     def spool(self, actor: int) -> Path:

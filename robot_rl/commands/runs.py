@@ -12,16 +12,26 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from policies import registry
-from robot_rl.config import ConfigError, check_missing, composed, flatten, group_choices, parse
+from robot_rl.config import (
+    Cell,
+    ConfigError,
+    check_missing,
+    composed,
+    flatten,
+    group_choices,
+    parse,
+    read_cell,
+)
 from robot_rl.processes.files import point, replace_text
 from robot_rl.processes.group import ProcessDied
-from robot_rl.run import CONFIG_FILE, LATEST, RunDirectory
+from robot_rl.run import CELL_FILE, CONFIG_FILE, LATEST, RunDirectory
 
 # A run may be continued or evaluated with other values of these; all else made it what it is.
 MAY_DIFFER = (
     "actor",
     "artifacts",
     "bench",
+    "cell",
     "choices.classifier",
     "choices.recipe",
     "choices.replay",
@@ -60,23 +70,38 @@ _NO_VALUE = object()
 
 
 def compose_for_run(
-    overrides: Sequence[str], run_config: DictConfig, *, elsewhere: bool = False
+    overrides: Sequence[str],
+    run_config: DictConfig,
+    *,
+    elsewhere: bool = False,
+    cell: Cell | None = None,
 ) -> DictConfig:
-    """Apply what the user typed to the configuration of an existing run.
+    """Apply what the user typed to the configuration of an existing run, made with a `cell`.
 
     `ConfigError` as of `compose`, and for an override that would make it another run; `elsewhere`
     the run may differ in `ELSEWHERE` too.
     """
-    given = [parse(text).key_or_group for text in overrides]
+    typed = {override.key_or_group: override.value() for override in map(parse, overrides)}
+    if typed.get("cell") is not None:  # what it chooses otherwise than before is as if typed
+        known = cell.choices if cell is not None else {}
+        chosen = read_cell(str(typed["cell"])).choices.items()
+        typed = {**{g: c for g, c in chosen if known.get(g) != c}, **typed}
+        overrides = [*(f"{g}={c}" for g, c in chosen if known.get(g) != c), *overrides]
+    given = list(typed)
     _check_own_choices(run_config)
     choices = {g: f"{g}={c}" for g, c in run_config.choices.items() if c is not None}
+    same_robot = typed.get("robot") in (None, run_config.choices.robot)
     # What must be given was given when the run was made; it is not asked for again.
-    found = composed([*(text for g, text in choices.items() if g not in given), *overrides])
+    found = composed(
+        [*(text for g, text in choices.items() if g not in given), *overrides],
+        cell if same_robot else None,
+    )
     result = copy.deepcopy(run_config)
     OmegaConf.set_struct(result, False)
     kept = {key: OmegaConf.select(run_config, key) for key in given if key not in found.choices}
-    plain = [f"{k}={json.dumps(v)}" for k, v in kept.items() if isinstance(v, int | float | str)]
-    made = composed([*choices.values(), *plain])
+    told = {key: value for key, value in kept.items() if key != "cell"}
+    plain = [f"{k}={json.dumps(v)}" for k, v in told.items() if isinstance(v, int | float | str)]
+    made = composed([*choices.values(), *plain], cell)
     if lacking := sorted(set(made) - set(run_config)):
         raise ConfigError(
             f"another version of robot_rl made this run: it has no setting {', '.join(lacking)}",
@@ -92,6 +117,8 @@ def compose_for_run(
             OmegaConf.update(result, key, OmegaConf.select(found, key), merge=False)
         elif found.choices[key] != run_config.choices.get(key):
             result[key], result.choices[key] = found[key], found.choices[key]
+    if not same_robot:
+        result.nodes = found.nodes
     may_differ = (*MAY_DIFFER, *(ELSEWHERE if elsewhere else ()))
     compare_run(result, run_config, may_differ=may_differ)
     OmegaConf.set_struct(result, True)
@@ -151,13 +178,34 @@ def compare_run(
     )
 
 
+def kept_cell(run: Path, run_config: DictConfig, *, told: bool = True) -> Cell | None:
+    """A run's copy of the cell that it was made with; the cell's own folder joins the registry.
+
+    Where it is `told`, a sentence says that the file is no longer that.
+    """
+    if not (run / CELL_FILE).is_file():
+        return None
+    kept = read_cell(str(run / CELL_FILE))
+    try:
+        problem = "" if read_cell(run_config.cell)[1:] == kept[1:] else "has changed"
+    except ConfigError:
+        problem = "is gone, or cannot be read any more"
+    if problem and told:
+        goes_on = "the run goes on with the cell that it was made with"
+        print(f"the cell {run_config.cell} {problem}: {goes_on}", flush=True)
+    return kept
+
+
 def save_resolved(config: DictConfig, run: Path) -> None:
     """Write what a run keeps of a configuration, in one step: all but what is asked for once.
 
-    That names runs and one stage. `ConfigError` where it cannot be written.
+    That names runs and one stage. A new run copies its cell. `ConfigError` where it cannot be
+    written.
     """
     kept = OmegaConf.merge(config, dict.fromkeys(("artifacts", "resume", "run", "stage")))
     try:
+        if config.cell is not None and not (run / CELL_FILE).exists():
+            replace_text(run / CELL_FILE, Path(config.cell).read_text(encoding="utf-8"))
         replace_text(run / CONFIG_FILE, OmegaConf.to_yaml(kept, resolve=True))
     except OSError as error:
         raise ConfigError(f"{run / CONFIG_FILE} cannot be written", got=error) from error
