@@ -27,13 +27,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from policies import registry
 from robot_rl.errors import RobotRLError, nearest
-from robot_rl.processes.resources import RESOURCE_FOLDERS, find_resource
+from robot_rl.processes.resources import find_resource
 from robot_rl.run import CELL_FILE
 
 # Strings of which only some are valid.
 VALUES = {"clock": ("stepped", "realtime"), "device": ("auto", "cpu", "cuda")}
 # How a value that must be given is written, by the last word of its key.
 _WRITTEN = {"pose": "[x,y,z,qx,qy,qz,qw]", "joint_names": "[NAME,NAME,...]"}
+_PACKAGE = Path(__file__).resolve().parent
 # What an entry of `observation.cameras` is that does not say so.
 _CAMERA = "robot_rl.env.sim.cameras.CameraOptions"
 
@@ -57,9 +58,8 @@ def read_cell(named: str) -> Cell:
     """
     path = Path(named).expanduser().resolve()
     path = path / CELL_FILE if path.is_dir() else path
-    roots = {find_resource("configs").parent, Path(__file__).resolve().parents[1]}
-    parts = [root / name for root in roots for name in (*RESOURCE_FOLDERS, *registry.OWN_PACKAGES)]
-    if path.parent in roots or any(map(path.is_relative_to, parts)):
+    own = find_resource("configs")
+    if path.parent == own.parent or path.is_relative_to(own) or path.is_relative_to(_PACKAGE):
         raise ConfigError(f"the cell {path} is inside robot_rl", hint="put it elsewhere, as in lab")
     if not path.is_file():
         hint = f"write one: robot-rl cell {named} arm=ur"
@@ -68,20 +68,18 @@ def read_cell(named: str) -> Cell:
         found = OmegaConf.load(path)
         plain = flatten(found) if isinstance(found, DictConfig) else {}
     except Exception as error:  # OSError, or whatever YAML and OmegaConf raise
-        raise ConfigError(
-            f"the cell {path} is no YAML", got=" ".join(str(error).split())
-        ) from error
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"the cell {path} is no YAML", got=problem) from error
     nested = OmegaConf.create()
     for key, value in plain.items():  # also of a key such as nodes.arm.parameters
         OmegaConf.update(nested, key, value)
     values: dict[str, Any] = OmegaConf.to_container(nested)  # type: ignore[assignment]
     choices = values.pop("choices", {})
-    if not values or not isinstance(choices, dict):
+    if not plain or not isinstance(choices, dict):
         expected = "a mapping, with `choices: {robot: ur}` and values such as `robot: ...`"
         raise ConfigError(f"{path} is no cell", got=found, expected=expected)
-    folder = path.parent
-    if (folder / "configs").is_dir() or any(folder.glob("*.py")):
-        registry.add_folder(str(folder))
+    if (path.parent / "configs").is_dir() or any(path.parent.glob("*.py")):
+        registry.add_folder(str(path.parent))
     return Cell(path, {group: str(choice) for group, choice in choices.items()}, values)
 
 
@@ -126,20 +124,16 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def composed(overrides: Sequence[str], cell: Cell | None = None) -> DictConfig:
-    """As `compose`, but values that must be given may be missing; see `check_missing`.
-
-    The overrides may name another cell.
-    """
+    """As `compose`, with a cell unless one is typed; values may be missing: see `check_missing`."""
     parsed = [parse(text) for text in overrides]
     named = [override.value() for override in parsed if override.key_or_group == "cell"][-1:]
     cell = read_cell(str(named[0])) if named and named[0] is not None else cell
     groups = group_choices()
-    typed = {o.key_or_group: o for o in parsed if o.key_or_group in groups}
-    for group, override in typed.items():
-        if not override.is_delete():
-            own = ", ".join(map(str, registry.config_folders()))
-            check_value(group, override.value(), groups[group], own and f"searched {own} too")
-    words = [str(override.input_line) for override in typed.values()]
+    typed = [override for override in parsed if override.key_or_group in groups]
+    for group, choice in ((o.key_or_group, o.value()) for o in typed if not o.is_delete()):
+        own = ", ".join(map(str, registry.config_folders()))
+        check_value(group, choice, groups[group], own and f"searched {own} too")
+    words = [str(override.input_line) for override in typed]
     config = _compose(words) if cell is None else _with_cell(cell, groups, words)
     defaults = _resolved(config)
     del defaults["choices"]
@@ -165,9 +159,7 @@ def _with_cell(cell: Cell, groups: Mapping[str, Sequence[str]], typed: Sequence[
         for group, choice in cell.choices.items():
             check_value("group", group, list(groups))
             check_value(group, choice, groups[group])
-        config = _compose(
-            [*(f"{group}={choice}" for group, choice in cell.choices.items()), *typed]
-        )
+        config = _compose([*(f"{g}={c}" for g, c in cell.choices.items()), *typed])
         robot, asked = cell.choices.get("robot"), config.choices.robot
         if robot not in (None, asked):
             hint = "leave out one of cell= and robot="
@@ -209,10 +201,7 @@ def _complete_cameras(config: DictConfig) -> None:
             )
         camera.setdefault("_target_", _CAMERA)
         if camera.name in [other.name for other in cameras[:number]]:
-            hint = "name each camera differently"
-            raise ConfigError(
-                "two of observation.cameras have one name", got=camera.name, hint=hint
-            )
+            raise ConfigError("two of observation.cameras have one name", got=camera.name)
 
 
 def in_real_time(config: DictConfig) -> DictConfig:
@@ -285,12 +274,11 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
 def check_missing(config: DictConfig) -> None:
     """Raise `ConfigError` where something is missing that must be given."""
     missing = sorted(OmegaConf.missing_keys(config))
+    written = " ".join(f"{k}={_WRITTEN.get(k.rpartition('.')[2], 'VALUE')}" for k in missing)
     if missing:
         raise ConfigError(
             f"these values have no default and must be given: {', '.join(missing)}",
-            hint=(f"write them into {config.cell}, or " if config.cell else "")
-            + "add "
-            + " ".join(f"{k}={_WRITTEN.get(k.rpartition('.')[2], 'VALUE')}" for k in missing),
+            hint=(f"write them into {config.cell}, or " if config.cell else "") + f"add {written}",
         )
 
 
