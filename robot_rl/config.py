@@ -23,7 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
 from policies import registry
 from robot_rl.errors import RobotRLError, nearest
@@ -34,7 +34,6 @@ from robot_rl.run import CELL_FILE
 VALUES = {"clock": ("stepped", "realtime"), "device": ("auto", "cpu", "cuda")}
 # How a value that must be given is written, by the last word of its key.
 _WRITTEN = {"pose": "[x,y,z,qx,qy,qz,qw]", "joint_names": "[NAME,NAME,...]"}
-_PACKAGE = Path(__file__).resolve().parent
 # What an entry of `observation.cameras` is that does not say so.
 _CAMERA = "robot_rl.env.sim.cameras.CameraOptions"
 
@@ -51,16 +50,22 @@ class Cell(NamedTuple):
     values: Mapping[str, Any]  # of the configuration, nested
 
 
-def read_cell(named: str) -> Cell:
-    """Read the cell of a path, or of `cell.yaml` in a folder; its folder joins the registry.
-
-    `ConfigError` where it is not there, is one of robot_rl's own files, or is no mapping.
-    """
+def cell_path(named: str) -> Path:
+    """The file of a cell, absolute; `ConfigError` where that is one of robot_rl's own."""
     path = Path(named).expanduser().resolve()
     path = path / CELL_FILE if path.is_dir() else path
-    own = find_resource("configs")
-    if path.parent == own.parent or path.is_relative_to(own) or path.is_relative_to(_PACKAGE):
+    own, code = find_resource("configs"), Path(__file__).resolve().parent
+    if path.parent == own.parent or path.is_relative_to(own) or path.is_relative_to(code):
         raise ConfigError(f"the cell {path} is inside robot_rl", hint="put it elsewhere, as in lab")
+    return path
+
+
+def read_cell(named: str) -> Cell:
+    """Read a cell of a path, or of `cell.yaml` in a folder; its folder joins the registry.
+
+    `ConfigError` as of `cell_path`, and where it is not there or is no mapping.
+    """
+    path = cell_path(named)
     if not path.is_file():
         hint = f"write one: robot-rl cell {named} arm=ur"
         raise ConfigError("there is no such cell", got=path, expected="a YAML file", hint=hint)
@@ -118,8 +123,7 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     `ConfigError` for an override that does not parse, an unknown choice or key, a value of another
     type than its default, or one that must be given and is not.
     """
-    result = composed(overrides)
-    check_missing(result)
+    check_missing(result := composed(overrides))
     return result
 
 
@@ -148,9 +152,7 @@ def composed(overrides: Sequence[str], cell: Cell | None = None) -> DictConfig:
         keep_type(override.key_or_group, defaults, resolved)
     for key, names in VALUES.items():
         check_value(key, resolved.get(key), names)
-    result = OmegaConf.create(resolved)
-    OmegaConf.set_struct(result, True)
-    return result
+    return OmegaConf.create(resolved, flags={"struct": True})
 
 
 def _with_cell(cell: Cell, groups: Mapping[str, Sequence[str]], typed: Sequence[str]) -> DictConfig:
@@ -261,6 +263,8 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
     try:
         plain = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
+        if isinstance(error, InterpolationToMissingValueError):
+            check_missing(config)
         text = " ".join(str(error).split())
         pair = f"task={config.choices.task} is for another robot than robot={config.choices.robot}"
         raise ConfigError(

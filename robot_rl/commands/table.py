@@ -65,6 +65,8 @@ _PROOF = {
     name: f"proof.{name}" for name in ("confidence", "seed", "scenes", "score", "claim", "episodes")
 }
 
+_ARMS = ("ur", "franka", "xarm", "topics")
+
 COMMANDS: dict[str, Command] = {
     "collect": Command(
         "robot_rl.commands.train:collect",
@@ -73,7 +75,7 @@ COMMANDS: dict[str, Command] = {
         " and writes them to demonstrations.zarr in a new run directory. An interrupted recording"
         " keeps all finished episodes; RUN goes on with one.",
         default_run=None,
-        keys="task robot domain teleop observation reward seed demonstrations"
+        keys="cell task robot domain teleop observation reward seed demonstrations"
         " recording.wait_for_start recording.countdown_s recording.undo_s recording.keep_failures"
         " control_rate_hz clock start_nodes run runs_directory",
     ),
@@ -122,9 +124,9 @@ COMMANDS: dict[str, Command] = {
         " checkpoint saved; resume=RUN, or RUN, goes on at the stage that was interrupted.",
         run_key="resume",
         default_run=None,
-        keys="task robot domain policy algorithm observation operator teleop reset reward seed"
-        " demonstrations dataset recipe environment_steps evaluation.every_steps"
-        " evaluation.final_episodes device console.open resume",
+        keys="cell task robot domain policy algorithm observation operator teleop reset reward"
+        " seed demonstrations dataset recipe environment_steps evaluation.final_episodes device"
+        " console.open resume",
     ),
     "replay": Command(
         "robot_rl.replay.server:run",
@@ -167,7 +169,7 @@ COMMANDS: dict[str, Command] = {
         " task.environment.time_limit_steps=50, test a policy outside of its training.",
         measures=True,
         arguments=("[RUN]",),
-        keys="episodes seed evaluation.policy evaluation.videos evaluation.slots robot domain"
+        keys="episodes seed evaluation.policy evaluation.videos evaluation.slots cell robot domain"
         " teleop device start_nodes run runs_directory",
         short={"episodes": "evaluation.final_episodes", "seed": "evaluation.final_seed"},
     ),
@@ -269,6 +271,22 @@ COMMANDS: dict[str, Command] = {
         options=(Option("client", "name of one more client to let in"),),
         example="robot-rl keys keys client=robot2",
     ),
+    "cell": Command(
+        "robot_rl.commands.cell:write",
+        "Write the file of your robot, with comments, for you to complete.",
+        "PATH is a YAML file, or a folder in which it writes cell.yaml; nothing is overwritten. Put"
+        " in what it marks with ???, look at the devices with robot-rl doctor cell=PATH, and give"
+        " cell=PATH to every command that has a configuration.",
+        arguments=("PATH",),
+        options=(
+            Option("arm", "the arm; topics has a controller of its own on ROS topics", None, _ARMS),
+            Option("gripper", "the gripper", "none", ("none", "robotiq", "franka", "topics")),
+            Option("cameras", "NAME:realsense:SERIAL, NAME:uvc:DEVICE or NAME:topics, ...", ""),
+            Option("teleop", "the device of a person, one of configs/teleop", "none"),
+        ),
+        example="robot-rl cell lab arm=ur gripper=robotiq cameras=wrist:realsense:SERIAL"
+        " teleop=spacemouse",
+    ),
     "calibrate": Command(
         "robot_rl.commands.calibrate:run",
         "Work out where a camera is (hand-eye calibration).",
@@ -302,8 +320,11 @@ COMMANDS: dict[str, Command] = {
         "robot_rl.commands.doctor:run",
         "Say what of this machine works here, and how to mend what does not.",
         "Tries Python, physics, networks, rendering, GPU, cameras, ROS, input devices, disk and"
-        " memory, each in a process of its own. Fails only without Python, MuJoCo or torch.",
+        " memory, each in a process of its own. Fails only without Python, MuJoCo or torch. With"
+        " cell=PATH it looks at the devices of that robot instead, moves nothing, and fails without"
+        " one of them.",
         options=(
+            Option("cell", "a robot of yours, whose devices are looked at"),
             Option("json", "one JSON object as the last line", "false", ("true", "false")),
             Option("teleop", "a device, whose axes are shown live for some seconds"),
             Option("call", "only call this ROS service, such as /start or /clear_errors"),

@@ -1,0 +1,174 @@
+"""`robot-rl cell`: writes the file of a lab's robot, with comments, and `???` for what it must add.
+
+What the file says of the arm, its limits and their comments are lines of `configs/robot`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from robot_rl.config import (
+    ConfigError,
+    cell_path,
+    check_value,
+    flatten,
+    group_choices,
+    read_cell,
+)
+from robot_rl.processes.resources import find_resource
+from robot_rl.run import CELL_FILE
+
+_HEAD = """\
+# A robot of our own: robot-rl COMMAND cell={path}. Commands ask for each ??? that is left, and
+# robot-rl doctor cell={path} looks at the devices. docs/robot.md is the guide. Any other setting
+# of robot-rl train --help all can be added here.
+choices:                     # of configs/; one that is typed wins, as reward=classifier
+  robot: {robot}
+  teleop: {teleop}
+  observation: {observation}
+  reward: human              # people say what is success; others: docs/rewards.md
+robot:
+  gripper: {gripper}
+{joints}\
+  # Enter the tool's mass and its TCP in the arm's own controller: poses here are of that TCP.
+  limits:                    # of the actions, and but for max_force of the arm's node
+{limits}
+"""
+_JOINTS = """\
+  joint_names: ???           # of the controller, in the order of its joint_states
+"""
+_ARM = """\
+nodes:
+  arm:
+    parameters:
+      limits:                # others: robot_rl/safety/limits.py
+{force}
+{rest}"""
+_GRIPPER = """\
+  gripper:
+    executable: gripper_node
+    module: drivers.gripper.node
+    parameters:
+      driver:                # hardware/grippers.md
+{driver}
+"""
+_GRIPPERS = {
+    "robotiq": """\
+        _target_: drivers.gripper.robotiq.Robotiq2F
+        address: ???         # /dev/serial/by-id/... of its RS-485 adapter, or tcp://HOST:502
+        speed: 1.0           # 0 slowest to 1 fastest
+        force: 0.25          # 0 least to 1 most""",
+    "franka": """\
+        _target_: drivers.gripper.franka.FrankaHand
+        host: {host}
+        speed: 0.1           # m/s of the fingers
+        force: 30.0          # N of a grasp""",
+    "topics": """\
+        _target_: drivers.gripper.topics.TopicsGripper
+        joint: ???           # its name in the controller's joint_states
+        open_at: ???         # its position when open, in the controller's unit
+        closed_at: ???
+        state_topic: joint_states
+        command_topic: gripper_controller/commands
+        namespace: ???       # of these topics, such as /controller""",
+}
+_CAMERA = """\
+  {name}_camera:
+    executable: camera_node
+    module: drivers.camera.node
+    parameters:
+      camera: {name}
+      driver:                # hardware/cameras.md; lock exposure, gain and white balance
+        _target_: {target}
+        {device}
+        width: ${{observation.cameras[{number}].width}}
+        height: ${{observation.cameras[{number}].height}}
+        rate_hz: 30
+"""
+_CAMERAS = {
+    "realsense": ("drivers.camera.realsense.RealSenseCamera", 'serial: "{}"', (424, 240)),
+    "uvc": ("drivers.camera.uvc.UvcCamera", "device: {}", (320, 240)),
+    "topics": ("", "", (640, 480)),
+}
+_LAST_LIMIT = "max_force"
+
+
+def write(path: str, *, arm: str | None, gripper: str, cameras: str, teleop: str) -> None:
+    """Write the file `path`, or `cell.yaml` in this folder; `ConfigError` where it is there."""
+    if arm is None:
+        raise ConfigError("which arm is it?", expected="arm=ur, franka, xarm or topics")
+    check_value("teleop", teleop, group_choices()["teleop"])
+    seen = _cameras(cameras)
+    file = Path(path) if Path(path).suffix in (".yaml", ".yml") else Path(path) / CELL_FILE
+    file = cell_path(str(file))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with file.open("x", encoding="utf-8") as out:
+            out.write(_text(path, arm, gripper, seen, teleop))
+    except FileExistsError as error:
+        raise ConfigError(f"{file} is there already", hint="change it, or name another") from error
+    open_keys = [
+        key for key, value in flatten(read_cell(str(file)).values).items() if value == "???"
+    ]
+    print(f"written to {file}\nto fill in: {', '.join(open_keys)}", flush=True)
+    print(f"next: robot-rl doctor cell={path}", flush=True)
+
+
+def _text(
+    path: str, arm: str, gripper: str, cameras: list[tuple[str, str, str]], teleop: str
+) -> str:
+    robot = find_resource(f"configs/robot/{arm}.yaml").read_text(encoding="utf-8")
+    ros = find_resource("configs/robot/_ros.yaml").read_text(encoding="utf-8")
+    text = _HEAD.format(
+        path=path,
+        robot=arm,
+        teleop=teleop,
+        observation="pixels" if cameras else "state",
+        gripper=str(gripper != "none").lower(),
+        joints=_JOINTS if arm == "topics" else "",
+        limits=_lines(ros, "workspace_low", _LAST_LIMIT),
+    )
+    if cameras:
+        text += "observation:\n  cameras:                   # pixels that the policy sees\n"
+        for name, kind, _ in cameras:
+            width, height = _CAMERAS[kind][2]
+            text += f"    - {{name: {name}, width: {width}, height: {height}}}\n"
+    text += _ARM.format(
+        force=_lines(robot, _LAST_LIMIT, _LAST_LIMIT), rest=robot[robot.index("      reset:") :]
+    )
+    if gripper != "none":
+        host = "${nodes.arm.parameters.driver.host}" if arm == "franka" else "???"
+        text += _GRIPPER.format(driver=_GRIPPERS[gripper].format(host=host))
+    for number, (name, kind, device) in enumerate(cameras):
+        target, line, _ = _CAMERAS[kind]
+        if target:
+            line = line.format(device)
+            text += _CAMERA.format(name=name, target=target, device=line, number=number)
+        else:
+            text += (
+                f"  {name}_camera: null         # somebody else publishes {name}/color/image_raw\n"
+            )
+    return text
+
+
+def _lines(text: str, first: str, last: str) -> str:
+    """The lines of a YAML file from one key to another, with what is said beside them."""
+    found = re.search(rf"^ +{first}:(?:.*\n)*? +{last}:.*|^ +{last}:.*", text, re.MULTILINE)
+    assert found, f"configs/robot lacks {last}"
+    return found[0]
+
+
+def _cameras(words: str) -> list[tuple[str, str, str]]:
+    """Name, kind and device of each camera."""
+    found: list[tuple[str, str, str]] = []
+    for word in filter(None, words.split(",")):
+        name, kind, device = (*word.split(":", 2), "", "")[:3]
+        check_value("kind of camera", kind, list(_CAMERAS))
+        if not name.isidentifier() or bool(device) != (kind != "topics"):
+            expected = "cameras=wrist:realsense:SERIAL,front:uvc:/dev/video0,side:topics"
+            raise ConfigError("a camera cannot be read", got=word, expected=expected)
+        if name in [other for other, *_ in found]:
+            raise ConfigError("two cameras have one name", got=f"{name} in {words}")
+        found.append((name, kind, device))
+    return found
