@@ -23,7 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from policies import registry
 from robot_rl.errors import RobotRLError, nearest
@@ -34,6 +34,7 @@ from robot_rl.run import CELL_FILE
 VALUES = {"clock": ("stepped", "realtime"), "device": ("auto", "cpu", "cuda")}
 # How a value that must be given is written, by the last word of its key.
 _WRITTEN = {"pose": "[x,y,z,qx,qy,qz,qw]", "joint_names": "[NAME,NAME,...]"}
+_NOT_GIVEN = "not given"
 # What an entry of `observation.cameras` is that does not say so.
 _CAMERA = "robot_rl.env.sim.cameras.CameraOptions"
 
@@ -51,7 +52,7 @@ class Cell(NamedTuple):
 
 
 def cell_path(named: str) -> Path:
-    """The file of a cell, absolute; `ConfigError` where that is one of robot_rl's own."""
+    """The file of a cell, `cell.yaml` of a folder; `ConfigError` where that is inside robot_rl."""
     path = Path(named).expanduser().resolve()
     path = path / CELL_FILE if path.is_dir() else path
     own, code = find_resource("configs"), Path(__file__).resolve().parent
@@ -61,10 +62,7 @@ def cell_path(named: str) -> Path:
 
 
 def read_cell(named: str) -> Cell:
-    """Read a cell of a path, or of `cell.yaml` in a folder; its folder joins the registry.
-
-    `ConfigError` as of `cell_path`, and where it is not there or is no mapping.
-    """
+    """Read a cell; its folder joins the registry. `ConfigError` where it is not there or none."""
     path = cell_path(named)
     if not path.is_file():
         hint = f"write one: robot-rl cell {named} arm=ur"
@@ -134,8 +132,8 @@ def composed(overrides: Sequence[str], cell: Cell | None = None) -> DictConfig:
     cell = read_cell(str(named[0])) if named and named[0] is not None else cell
     groups = group_choices()
     typed = [override for override in parsed if override.key_or_group in groups]
+    own = ", ".join(map(str, registry.config_folders()))
     for group, choice in ((o.key_or_group, o.value()) for o in typed if not o.is_delete()):
-        own = ", ".join(map(str, registry.config_folders()))
         check_value(group, choice, groups[group], own and f"searched {own} too")
     words = [str(override.input_line) for override in typed]
     config = _compose(words) if cell is None else _with_cell(cell, groups, words)
@@ -198,17 +196,11 @@ def _complete_cameras(config: DictConfig) -> None:
             raise ConfigError(
                 f"observation.cameras[{number}] has no name",
                 got=camera,
-                expected="a mapping with name, and if need be width, height and depth",
-                hint="write observation.cameras=[{name:front,width:128,height:128}]",
+                expected="[{name:front,width:128,height:128}], for example",
             )
         camera.setdefault("_target_", _CAMERA)
         if camera.name in [other.name for other in cameras[:number]]:
             raise ConfigError("two of observation.cameras have one name", got=camera.name)
-
-
-def in_real_time(config: DictConfig) -> DictConfig:
-    """The same configuration on the wall clock, for what a person does."""
-    return OmegaConf.merge(config, {"clock": "realtime"})  # type: ignore[return-value]
 
 
 def on_stepped_clock(config: DictConfig) -> DictConfig:
@@ -260,19 +252,23 @@ def _composed_once(places: tuple[Path, ...], overrides: tuple[str, ...]) -> Dict
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:
+    """The values; one that refers to a missing value is `_NOT_GIVEN`."""
+    missing = [key for key, value in flatten(config).items() if value == "???"]
+    config = copy.deepcopy(config)
+    for key in missing:
+        OmegaConf.update(config, key, _NOT_GIVEN)
     try:
-        plain = OmegaConf.to_container(config, resolve=True)
+        plain: Any = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
-        if isinstance(error, InterpolationToMissingValueError):
-            check_missing(config)
-        text = " ".join(str(error).split())
         pair = f"task={config.choices.task} is for another robot than robot={config.choices.robot}"
         raise ConfigError(
             "a value of the configuration refers to another that does not exist",
-            got=text,
-            hint=f"{pair}: choose one of them alone" if "'robot." in text else None,
+            got=" ".join(str(error).split()),
+            hint=f"{pair}: choose one of them alone" if "'robot." in str(error) else None,
         ) from error
-    return {str(key): value for key, value in dict(plain).items()}  # type: ignore[arg-type]
+    for *path, last in (key.split(".") for key in missing):
+        functools.reduce(operator.getitem, path, plain)[last] = "???"
+    return plain  # type: ignore[no-any-return]
 
 
 def check_missing(config: DictConfig) -> None:
@@ -372,7 +368,7 @@ def keep_type(key: str, defaults: Mapping[str, Any], resolved: dict[str, Any]) -
 
 
 def _of_same_type(key: str, default: Any, value: Any) -> Any:
-    if default is None or default == "???" or (key.startswith("nodes.") and value is None):
+    if default in (None, "???", _NOT_GIVEN) or (value is None and key.startswith("nodes.")):
         return value
     if isinstance(value, str) and ("${" in value or value == "???"):
         return value  # in a cell, whose references are resolved later

@@ -209,6 +209,11 @@ GIVEN = {
     "robot=ros": ["robot.joint_names=[shoulder, elbow]"],
     "robot=franka": ["nodes.arm.parameters.driver.host=172.16.0.2", RESET],
     "robot=ur": ["nodes.arm.parameters.driver.host=192.168.1.10", RESET],
+    "robot=topics": [
+        "nodes.arm.parameters.driver.namespace=/controller",
+        RESET,
+        "robot.joint_names=[shoulder, elbow]",
+    ],
     "robot=xarm": ["nodes.arm.parameters.driver.host=192.168.1.203", RESET],
 }
 

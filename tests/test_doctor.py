@@ -14,7 +14,8 @@ from scripted_device import ScriptedDevice
 
 from robot_rl import cli
 from robot_rl.commands import doctor as probes
-from robot_rl.commands.doctor import CHECKS, Unusable, ask, examine, run, watch
+from robot_rl.commands.devices import watch
+from robot_rl.commands.doctor import CHECKS, Unusable, ask, examine, run
 
 LIGHT = {name: CHECKS[name] for name in ("python", "mujoco", "hidraw", "disk", "memory")}
 

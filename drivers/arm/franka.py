@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any, ClassVar
 
 import numpy as np
@@ -68,6 +69,13 @@ class FrankaArm:
         self._tracker: Any = None
         self._stopped = False
         self.fault: str | None = None
+
+    def examine(self) -> str:
+        """Say whether FCI listens, and leave it alone; raises `DriverError` where it does not."""
+        check_reachable("Franka control unit", self.host, _FCI_PORT, self.timeout_s)
+        library = f"franky-control {version('franky-control')}"
+        fits = "PyPI's 2.0 fits an FR3 with system 5.9.0 or newer, see hardware/arms.md"
+        return f"FCI at {self.host}, {library} ({fits})"
 
     def connect(self) -> None:
         """Set the collision reflex and begin the impedance controller where the arm is.

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any, ClassVar
 
 import numpy as np
@@ -105,6 +106,23 @@ class UrArm:
         self._changed = -math.inf
         self._stamp_ns = 0  # of the newest measurement
         self.fault: str | None = None
+
+    def examine(self) -> str:
+        """Say which controller is there, and leave it alone; raises `DriverError` without one."""
+        check_reachable("UR controller", self.host, _RTDE_PORT, self.timeout_s)
+        dashboard = self._dashboard_module.DashboardClient(self.host)
+        try:
+            dashboard.connect(round(1e3 * self.timeout_s))
+            polyscope = dashboard.polyscopeVersion()
+        except RuntimeError as error:
+            raise DriverError(
+                f"the dashboard of the UR controller at {self.host} does not answer",
+                got=error,
+                hint="enable its dashboard server, port 29999: clear_errors needs it",
+            ) from error
+        finally:
+            dashboard.disconnect()
+        return f"PolyScope {polyscope} at {self.host}, ur-rtde {version('ur-rtde')}"
 
     def connect(self) -> None:
         """Upload the control script, with which the first `read` begins force mode."""

@@ -15,6 +15,7 @@ import io
 import math
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, ClassVar
 
 import numpy as np
@@ -67,6 +68,11 @@ class XArm:
         self._measured_at = -math.inf
         self._stopped = False
         self.fault: str | None = None
+
+    def examine(self) -> str:
+        """Say whether the control box listens, and leave it alone; raises `DriverError` if not."""
+        check_reachable("xArm's control box", self.host, _PORT, self.timeout_s)
+        return f"control box at {self.host}, xarm-python-sdk {version('xarm-python-sdk')}"
 
     def connect(self) -> None:
         """Switch the arm to Cartesian velocity control, at rest; raises as `Arm.connect`.

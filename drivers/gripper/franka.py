@@ -8,13 +8,15 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
-from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges
+from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges, check_reachable
 from drivers.gripper.base import GripperState, check_position
 from robot_rl.errors import require
 
 _JOIN_S = 5.0
+_PORT = 1338  # of the hand
 # It closes on commands above the one and opens below the other; a policy in doubt wavers between.
 _CLOSE_ABOVE, _OPEN_BELOW = 0.7, 0.3
 # How often a stop is sent until the motion has ended, and how long each may take.
@@ -62,6 +64,11 @@ class FrankaHand:
         self._homing = False
         self._motions: _Motions | None = None
         self._thread: threading.Thread | None = None
+
+    def examine(self) -> str:
+        """Say whether the arm's controller listens, and leave it alone, or raise `DriverError`."""
+        check_reachable("Franka control unit", self.host, _PORT, _JOIN_S)
+        return f"controller at {self.host}, franky-control {version('franky-control')}"
 
     def connect(self) -> None:
         """Reach the hand; one that was never homed is reported, not moved."""

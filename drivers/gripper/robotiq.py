@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -93,14 +94,20 @@ class Robotiq2F:
         self._deciding = threading.Lock()  # whether the fingers may move without a command
         self._line = threading.Lock()  # one question at a time on the wire
 
+    def examine(self) -> str:
+        """Say what the gripper reports, and move nothing; raises as `connect`."""
+        try:
+            self._open()
+            status = self.status()
+            self._check(status)
+        finally:
+            self.close()
+        active = "is" if status.state == _ACTIVE else "is not yet"
+        return f"{active} active, at {self.address}, pymodbus {version('pymodbus')}"
+
     def connect(self) -> None:
         """Open the line, and activate the gripper if this is the first time."""
-        if not self._client.connect():
-            raise DriverTimeout(
-                f"the gripper's line {self.address} does not open",
-                hint="is it plugged in, is the address right, and may this user open it"
-                " (group dialout)?",
-            )
+        self._open()
         stops = self._stops
         status = self.status()
         if not self._clearing:
@@ -165,6 +172,14 @@ class Robotiq2F:
         status, fault, position = (register >> 8 for register in answer.registers)
         state, held = status >> 4 & 0b11, status >> 6 & 0b11
         return Status(bool(status & _ACTIVATE), state, held, fault & 0x0F, position)
+
+    def _open(self) -> None:
+        if not self._client.connect():
+            raise DriverTimeout(
+                f"the gripper's line {self.address} does not open",
+                hint="is it plugged in, is the address right, and may this user open it"
+                " (group dialout)?",
+            )
 
     def _activate(self, stops: int) -> None:
         """Activate it, unless it has been stopped since it was `stops` times."""

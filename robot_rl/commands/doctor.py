@@ -22,18 +22,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import NamedTuple
 
+from robot_rl.commands import devices
 from robot_rl.errors import RobotRLError
-
-if TYPE_CHECKING:
-    from robot_rl.env.factory import Device
 
 _GIBIBYTE = 2**30
 _ENOUGH_DISK = 4 * _GIBIBYTE  # a long run on states with its store, several times over
 _ENOUGH_MEMORY = 2 * _GIBIBYTE  # a whole `robot-rl train` takes 1.2 GiB
-_SECONDS, _WATCHED_SECONDS, _WATCHED_PERIOD = 60.0, 6.0, 0.05
-_AXES = ("front", "left", "up", "turn x", "turn y", "turn z")
+_SECONDS = 60.0
 _APT = "apt-get install -y --no-install-recommends"
 _INSTALL = "pip install -c constraints.txt -e ."
 _SCENE = """<mujoco>
@@ -170,50 +167,6 @@ def memory() -> str:
     return text
 
 
-def teleop(choice: str) -> str:
-    """The device of a choice of `configs/teleop`; on a terminal its axes are shown live."""
-    from policies import registry
-    from robot_rl.config import compose
-
-    try:
-        configured = compose([f"teleop={choice}"]).teleop.device
-        if configured is None:
-            raise RobotRLError(f"teleop={choice} is no device", hint="name one: teleop=keyboard")
-        device: Device = registry.make(configured)
-        device.connect()
-        try:
-            return f"{choice}, {watch(device, _WATCHED_SECONDS, sys.stderr)}"
-        finally:
-            device.close()
-    except RobotRLError as error:
-        problem, _, mend = str(error).partition("; next: ")
-        raise NotHere(problem, mend or f"see configs/teleop/{choice}") from error
-
-
-def watch(device: Device, seconds: float, live: TextIO) -> str:
-    """Read a connected device, once or, where `live` is a terminal that shows it, for some seconds.
-
-    Returns what it did; raises `RobotRLError` where it fails.
-    """
-    from robot_rl.safety import rotations
-
-    largest, buttons = 0.0, set[str]()
-    until = time.monotonic() + (seconds if live.isatty() else 0.0)
-    while True:
-        state = device.read(rotations.DOWNWARD)
-        largest = max(largest, *(abs(float(axis)) for axis in state.motion))
-        buttons |= state.buttons
-        if time.monotonic() >= until:
-            break
-        shown = "  ".join(f"{n} {v:+.2f}" for n, v in zip(_AXES, state.motion, strict=True))
-        print(f"\r{shown}  {' '.join(sorted(buttons))}\x1b[K", end="", file=live, flush=True)
-        time.sleep(_WATCHED_PERIOD)
-    if live.isatty():
-        live.write("\n")
-    pressed = f", buttons {', '.join(sorted(buttons))}" if buttons else ""
-    return f"connected; largest motion {largest:.2f} of 1{pressed}"
-
-
 def _imported(name: str, mend: str) -> ModuleType:
     top = name.partition(".")[0]
     if importlib.util.find_spec(top) is None:
@@ -314,8 +267,8 @@ CHECKS = {
     "disk": Check(disk, "room for runs"),
     "memory": Check(memory, "room for processes"),
 }
-TELEOP = Check(teleop, "teleoperation with the device that was named")
-_WIDTH = max(map(len, CHECKS))
+DEVICE = Check(devices.look, "it to work")
+_WIDTH = 12
 
 
 def examine(name: str, *arguments: str) -> Finding:
@@ -360,11 +313,18 @@ def run(**options: str | None) -> None:
             if name := options.get(option):
                 print(ask_node(name), flush=True)
         return
-    findings = {name: _told(name, check, examine(name)) for name, check in CHECKS.items()}
-    if device := options.get("teleop"):
-        print(f"{'teleop':<{_WIDTH}}  move {device} and press its buttons ...", flush=True)
-        findings["teleop"] = _told("teleop", TELEOP, examine("teleop", device))
-    broken = [name for name, c in CHECKS.items() if c.required and not findings[name].works]
+    cell, teleop = options.get("cell"), options.get("teleop")
+    named, open_keys = devices.devices_of(f"cell={cell}" if cell else f"teleop={teleop or 'none'}")
+    findings = {} if cell else {n: _told(n, check, examine(n)) for n, check in CHECKS.items()}
+    if open_keys:
+        given = Finding(False, f"not given: {', '.join(open_keys)}", f"write it into {cell}")
+        findings["cell"] = _told("cell", DEVICE, given)
+    for name, device in named.items():
+        if name == "teleop":
+            print(f"{name:<{_WIDTH}}  move the device and press its buttons ...", flush=True)
+        findings[name] = _told(name, DEVICE, examine("device", *device))
+    required = findings if cell else [name for name, check in CHECKS.items() if check.required]
+    broken = [name for name in required if not findings[name].works]
     if options.get("json") == "true":
         from robot_rl.processes.machine import describe_machine  # late: it needs psutil
 
@@ -373,7 +333,8 @@ def run(**options: str | None) -> None:
         print(json.dumps(result), flush=True)
     if broken:
         _, got, hint = findings[broken[0]]
-        raise Unusable(f"robot_rl cannot run here without {', '.join(broken)}", got=got, hint=hint)
+        what = f"the robot of {cell}" if cell else "robot_rl"
+        raise Unusable(f"{what} cannot run here without {', '.join(broken)}", got=got, hint=hint)
 
 
 def _told(name: str, check: Check, finding: Finding) -> Finding:
@@ -386,11 +347,14 @@ def _told(name: str, check: Check, finding: Finding) -> Finding:
 
 def main(name: str, *arguments: str) -> None:
     """Run one probe and print its answer."""
-    probe = {**CHECKS, "teleop": TELEOP}[name].probe
+    probe = {**CHECKS, "device": DEVICE}[name].probe
     try:
         answer = Finding(True, probe(*arguments))
-    except NotHere as problem:
-        answer = Finding(False, str(problem), problem.mend)
+    except NotHere as absent:
+        answer = Finding(False, str(absent), absent.mend)
+    except RobotRLError as error:
+        problem, _, mend = str(error).partition("; next: ")
+        answer = Finding(False, problem, mend or "see hardware/ and the device's manual")
     print("\n" + json.dumps(answer._asdict()), flush=True)
 
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from robot_rl.config import ConfigError, check_least, in_real_time
+from robot_rl.config import ConfigError, check_least
 from robot_rl.data.episodes import DatasetError, EpisodeDataset, EpisodeWriter, StorageFull
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
@@ -119,7 +119,7 @@ def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> N
 
 def _collect_by_hand(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
     """Let a person drive the demonstrations; see `TeleoperatedSession`."""
-    config = in_real_time(config)
+    config = OmegaConf.merge(config, {"clock": "realtime"})  # type: ignore[assignment]
     with closing(TeleoperatedSession(config, run, progress)) as session:
         session.record(int(config.demonstrations), _attempts(config, run)[1])
 

@@ -1,0 +1,88 @@
+"""The devices that `robot-rl doctor` looks at for a cell, one by one, and moves none of them.
+
+A camera takes a picture, a teleoperation device is read. A driver of an arm or a gripper may have a
+method `examine`, which returns in words what answers at its address, or raises `RobotRLError`; it
+neither takes control nor moves anything. Of another one its settings and its library are tried.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, TextIO
+
+from policies import registry
+from robot_rl.errors import RobotRLError
+
+if TYPE_CHECKING:
+    from robot_rl.env.factory import Device
+
+_WATCHED_SECONDS, _WATCHED_PERIOD, _PICTURE_SECONDS = 6.0, 0.05, 5.0
+_AXES = ("front", "left", "up", "turn x", "turn y", "turn z")
+
+
+def devices_of(*words: str) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """The devices of a configuration, and the keys that it has no values for yet.
+
+    A device has the name of its node, or `teleop`; it is its kind, and its driver as JSON.
+    """
+    from omegaconf import OmegaConf  # late: Hydra takes a moment
+
+    from robot_rl.config import composed
+    from robot_rl.ros.nodes import node_table
+
+    config = composed(words)
+    found = {
+        node.process: ("camera" if "camera" in node.parameters else "", node.parameters["driver"])
+        for node in node_table(config)
+        if "driver" in node.parameters
+    }
+    if config.teleop.device is not None:
+        found["teleop"] = ("teleop", json.dumps(OmegaConf.to_container(config.teleop.device)))
+    return found, sorted(OmegaConf.missing_keys(config))
+
+
+def look(kind: str, driver: str) -> str:
+    """Say what one of `devices_of` is and does; `RobotRLError` with the way to mend it."""
+    if open_keys := [key for key, value in json.loads(driver).items() if value == "???"]:
+        raise RobotRLError(
+            f"its {', '.join(open_keys)} is not given", hint="write it into the cell"
+        )
+    made = registry.make(json.loads(driver))
+    name = type(made).__name__
+    if kind not in ("camera", "teleop"):
+        if hasattr(made, "examine"):
+            return f"{name}, {made.examine()}"
+        return f"{name}, its settings and its library; its node will connect to it"
+    with closing(made):
+        made.connect()
+        if kind == "teleop":
+            return f"{name}, {watch(made, _WATCHED_SECONDS, sys.stderr)}"
+        height, width = made.read(_PICTURE_SECONDS).color.shape[:2]
+        return f"{name}, a picture of {width}×{height}"
+
+
+def watch(device: Device, seconds: float, live: TextIO) -> str:
+    """Read a connected device, once or, where `live` is a terminal that shows it, for some seconds.
+
+    Returns what it did; raises `RobotRLError` where it fails.
+    """
+    from robot_rl.safety import rotations
+
+    largest, buttons = 0.0, set[str]()
+    until = time.monotonic() + (seconds if live.isatty() else 0.0)
+    while True:
+        state = device.read(rotations.DOWNWARD)
+        largest = max(largest, *(abs(float(axis)) for axis in state.motion))
+        buttons |= state.buttons
+        if time.monotonic() >= until:
+            break
+        shown = "  ".join(f"{n} {v:+.2f}" for n, v in zip(_AXES, state.motion, strict=True))
+        print(f"\r{shown}  {' '.join(sorted(buttons))}\x1b[K", end="", file=live, flush=True)
+        time.sleep(_WATCHED_PERIOD)
+    if live.isatty():
+        live.write("\n")
+    pressed = f", buttons {', '.join(sorted(buttons))}" if buttons else ""
+    return f"connected; largest motion {largest:.2f} of 1{pressed}"
