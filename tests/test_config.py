@@ -1,9 +1,36 @@
-"""The configuration of a run that is gone on with."""
+"""The configuration of a cell, and that of a run that is gone on with."""
+
+import re
+from pathlib import Path
 
 import pytest
 
-from robot_rl.commands.runs import compose_for_run
+from robot_rl import cli
+from robot_rl.commands.runs import compose_for_run, kept_cell, load_resolved, save_resolved
 from robot_rl.config import ConfigError, compose
+from robot_rl.processes.resources import find_resource
+from robot_rl.ros.nodes import node_table
+from robot_rl.run import RunDirectory
+
+POSE = "[0.4,0,0.3,1,0,0,0]"
+UR = """
+choices: {robot: ur, teleop: gamepad, reward: human}
+robot: {limits: {workspace_low: [0.3, -0.2, 0]}}
+nodes:
+  arm.parameters: {driver: {host: 192.168.1.10}, reset: {pose: ???}, limits: {max_force: 40}}
+"""
+RESET = f"nodes.arm.parameters.reset.pose={POSE}"
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch) -> Path:
+    """A folder with a cell; it is the working directory's only one."""
+    monkeypatch.chdir(tmp_path)
+    # Read folders join the registry for this process and its children.
+    monkeypatch.setenv("ROBOT_RL_PATH", "")
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab/cell.yaml").write_text(UR)
+    return tmp_path / "lab"
 
 
 def test_what_must_be_given_is_asked_for_once():
@@ -12,3 +39,142 @@ def test_what_must_be_given_is_asked_for_once():
         compose(["reward=classifier"])
     run_config = compose(["reward=classifier", "reward.source.path=somewhere"])
     assert compose_for_run([], run_config).reward.source.path == "somewhere"
+
+
+def test_a_cell_is_added_to_its_choices_and_what_is_typed_wins(lab):
+    config = compose(["cell=lab", RESET, "teleop=none", "nodes.arm.parameters.rate_hz=50"])
+    assert (config.choices.robot, config.choices.teleop) == ("ur", "none")
+    assert (config.choices.reward, config.cell) == ("human", str(lab / "cell.yaml"))
+    (arm,) = node_table(config)
+    assert arm.parameters["limits.workspace_low"] == [0.3, -0.2, 0.0]
+    assert arm.parameters["limits.max_force"] == 40.0
+    assert isinstance(arm.parameters["limits.max_force"], float)
+    assert arm.parameters["rate_hz"] == 50.0
+    with pytest.raises(ConfigError, match=rf"given: nodes\.arm.*pose; next: write .* {lab}/cell"):
+        compose(["cell=lab"])
+
+
+def test_tasks_and_classes_beside_a_cell_are_found(lab):
+    (lab / "configs/task").mkdir(parents=True)
+    (lab / "configs/task/ours.yaml").write_text("defaults: [reach, _self_]\nname: ours\n")
+    (lab / "cell.yaml").write_text("choices: {robot: sim, task: ours}\n")
+    assert compose(["cell=lab/cell.yaml"]).task.name == "ours"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [", "is no YAML; got: "),
+        ("", "is no cell; got: {}; expected: a mapping"),
+        ("- robot", "is no cell; got: ['robot']; expected: a mapping"),
+        ("just words", "is no YAML"),
+        ("choices: ur", "is no cell"),
+        ("choices: {robt: ur}", "unknown group 'robt'"),
+        ("choices: {robot: urr}", "did you mean robot=ur?"),
+        ("robot: {limts: {max_force: 3}}", "unknown key 'robot.limts'; got: limts"),
+        ("robot.limits.max_force: strong", "robot.limits.max_force has another type"),
+        ("control_rate_hz: null", "control_rate_hz has another type"),
+        ("observation: {cameras: [{name: a}, {name: a}]}", "have one name; got: a"),
+        ("nodes: {a_camera: {}, a_camera: {}}", "found duplicate key a_camera"),
+    ],
+)
+def test_a_cell_that_cannot_be_used_is_refused_with_the_key(lab, capsys, text, said):
+    (lab / "cell.yaml").write_text(text)
+    assert cli.main(["collect", "cell=lab"]) == cli.EXIT_ERROR
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
+    assert str(lab / "cell.yaml") in error or "observation" in text
+    assert not Path("runs").exists()
+
+
+def test_a_cell_that_is_not_there_is_inside_robot_rl_or_of_another_robot(lab):
+    with pytest.raises(ConfigError, match="no such cell; got: .*; next: write one: robot-rl cell"):
+        compose(["cell=nothing"])
+    with pytest.raises(ConfigError, match="is inside robot_rl"):
+        compose([f"cell={find_resource('configs/config.yaml')}"])
+    with pytest.raises(ConfigError, match="the cell is one of robot=ur; got: robot=sim"):
+        compose(["cell=lab", "robot=sim"])
+
+
+def test_a_written_cell_asks_only_for_what_the_lab_knows(lab, capsys):
+    cameras = "cameras=wrist:realsense:7,front:uvc:/dev/video0"
+    for arm in ("ur", "franka", "xarm", "topics"):
+        for gripper in ("none", "robotiq", "franka", "topics"):
+            words = [f"lab/{arm}-{gripper}.yaml", f"arm={arm}", f"gripper={gripper}", cameras]
+            assert cli.main(["cell", *words, "teleop=gamepad"]) == 0
+            asked = re.findall(r"to fill in: (.*)", capsys.readouterr().out)[0].split(", ")
+            values = {"pose": POSE, "joint_names": "[a]", "open_at": "0.0", "closed_at": "1.0"}
+            given = [f"{key}={values.get(key.split('.')[-1], 'x')}" for key in asked]
+            config = compose([f"cell=lab/{arm}-{gripper}.yaml", *given])
+            devices = ["arm", *(["gripper"] if gripper != "none" else [])]
+            names = [node.name for node in node_table(config)]
+            assert names == [*devices, "wrist_camera", "front_camera"]
+            assert config.robot.gripper == (gripper != "none")
+    before = (lab / "cell.yaml").read_text()
+    assert cli.main(["cell", "lab", "arm=ur"]) == cli.EXIT_ERROR
+    assert "is there already" in capsys.readouterr().err
+    assert (lab / "cell.yaml").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["cell", "other"], "which arm is it?"),
+        (["cell", "other", "arm=ur", "cameras=a:webcam:1"], "did you mean kind of camera=uvc?"),
+        (["cell", "other", "arm=ur", "cameras=a:uvc"], "a camera cannot be read; got: a:uvc"),
+        (["cell", "other", "arm=ur", "cameras=a:uvc:x,a:topics"], "two cameras have one name"),
+        (["cell", str(find_resource("configs").parent), "arm=ur"], "is inside robot_rl"),
+    ],
+)
+def test_a_cell_that_cannot_be_written_leaves_nothing(lab, capsys, words, said):
+    assert cli.main(words) == cli.EXIT_ERROR
+    assert said in capsys.readouterr().err
+    assert not Path("other").exists()
+
+
+@pytest.mark.parametrize("change", ["changed", "gone"])
+def test_a_run_goes_on_with_the_cell_that_it_was_made_with(lab, capsys, change):
+    run = RunDirectory.create("any", "runs")
+    save_resolved(compose(["cell=lab", RESET]), run.path)
+    if change == "gone":
+        (lab / "cell.yaml").unlink()
+    else:
+        (lab / "cell.yaml").write_text(UR.replace("40", "50"))
+    saved = load_resolved(run.path)
+    cell = kept_cell(run.path, saved)
+    assert f"{change if change == 'gone' else 'has changed'}" in capsys.readouterr().out
+    config = compose_for_run(["teleop=none"], saved, cell=cell)
+    assert config.nodes.arm.parameters.limits.max_force == 40.0
+    assert config.nodes.arm.parameters.reset.pose == [0.4, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0]
+    assert config.cell == str(lab / "cell.yaml")
+    if change == "changed":
+        with pytest.raises(
+            ConfigError, match=r"differs in nodes\.arm\.parameters\.limits\.max_force"
+        ):
+            compose_for_run(["cell=lab"], saved, cell=cell)
+    # Its policy may be tried on another robot, which has nothing of the cell.
+    moved = compose_for_run(["robot=ros_sim"], saved, cell=cell, elsewhere=True)
+    assert moved.nodes.arm.executable == "sim_arm_node"
+    assert "host" not in moved.nodes.arm.parameters.driver
+
+
+def test_a_policy_of_the_simulation_may_be_measured_in_a_cell(lab):
+    made = compose(["task=reach", "reward=human"])
+    config = compose_for_run(["cell=lab", RESET], made, elsewhere=True)
+    assert [node.name for node in node_table(config)] == ["arm"]
+    assert config.nodes.arm.parameters.limits.max_force == 40.0
+
+
+def test_demonstrations_are_recorded_in_a_cell_and_gone_on_with(lab, robot_rl_command):
+    """A simulated robot in the processes that a user starts."""
+    (lab / "cell.yaml").write_text(
+        "choices: {robot: sim, task: reach}\nrobot: {limits: {max_force: 30}}\n"
+    )
+    for words in (["cell=lab", "demonstrations=1"], ["latest"]):
+        done = robot_rl_command("collect", *words)
+        assert done.returncode == 0, done.stderr
+        assert load_resolved(Path("runs/latest")).robot.limits.max_force == 30.0
+    (lab / "cell.yaml").unlink()
+    done = robot_rl_command("collect", "latest")
+    assert "cell.yaml is gone, or cannot be read any more: the run goes on" in done.stdout

@@ -11,6 +11,7 @@ import yaml
 
 from drivers.arm.ur import UrArm
 from policies.registry import make
+from robot_rl import cli
 from robot_rl.config import compose
 from robot_rl.errors import MissingExtra
 from robot_rl.processes.resources import find_resource
@@ -38,11 +39,17 @@ def test_the_page_of_arms_tells_the_gain_of_force_mode_that_the_driver_has():
     assert float(told) == signature(UrArm).parameters["force_mode_gain"].default
 
 
-def test_the_command_of_the_page_of_cameras_gives_each_camera_its_node():
+def test_the_command_of_the_page_of_cameras_gives_each_camera_its_node(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     page = find_resource("hardware/cameras.md").read_text(encoding="utf-8")
-    (command,) = re.findall(r"(robot-rl collect .*?null)\n", page, re.DOTALL)
-    words = shlex.split(command.replace("\\\n", ""))[2:]  # as a shell joins the lines
-    assert [node.name for node in node_table(compose(words))] == ["arm", "front_camera"]
+    (command,) = re.findall(r"robot-rl (cell .*cameras=.*)\n", page)
+    assert cli.main(shlex.split(command)) == 0
+    given = [
+        "nodes.arm.parameters.driver.host=a",
+        "nodes.arm.parameters.reset.pose=[0,0,0,1,0,0,0]",
+    ]
+    table = node_table(compose(["cell=lab", *given]))
+    assert [node.name for node in table] == ["arm", "front_camera"]  # the other is by somebody else
 
 
 def test_the_pages_show_drivers():

@@ -48,6 +48,7 @@ class LaunchError(RobotRLError):
 # Argument → default and description. An empty value is left to the configuration.
 ARGUMENTS: dict[str, tuple[str, str]] = {
     "task": ("", "task, as in robot-rl train task=..."),
+    "cell": ("", "your robot: a YAML file, or a folder with cell.yaml, in place of robot"),
     "robot": ("ros", "robot: ros, ros_sim, or one of your own in configs/robot"),
     "teleop": ("", "device that a person drives the robot with, as in robot-rl collect teleop=..."),
     "algorithm": ("", "algorithm of online learning"),
@@ -55,7 +56,7 @@ ARGUMENTS: dict[str, tuple[str, str]] = {
     "run": ("latest", "run directory"),
     "overrides": ("", "further overrides of the configuration, quoted as in a shell"),
 }
-_ROBOT = ("task", "robot", "namespace", "overrides")
+_ROBOT = ("cell", "task", "robot", "namespace", "overrides")
 # Launch file → names of its arguments. One named like a command runs that beside the nodes.
 JOBS: dict[str, tuple[str, ...]] = {
     "train": ("algorithm", "teleop", *_ROBOT),
@@ -90,7 +91,7 @@ def overrides_of(values: Mapping[str, str]) -> list[str]:
     given = [
         f"{keys.get(name, name)}={value}"
         for name, value in values.items()
-        if value and name != "overrides"
+        if value and name != "overrides" and not (name == "robot" and values.get("cell"))
     ]
     try:
         return [*given, *shlex.split(values.get("overrides", ""))]
