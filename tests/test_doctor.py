@@ -161,3 +161,18 @@ def test_a_device_that_is_named_is_looked_at_and_may_be_missing(capsys, monkeypa
     checks = json.loads(capsys.readouterr().out.splitlines()[-1])["checks"]
     assert "needs a display" in checks["teleop"]["found"]
     assert "teleop=gamepad" in checks["teleop"]["mend"]
+
+
+def test_the_devices_of_a_cell_are_looked_at_one_by_one(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["arm=ur", "gripper=robotiq", "cameras=wrist:uvc:/dev/nothing"]
+    assert cli.main(["cell", "lab", *words]) == 0
+    assert cli.main(["doctor", "cell=lab", "json=true"]) == cli.EXIT_ERROR
+    told = capsys.readouterr()
+    checks = json.loads(told.out.splitlines()[-1])["checks"]
+    assert list(checks) == ["cell", "arm", "gripper", "wrist_camera"]
+    assert "nodes.arm.parameters.reset.pose" in checks["cell"]["found"]
+    assert checks["arm"]["found"] == "its host is not given"
+    assert checks["wrist_camera"]["found"] == "there is no camera /dev/nothing"
+    assert "ls -l /dev/v4l/by-id" in checks["wrist_camera"]["mend"]
+    assert "the robot of lab cannot run here without cell, arm, gripper, wrist_c" in told.err

@@ -55,12 +55,12 @@ def code_of(page: str, language: str) -> str:
 
 
 def build_lab(page: str, folder: Path) -> list[str]:
-    """Write the folder `lab` that a page builds, file by file; returns it if there is one."""
+    """Write the folder `lab` that a page builds, file by file; returns it if it has parts in it."""
     for prose, code in re.findall(r"(.*?)```\w+\n(.*?)```", text_of(page), re.DOTALL):
         for name in re.findall(r"`lab/([\w/]+\.\w+)`", prose)[-1:]:
             (folder / "lab" / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / "lab" / name).write_text(code)
-    return [str(folder / "lab")] if (folder / "lab").exists() else []
+    return [str(folder / "lab")] if (folder / "lab/configs").exists() else []
 
 
 def run(*words: str, folder: Path, **variables: str) -> str:

@@ -164,8 +164,8 @@ def _cameras(words: str) -> list[tuple[str, str, str]]:
     found: list[tuple[str, str, str]] = []
     for word in filter(None, words.split(",")):
         name, kind, device = (*word.split(":", 2), "", "")[:3]
-        check_value("kind of camera", kind, list(_CAMERAS))
-        if not name.isidentifier() or bool(device) != (kind != "topics"):
+        known = name.isidentifier() and kind in _CAMERAS
+        if not known or bool(device) != (kind != "topics"):
             expected = "cameras=wrist:realsense:SERIAL,front:uvc:/dev/video0,side:topics"
             raise ConfigError("a camera cannot be read", got=word, expected=expected)
         if name in [other for other, *_ in found]:

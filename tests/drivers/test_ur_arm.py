@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from drivers.errors import DriverFault, DriverTimeout, Stale
 # The library and the controller answer each other in milliseconds, which a busy machine does not.
 pytestmark = pytest.mark.slow
 
+UR_RTDE = version("ur-rtde")
 SERVER = Path(__file__).with_name("rtde_server.py")
 
 
@@ -97,6 +99,10 @@ def cell():
     cell.begin()
     yield cell
     cell.close()
+
+
+def test_a_controller_is_examined_and_left_alone(cell):
+    assert cell.arm.examine() == f"PolyScope 5.11.0.108249 at {cell.host}, ur-rtde {UR_RTDE}"
 
 
 def test_force_mode_brings_the_arm_to_its_target(cell):

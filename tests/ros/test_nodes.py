@@ -168,6 +168,13 @@ def test_an_evaluation_starts_the_nodes_of_its_run(described):
     assert driver["task"]["_target_"].endswith("Reach")
 
 
+def test_a_launch_file_takes_a_cell_in_place_of_a_robot(described, tmp_path):
+    (tmp_path / "cell.yaml").write_text("choices: {robot: ros_sim, task: reach}\nseed: 3\n")
+    _, started = described("collect", cell=str(tmp_path / "cell.yaml"), robot="ros")
+    names = [action.named["name"] for action in started if type(action).__name__ == "Node"]
+    assert names == ["arm", "gripper"]
+
+
 def ended(code):
     """The event of a process that has ended."""
     return SimpleNamespace(returncode=code, process_name="arm-1")
