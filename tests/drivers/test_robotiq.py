@@ -47,6 +47,11 @@ def settled(driver, polls=12):
     return state
 
 
+def test_a_gripper_is_examined_and_not_moved(driver, gripper):
+    assert driver.examine().startswith("is not yet active, at tcp://")
+    assert gripper.activations == 0
+
+
 def test_on_every_line_it_activates_once_moves_and_measures(any_line, gripper):
     driver = Robotiq2F(any_line, timeout_s=5.0)
     driver.connect()
