@@ -158,6 +158,10 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
             labels.note_row(append(row, about), begins=begins)
             shown.note_progress(controller.run_steps, int(row["policy_version"]))
 
+        def note(text: str) -> None:
+            _note(text)
+            operated.keep_faults(run)
+
         def ends() -> bool:
             """Whether the episode is truncated; one that can be played again is left as it is."""
             return controller.run_steps >= total or (stop.is_set() and not repeats)
@@ -174,8 +178,9 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
                     recorder=RowBuilder(schema, SOURCE_POLICY),
                     on_row=send,
                     stop=ends,
-                    note=_note,
+                    note=note,
                 ):
+                    operated.keep_faults(run)
                     if result.interrupted is not None:
                         controller.step -= 1  # the last action has no row, so does not count
                         _note(f"the episode is cut: {result.interrupted}")

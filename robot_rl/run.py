@@ -18,6 +18,8 @@
         stages.jsonl                   which stages of the recipe have run, and how long
         episodes.jsonl learner.jsonl evaluations.jsonl corrections.jsonl
         evaluate.jsonl compare.jsonl   what `robot-rl evaluate`, `certify` and `compare` have found
+        attempts.jsonl                 what became of each attempt of `robot-rl run`
+        faults.jsonl                   what kept the robot from going on, and when
         scenes/20003/                  what the cameras saw of a scene that a person puts back
         summary.json  report.html
 
@@ -66,6 +68,7 @@ CELL_FILE = "cell.yaml"
 STATE_FILE = "state.json"
 SUMMARY = "summary.json"
 SCENES = "scenes"
+ATTEMPTS, FAULTS = "attempts", "faults"
 DEPLOYED, CLONED_POLICY, LEARNED_POLICY = POLICIES = ("deployed", "cloned", "learned")
 
 

@@ -62,6 +62,7 @@ JOBS: dict[str, tuple[str, ...]] = {
     "train": ("algorithm", "teleop", *_ROBOT),
     "collect": ("teleop", *_ROBOT),
     "evaluate": ("run", "teleop", *_ROBOT),
+    "run": ("run", "teleop", *_ROBOT),
     "robot": _ROBOT,
     "sim_robot": _ROBOT,
 }

@@ -38,6 +38,7 @@ MAY_DIFFER = (
     "choices.teleop",
     "classifier",
     "console",
+    "deployment",
     "device",
     "environment_steps",
     "evaluation",

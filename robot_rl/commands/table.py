@@ -201,6 +201,20 @@ COMMANDS: dict[str, Command] = {
         short=_PROOF,
         example="robot-rl certify runs/latest claim=0.99",
     ),
+    "run": Command(
+        "robot_rl.commands.deployment:run",
+        "Put a run's policy to work: attempt after attempt, with counters.",
+        "Of the one that `train` has decided to deploy, or of the one that evaluation.policy names."
+        " An attempt that fails is followed by another; after most_failures in a row, failed or cut"
+        " by a fault, the robot holds until a person says `start`. The reward of the training says"
+        " what succeeded. Each attempt adds a line with time and counters to RUN/attempts.jsonl,"
+        " each fault one to RUN/faults.jsonl. Ctrl-C ends it, with the robot at rest.",
+        measures=True,
+        arguments=("[RUN]",),
+        keys="episodes most_failures evaluation.policy robot domain teleop clock device start_nodes"
+        " run runs_directory",
+        short={name: f"deployment.{name}" for name in ("episodes", "most_failures")},
+    ),
     "inspect": Command(
         "robot_rl.commands.inspection:run",
         "Say what a dataset, store, checkpoint or run holds, or several runs together.",

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ from robot_rl.env.robot import (
     gripper_columns,
 )
 from robot_rl.env.robot_env import Begun, Options, RobotEnv, RobotEnvWrapper, Stepped
+from robot_rl.run import FAULTS, RunDirectory
 
 _POLL_SECONDS, _RETRY_SECONDS = 0.02, 0.5
 # What ends an episode with the robot holding still.
@@ -106,6 +108,8 @@ class Intervention(RobotEnvWrapper):
         if not self.robot.simulated:
             self._waits_for[OperatorEvent.START] = _NOT_YET
         self._unread: list[OperatorEvent] = []
+        self._faults: list[dict[str, str]] = []
+        self._last_fault = ""
         self.ended_by: OperatorEvent | None = None
 
     @property
@@ -125,9 +129,10 @@ class Intervention(RobotEnvWrapper):
             with self._faults_noted():
                 observation, info = super().reset(seed=seed, options=options)
         except PersonNeeded as problem:
-            self._wait_for_start(str(problem))
+            self._note_fault(type(problem).__name__, str(problem))
+            self.wait_for_start(str(problem))
             raise self._halted() from problem
-        self._observation = observation
+        self._observation, self._last_fault = observation, ""
         self._ask(lambda attendant: attendant.begin(0 if seed is None else seed))
         # What was pressed during the reset may wait in a device; it is not about this episode.
         self._ask(lambda attendant: attendant.listen(observation))
@@ -194,7 +199,10 @@ class Intervention(RobotEnvWrapper):
         said = self._inbox.poll()
         for event in said.events:
             if event is OperatorEvent.STOP:
-                why = self._inbox.why_stopped() or _STOPPED
+                why = self._inbox.why_stopped()
+                if why:
+                    self._note_fault("ArmStopped", why)
+                why = why or _STOPPED
                 self._waits_for.setdefault(OperatorEvent.CLEAR_ERRORS, why)
                 if not self.robot.simulated:
                     self._waits_for.setdefault(OperatorEvent.START, why)
@@ -203,6 +211,18 @@ class Intervention(RobotEnvWrapper):
             elif event is not OperatorEvent.START or len(self._waits_for) == 1:
                 self._waits_for.pop(event, None)
         return said
+
+    def keep_faults(self, run: RunDirectory) -> int:
+        """Between episodes: add what kept the robot from going on to the run's `faults.jsonl`.
+
+        Each has a ``time`` (ISO 8601), a ``kind``, the name of the error's class, and the
+        ``problem`` in words. One that lasts, or ends every attempt to begin an episode, is one.
+        Returns how many there were since this was asked before; `RunError` on a full disk.
+        """
+        kept, self._faults = self._faults, []
+        for fault in kept:
+            run.append_jsonl(FAULTS, fault)
+        return len(kept)
 
     def attend(self) -> None:
         """While the robot is moved between episodes, not by `move`: hear and `check_free`."""
@@ -264,11 +284,20 @@ class Intervention(RobotEnvWrapper):
         except _Halted:
             raise
         except RobotInterrupted as fault:
+            self._note_fault(type(fault).__name__, str(fault))
             if not self.robot.simulated:
-                self._wait_for_start(str(fault))
+                self.wait_for_start(str(fault))
             raise
 
-    def _wait_for_start(self, why: str) -> None:
+    def _note_fault(self, kind: str, problem: str) -> None:
+        sentence = problem.partition("; got: ")[0]  # what follows, such as an age, may change
+        if sentence != self._last_fault:
+            time = datetime.now().astimezone().isoformat(timespec="milliseconds")
+            self._faults.append({"time": time, "kind": kind, "problem": problem})
+        self._last_fault = sentence
+
+    def wait_for_start(self, why: str) -> None:
+        """Between episodes: let nothing move before a person's `start`."""
         self._unread += self._polled().events  # a `start` of before is about something else
         self._waits_for[OperatorEvent.START] = why
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -130,6 +130,12 @@ class OperatorServer(Protocol):
         `attend` is called in the thread of the loop, again and again while `Robot.reset` moves the
         robot; it raises `RobotInterrupted` where the operator has halted it.
         """
+
+    def report(self, counters: Mapping[str, object], problem: str) -> None:
+        """Tell whoever watches how the work goes, and what it waits for; empty: for nothing."""
+
+    def tell_outcome(self, success: bool) -> None:
+        """Tell whoever watches whether the attempt that has just ended has succeeded."""
 
     def missing(self) -> str:
         """Who of those that the robot consists of is not there, in words; empty where all are."""

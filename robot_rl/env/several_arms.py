@@ -86,6 +86,16 @@ class SeveralArms:
         for arm in self._servers():
             arm.serve_operator(inbox, attend)
 
+    def report(self, counters: Mapping[str, object], problem: str) -> None:
+        """Tell it in the namespace of the first; see `OperatorServer`, as the next."""
+        for arm in self._servers()[:1]:
+            arm.report(counters, problem)
+
+    def tell_outcome(self, success: bool) -> None:
+        """Tell it there too."""
+        for arm in self._servers()[:1]:
+            arm.tell_outcome(success)
+
     def missing(self) -> str:
         """What each of them misses."""
         return "; ".join(missing for arm in self._servers() if (missing := arm.missing()))

@@ -44,7 +44,7 @@ SCORES = ("success", "return")
 # A robot that cuts the same episode so often in a row cannot do it.
 _CUT, _MOST_CUTS = "cut", 5
 # What an operator says of the attempt, not of the policy.
-_TAKEN_BACK = (OperatorEvent.PAUSE, OperatorEvent.DISCARD)
+TAKEN_BACK = (OperatorEvent.PAUSE, OperatorEvent.DISCARD)
 
 
 class EvaluationError(RobotRLError):
@@ -145,7 +145,7 @@ class Evaluator:
         for result in rollout(envs, runner, told, stop=given_up.is_set):
             said = None if self._attended is None else self._attended.heard_of(result)
             again = made_again[result.seed]
-            if result.interrupted is None and said not in _TAKEN_BACK:
+            if result.interrupted is None and said not in TAKEN_BACK:
                 result.success = result.success and not result.intervened_steps
                 result.made_again = again
                 yield result
@@ -246,6 +246,15 @@ def check_proof(config: DictConfig) -> None:
         raise ConfigError("proof.episodes is no number", got=config.proof.episodes, expected=wanted)
 
 
+def without_training_aids(config: DictConfig) -> DictConfig:
+    """The same configuration without the operator and the reset that simulations train with."""
+    alone = config.copy()
+    OmegaConf.update(alone, "operator.simulated", None)
+    if "backward" in config.reset:
+        OmegaConf.update(alone, "reset.wrapper", None)
+    return alone
+
+
 class PicturedScenes(RobotEnvWrapper):
     """Keeps what all cameras saw as the first episode with a seed began, to put that scene back.
 
@@ -298,10 +307,7 @@ class AttendedRobot:
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory, note: Callable[[str], None]) -> None:
-        alone = config.copy()  # without what trains in simulation only
-        OmegaConf.update(alone, "operator.simulated", None)
-        if "backward" in config.reset:
-            OmegaConf.update(alone, "reset.wrapper", None)
+        alone = without_training_aids(config)
         form = alone.task[alone.robot.get("task", "environment")]
         detected = form.get("reports_success", True)
         inner, hidden = make_watched_env(alone, [] if detected else None)
@@ -313,7 +319,7 @@ class AttendedRobot:
         self._judged = RewardWrapper(self._scenes or begun, source, hidden=hidden)
         self._judged.on_late_label = self._heard_late
         self.env = TelemetryEnv(self._judged, self._operated, ConsoleLink(run, inbox))
-        self._note, self._last = note, EpisodeResult(0)
+        self._run, self._note, self._last = run, note, EpisodeResult(0)
 
     def announced(self, seeds: Iterator[int]) -> Iterator[int]:
         """Hand on each seed; where its scene was met before, say that it is to be put back."""
@@ -326,6 +332,7 @@ class AttendedRobot:
 
     def heard_of(self, episode: EpisodeResult) -> OperatorEvent | None:
         """Note who called the ended episode a success; returns what the operator ended it with."""
+        self._operated.keep_faults(self._run)
         episode.facts |= self._judged.episode_facts
         try:
             if self._scenes is not None:

@@ -218,7 +218,7 @@ def ask(service: str) -> str:
             raise ServiceFailed(
                 f"nobody serves {service}",
                 hint="the arm's node serves stop and clear_errors; start, pause and what else an"
-                " operator can say are served while collect, train or evaluate moves the robot",
+                " operator can say are served while a command such as train or run moves the robot",
             )
         return f"{service}: {client.trigger(service, _CALL_SECONDS)}"
 

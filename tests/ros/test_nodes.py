@@ -24,7 +24,7 @@ from robot_rl.ros.environment import DISCOVERY, PROFILE, leave_shared_memory, ro
 from robot_rl.ros.nodes import NodeTableError, joined, node_table
 from robot_rl.run import RunDirectory
 
-JOBS = ("train", "collect", "evaluate", "robot", "sim_robot")
+JOBS = ("train", "collect", "evaluate", "run", "robot", "sim_robot")
 PIXELS = "observation=pixels"
 
 
@@ -186,13 +186,13 @@ def test_its_stage_uses_these_nodes_and_its_end_is_the_end_of_all(described, job
     Path("our runs").symlink_to("runs")
     _, started = described(job, ["seed=3", "policy=flow"], **given)
     commands = [action for action in started if type(action).__name__ == "ExecuteProcess"]
-    assert len(commands) == (job in ("train", "collect", "evaluate"))
+    assert len(commands) == (job in ("train", "collect", "evaluate", "run"))
     for command in commands:
         _, name, *words = command.named["cmd"]
         assert name == job
         assert {"robot=ros_sim", "seed=3", "policy=flow", "start_nodes=false"} <= set(words)
         assert "runs_directory=our runs" in words
-        assert ("run=latest" in words) == (job == "evaluate")
+        assert ("run=latest" in words) == (job in ("evaluate", "run"))
         for code in (0, 130):  # done, or stopped by Ctrl-C
             assert type(command.named["on_exit"](ended(code), None)).__name__ == "Shutdown"
         with pytest.raises(RobotRLError, match=rf"robot-rl {job} has failed; got: exit code 2; .*"):

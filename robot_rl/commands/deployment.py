@@ -1,0 +1,176 @@
+"""`robot-rl run`: the trained policy at work, attempt after attempt, without a learner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig
+
+from policies.behaviour import Behaviour
+from policies.compute import compute_device
+from policies.runner import PolicyRunner
+from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
+from robot_rl.config import check_least, check_value
+from robot_rl.console.link import ConsoleLink
+from robot_rl.console.telemetry import TelemetryEnv
+from robot_rl.data.policy_columns import check_fit
+from robot_rl.env.factory import make_inbox, make_intervention
+from robot_rl.env.operator import OperatorEvent
+from robot_rl.env.reset import make_reset
+from robot_rl.env.robot import OperatorServer
+from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_seed
+from robot_rl.evaluation.evaluate import TAKEN_BACK, without_training_aids
+from robot_rl.processes.signals import StopEvent, stop_event
+from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env
+from robot_rl.run import ATTEMPTS, POLICIES, RunDirectory, open_policy
+
+
+@dataclass
+class Counters:
+    """What has happened since the command began."""
+
+    attempts: int = 0  # episodes that say something of the policy
+    successes: int = 0  # of these, which nobody helped
+    interventions: int = 0  # how often a person took over
+    faults: int = 0  # what kept the robot from going on; see `Intervention.keep_faults`
+    failed_in_a_row: int = 0  # attempts that failed or were cut, up to now
+    mean_seconds: float = 0.0  # mean time to success, on the environment's clock [s]
+
+    def take(self, result: EpisodeResult) -> None:
+        """Count an attempt; one that the robot could not end only counts as failed in a row."""
+        self.failed_in_a_row = 0 if result.success else self.failed_in_a_row + 1
+        if result.interrupted is not None:
+            return
+        self.attempts += 1
+        self.interventions += result.take_overs
+        self.successes += result.success
+        if result.success:
+            left = result.seconds_to_success - self.mean_seconds
+            self.mean_seconds += left / self.successes
+
+    def __str__(self) -> str:
+        rate = 100 * self.successes / max(self.attempts, 1)
+        mean = f", in {self.mean_seconds:.1f} s each" if self.successes else ""
+        return (
+            f"{self.successes} of {self.attempts} attempts succeeded ({rate:.1f} %){mean};"
+            f" faults: {self.faults}, interventions: {self.interventions}"
+        )
+
+
+class Deployment:
+    """A robot with the operator, reset and reward of its training, and nothing that learns.
+
+    What a person says by device, console or ROS service counts as in training. An episode that they
+    `pause` or `discard` is no attempt; one in which they drive is none of the policy's successes.
+    After `deployment.most_failures` in a row nothing moves before their `start`.
+    """
+
+    def __init__(self, config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
+        self.counters = Counters()
+        self._config, self._run, self._stop = config, run, stop
+        alone = without_training_aids(config)
+        inner, hidden = make_watched_env(alone)
+        inbox = make_inbox(alone)
+        self._operated = make_intervention(alone, inner, inbox)
+        begun = make_reset(alone, self._operated, stop.is_set)
+        self._judged = RewardWrapper(begun, make_source(alone), hidden=hidden)
+        self._judged.on_late_label = lambda success: self._note("a label came too late to count")
+        self._env = TelemetryEnv(self._judged, self._operated, ConsoleLink(run, inbox))
+        self._watched = inner.robot if isinstance(inner.robot, OperatorServer) else None
+
+    def close(self) -> None:
+        """Hold the robot and release it."""
+        self._env.close()
+
+    def work(self, behaviour: Behaviour) -> None:
+        """Make attempts until there were `deployment.episodes`, or `stop` is set.
+
+        `PolicyError`: the policy was made for another task, rate or observation.
+        """
+        check_fit(behaviour, self._env.schema)
+        most = int(self._config.deployment.most_failures)
+        runner = PolicyRunner(behaviour.exploring("mean").to(compute_device(self._config)))
+        for result in rollout(
+            [self._env], runner, self._seeds(), stop=self._stop.is_set, note=self._note
+        ):
+            ended_by = self._operated.ended_by
+            if self._stop.is_set() or ended_by in TAKEN_BACK:
+                continue
+            result.success = result.success and not result.intervened_steps
+            self.counters.take(result)
+            self._keep(result, ended_by)
+            failed = self.counters.failed_in_a_row
+            if failed and failed % most == 0:
+                self._operated.wait_for_start(f"{failed} attempts in a row have failed")
+
+    def _seeds(self) -> Iterator[int]:
+        """Seeds of the attempts; the next is given once one may begin."""
+        count, number = int(self._config.deployment.episodes), len(self._run.read_jsonl(ATTEMPTS))
+        while not count or self.counters.attempts < count:
+            self._env.wait_until_free(self._stop.is_set, self._note)
+            if self._stop.is_set():
+                return
+            self._report()
+            yield training_seed(int(self._config.seed), SeedStream.DEPLOYMENT, number)
+            number += 1
+
+    def _note(self, text: str) -> None:
+        print(f"run: {text}", flush=True)
+        self.counters.faults += self._operated.keep_faults(self._run)
+        self._report()
+
+    def _keep(self, result: EpisodeResult, ended_by: OperatorEvent | None) -> None:
+        """Print and write what has become of an attempt."""
+        self.counters.faults += self._operated.keep_faults(self._run)
+        record = {
+            "time": datetime.now().astimezone().isoformat(timespec="milliseconds"),
+            "success": result.success,
+            "seconds": result.seconds,
+            "interrupted": None if result.interrupted is None else str(result.interrupted),
+            "ended_by": ended_by,
+            "intervened_steps": result.intervened_steps,
+            "policy_version": result.policy_version,
+            **self._judged.episode_facts,
+            "counters": asdict(self.counters),
+        }
+        how = "success" if result.success else "failure"
+        how = how if result.interrupted is None else f"cut ({result.interrupted})"
+        print(f"{how} after {result.seconds:.1f} s; {self.counters}", flush=True)
+        self._run.append_jsonl(ATTEMPTS, record)
+        if self._watched is not None and result.interrupted is None:
+            self._watched.tell_outcome(result.success)
+
+    def _report(self) -> None:
+        """Let those who watch the robot over ROS know how it goes, and what it waits for."""
+        if self._watched is not None:
+            self._watched.report(asdict(self.counters), self._operated.waiting())
+
+
+def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
+    """Let the policy of a run, or of a path in it, work on the robot; see `Deployment`."""
+    check_least(config, {"deployment.episodes": 0, "deployment.most_failures": 1})
+    check_value("evaluation.policy", config.evaluation.policy, POLICIES)
+    torch.set_num_threads(1)
+    directory = RunDirectory(Path(config.run))
+    (path,) = paths or [config.run]
+    behaviour, steps = open_policy(path, config.evaluation.policy, config.runs_directory)
+    if config.clock == "realtime":
+        check_robot(config)
+    try_environment(config)
+    with (
+        robot_nodes(config, directory.path / "logs"),
+        directory.claim("actor-1"),
+        stop_event() as stop,
+    ):
+        with closing(Deployment(config, directory, stop)) as deployed:
+            name = f"{behaviour.policy.kind} policy after {steps:,} steps"
+            print(f"{name}; robot-rl console {directory.path} shows it, Ctrl-C ends it", flush=True)
+            deployed.work(behaviour)
+        print(f"{config.task.name}: {deployed.counters}", flush=True)
+        if stop.is_set():
+            raise KeyboardInterrupt
