@@ -279,8 +279,7 @@ def command_config(command: Command, overrides: list[str], path: str | None = No
     from robot_rl.config import compose
     from robot_rl.run import RunDirectory
 
-    typed = (override.partition("=") for override in overrides)
-    overrides = ["".join((command.short.get(key, key), *rest)) for key, *rest in typed]
+    overrides = command.written_out(overrides)
     if command.run_key is None:
         return compose(overrides)
     places = (f"{command.run_key}=", "runs_directory=")

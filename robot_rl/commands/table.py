@@ -5,7 +5,7 @@ Stages are named, not imported: help and errors do not wait for torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -54,6 +54,11 @@ class Command:
     def takes_overrides(self) -> bool:
         """Whether the command has a configuration."""
         return bool(self.keys)
+
+    def written_out(self, overrides: Iterable[str]) -> list[str]:
+        """Put the longer keys in the place of the words that stand for them."""
+        typed = (override.partition("=") for override in overrides)
+        return ["".join((self.short.get(key, key), *rest)) for key, *rest in typed]
 
     @property
     def positionals(self) -> tuple[str, ...]:
