@@ -19,7 +19,7 @@
         episodes.jsonl learner.jsonl evaluations.jsonl corrections.jsonl
         evaluate.jsonl compare.jsonl   what `robot-rl evaluate`, `certify` and `compare` have found
         attempts.jsonl                 what became of each attempt of `robot-rl run`
-        faults.jsonl                   what kept the robot from going on, and when
+        faults.jsonl recorder/         what kept the robot from going on; MCAP of all topics
         scenes/20003/                  what the cameras saw of a scene that a person puts back
         summary.json  report.html
 

@@ -22,7 +22,7 @@ from robot_rl.data.policy_columns import check_fit
 from robot_rl.env.factory import make_inbox, make_intervention
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.reset import make_reset
-from robot_rl.env.robot import OperatorServer
+from robot_rl.env.robot import watchers_of
 from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_seed
 from robot_rl.evaluation.evaluate import TAKEN_BACK, without_training_aids
 from robot_rl.processes.signals import StopEvent, stop_event
@@ -81,7 +81,7 @@ class Deployment:
         self._judged = RewardWrapper(begun, make_source(alone), hidden=hidden)
         self._judged.on_late_label = lambda success: self._note("a label came too late to count")
         self._env = TelemetryEnv(self._judged, self._operated, ConsoleLink(run, inbox))
-        self._watched = inner.robot if isinstance(inner.robot, OperatorServer) else None
+        self._watchers = watchers_of(inner.robot)
 
     def close(self) -> None:
         """Hold the robot and release it."""
@@ -142,13 +142,13 @@ class Deployment:
         how = how if result.interrupted is None else f"cut ({result.interrupted})"
         print(f"{how} after {result.seconds:.1f} s; {self.counters}", flush=True)
         self._run.append_jsonl(ATTEMPTS, record)
-        if self._watched is not None and result.interrupted is None:
-            self._watched.tell_outcome(result.success)
+        if self._watchers is not None and result.interrupted is None:
+            self._watchers.tell_outcome(result.success)
 
     def _report(self) -> None:
         """Let those who watch the robot over ROS know how it goes, and what it waits for."""
-        if self._watched is not None:
-            self._watched.report(asdict(self.counters), self._operated.waiting())
+        if self._watchers is not None:
+            self._watchers.tell_counters(asdict(self.counters), self._operated.waiting())
 
 
 def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:

@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 from omegaconf import DictConfig
 
-from robot_rl.config import on_stepped_clock
+from robot_rl.config import check_least, on_stepped_clock
 from robot_rl.data.schema import Observation
 from robot_rl.env.factory import check_device, make_env
 from robot_rl.env.gym import GymError, GymRobot
 from robot_rl.env.robot_env import RobotEnv
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, require
 from robot_rl.processes.group import ProcessGroup
 from robot_rl.processes.signals import ask_to_end
 from robot_rl.ros.environment import prepare_environment
@@ -31,6 +31,7 @@ from robot_rl.ros.nodes import NodeDescription, node_table
 from robot_rl.safety import default_stop_folder, kept_stop
 
 _POLL_SECONDS = 0.1
+_RECORDER = "recorder"
 # How an environment is tried.
 _MOST_STEPS, _REPEATED_STEPS, _MOST_SECONDS = 1000, 10, 0.3
 # Of numbers; and of an image's mean, for a renderer may draw one scene a little differently.
@@ -40,6 +41,9 @@ _RELATIVE, _ABSOLUTE, _GRAY_LEVELS = 1e-3, 1e-5, 1.0
 def check_robot(config: DictConfig) -> None:
     """Raise `RobotRLError` where a command's nodes cannot be started, or its device not be used."""
     check_device(config)
+    check_least(config, {"recorder.minutes": 0, "recorder.segment_s": 1})
+    if config.recorder.minutes:
+        require("mcap", "mcap")
     if config.start_nodes:
         node_table(config)
 
@@ -48,15 +52,18 @@ def check_robot(config: DictConfig) -> None:
 def robot_nodes(config: DictConfig, logs: Path) -> Iterator[None]:
     """Run the nodes of the configured robot, if it has any and nobody else runs them.
 
+    Beside them the flight recorder, where one is wanted; its end is no end of the others.
+
     They end after everything else. One that is killed is started again. Where one ends with an
     error of its own, such as an impossible parameter, or cannot be started again, this process is
     asked to end, as by Ctrl-C, and that is a `ProcessDied`. Logs and parameters are in `logs`.
     """
-    if not config.get("nodes") or not config.start_nodes:
+    table = node_table(config) if config.get("nodes") and config.start_nodes else []
+    recorded = bool(config.recorder.minutes) and "namespace" in config.robot
+    if not table and not recorded:
         yield
         return
     prepare_environment(config.robot.discovery_range)
-    table = node_table(config)
     problems: list[Exception] = []
     ending = threading.Event()
 
@@ -65,6 +72,8 @@ def robot_nodes(config: DictConfig, logs: Path) -> Iterator[None]:
             try:
                 for node in table:
                     group.require(node.process)
+                if recorded:
+                    group.running(_RECORDER)
             except Exception as problem:  # raised in the owner's thread
                 problems.append(problem)
                 ask_to_end()
@@ -76,6 +85,11 @@ def robot_nodes(config: DictConfig, logs: Path) -> Iterator[None]:
                 file = logs / f"{node.process}.yaml"
                 file.write_text(node.parameter_file(), encoding="utf-8")
                 group.start(node.process, node.arguments(file), module=node.module)
+            if recorded:
+                settings = (config.recorder.minutes, config.recorder.segment_s)
+                words = [logs.parent / _RECORDER, config.robot.namespace, *settings]
+                module = "robot_rl.ros.recorder"
+                group.start(_RECORDER, [*map(str, words)], module, needed=False)
             watching = threading.Thread(target=watch, name="nodes", daemon=True)
             watching.start()
             try:

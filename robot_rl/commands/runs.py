@@ -44,6 +44,7 @@ MAY_DIFFER = (
     "evaluation",
     "proof",
     "recipe",
+    "recorder",
     "replay",
     "resume",
     "run",

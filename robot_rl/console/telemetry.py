@@ -15,7 +15,7 @@ from robot_rl.console.link import Activity, ConsoleLink, InControl, Situation, S
 from robot_rl.data.schema import Array, Observation
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorEvent
-from robot_rl.env.robot import Action, RobotInterrupted
+from robot_rl.env.robot import Action, RobotInterrupted, watchers_of
 from robot_rl.env.robot_env import Begun, Options, RobotEnv, RobotEnvWrapper, Stepped
 from robot_rl.errors import RobotRLError
 
@@ -47,6 +47,7 @@ class TelemetryEnv(RobotEnvWrapper):
         self._steps, self._intervened_steps, self._total_reward = 0, 0, 0.0
         self._run_steps = self._policy_version = 0
         self._wanted_scene: int | None = None
+        self._watchers = watchers_of(self.robot)
         self._newest = Snapshot()
         self._look_at = 0.0
 
@@ -61,6 +62,8 @@ class TelemetryEnv(RobotEnvWrapper):
             raise
         self._episode, self._wanted_scene = self._episode + 1, None
         self._steps, self._intervened_steps, self._total_reward = 0, 0, 0.0
+        if self._watchers is not None:
+            self._watchers.tell_event(f"episode {self._episode} begins with seed {seed}")
         stamp = int(info["stamp_observation"])
         self._show(observation, stamp, activity=Activity.ACTING, in_control=InControl.POLICY)
         return observation, info
@@ -73,6 +76,12 @@ class TelemetryEnv(RobotEnvWrapper):
         self._steps += 1
         self._intervened_steps += intervened
         self._total_reward += float(reward)
+        if self._watchers is not None:
+            executed = info["executed_action"]
+            self._watchers.tell_step(self.schema.action_names, executed, float(reward))
+            if terminated or truncated:
+                outcome = "success" if info["success"] else "failure"
+                self._watchers.tell_event(f"episode {self._episode} ends with {outcome}")
         if self._link.open_consoles or self._operated.waits_for:
             halted = self._halted()
             acting = InControl.OPERATOR if intervened else InControl.POLICY

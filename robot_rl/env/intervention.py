@@ -16,12 +16,14 @@ from robot_rl.data.schema import LAST_COMMAND, Observation
 from robot_rl.env.operator import HALTS, Motion, OperatorEvent, OperatorInbox, OperatorInput
 from robot_rl.env.robot import (
     ARM_ACTIONS,
+    FAULT,
     GRIPPER_ACTION,
     Action,
     OperatorServer,
     PersonNeeded,
     RobotInterrupted,
     gripper_columns,
+    watchers_of,
 )
 from robot_rl.env.robot_env import Begun, Options, RobotEnv, RobotEnvWrapper, Stepped
 from robot_rl.run import FAULTS, RunDirectory
@@ -198,6 +200,7 @@ class Intervention(RobotEnvWrapper):
         """Read the inbox, and note what the robot waits for from now on."""
         said = self._inbox.poll()
         for event in said.events:
+            self._tell(f"operator: {event}")
             if event is OperatorEvent.STOP:
                 why = self._inbox.why_stopped()
                 if why:
@@ -294,7 +297,12 @@ class Intervention(RobotEnvWrapper):
         if sentence != self._last_fault:
             time = datetime.now().astimezone().isoformat(timespec="milliseconds")
             self._faults.append({"time": time, "kind": kind, "problem": problem})
+            self._tell(f"{FAULT}{kind}: {problem}")
         self._last_fault = sentence
+
+    def _tell(self, words: str) -> None:
+        if (watchers := watchers_of(self.robot)) is not None:
+            watchers.tell_event(words)
 
     def wait_for_start(self, why: str) -> None:
         """Between episodes: let nothing move before a person's `start`."""

@@ -114,12 +114,34 @@ class Robot(Protocol):
         """Release what the robot holds."""
 
 
+# How the events of `Watchers` begin that tell of a fault.
+FAULT = "fault "
+
+
+class Watchers(Protocol):
+    """Whoever listens to what the process that moves a robot does; none of these waits for them."""
+
+    def tell_step(self, names: Sequence[str], action: Action, reward: float) -> None:
+        """An action (d,) in [-1, 1] was sent, whose columns have these names, and its reward."""
+
+    def tell_event(self, words: str) -> None:
+        """An episode began or ended, the operator said something, or the robot has a fault."""
+
+    def tell_counters(self, counters: Mapping[str, object], problem: str) -> None:
+        """How the work goes, and what it waits for; empty: for nothing."""
+
+    def tell_outcome(self, success: bool) -> None:
+        """Whether the attempt that has just ended has succeeded."""
+
+
 @runtime_checkable
 class OperatorServer(Protocol):
     """A robot, such as one on topics with services, through which an operator can be heard too.
 
     It also has a stop of its own, so that an operator's stop need not wait for the loop.
     """
+
+    watchers: Watchers
 
     def check_free(self) -> None:
         """Raise `RobotInterrupted`, which says what a person has to do, if it may not move."""
@@ -131,11 +153,10 @@ class OperatorServer(Protocol):
         robot; it raises `RobotInterrupted` where the operator has halted it.
         """
 
-    def report(self, counters: Mapping[str, object], problem: str) -> None:
-        """Tell whoever watches how the work goes, and what it waits for; empty: for nothing."""
-
-    def tell_outcome(self, success: bool) -> None:
-        """Tell whoever watches whether the attempt that has just ended has succeeded."""
-
     def missing(self) -> str:
         """Who of those that the robot consists of is not there, in words; empty where all are."""
+
+
+def watchers_of(robot: Robot) -> Watchers | None:
+    """Who may watch a robot; None where nobody can."""
+    return robot.watchers if isinstance(robot, OperatorServer) else None

@@ -33,6 +33,8 @@ class SeveralArms:
         )
         self._ends = np.cumsum([len(arm.action_names) for arm in self.arms.values()])[:-1]
         self.simulated = all(arm.simulated for arm in self.arms.values())
+        # In the namespace of the first.
+        self.watchers = next((arm.watchers for arm in self._servers()), None)
         self.opens_grippers = all(arm.opens_grippers for arm in self.arms.values())
 
     def reset(self, start_pose: Vector, rng: np.random.Generator) -> None:
@@ -85,16 +87,6 @@ class SeveralArms:
         """Let an operator be heard through each arm that can."""
         for arm in self._servers():
             arm.serve_operator(inbox, attend)
-
-    def report(self, counters: Mapping[str, object], problem: str) -> None:
-        """Tell it in the namespace of the first; see `OperatorServer`, as the next."""
-        for arm in self._servers()[:1]:
-            arm.report(counters, problem)
-
-    def tell_outcome(self, success: bool) -> None:
-        """Tell it there too."""
-        for arm in self._servers()[:1]:
-            arm.tell_outcome(success)
 
     def missing(self) -> str:
         """What each of them misses."""

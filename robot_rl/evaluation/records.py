@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.evaluation.statistics import EvaluationResult
-from robot_rl.run import SUMMARY, RunDirectory
+from robot_rl.run import FAULTS, SUMMARY, RunDirectory
 
 Record = dict[str, Any]
 
@@ -28,6 +28,7 @@ class RunRecords:
     evaluations: list[EvaluationResult]  # in the order of environment steps
     episodes: list[Record]  # training episodes of all actors, likewise
     learner: list[Record]  # the learner's records, likewise
+    faults: list[Record]  # of the robot: `time`, `kind` and `problem`, in their order
 
     def final(self, *, cloned: bool) -> EvaluationResult | None:
         """Return the last final evaluation of the cloned, or of the learned policy.
@@ -80,6 +81,7 @@ def read_run(run: RunDirectory) -> RunRecords:
         evaluations=sorted(evaluations, key=lambda e: (e.environment_steps, e.seed_set == "final")),
         episodes=sorted(run.read_jsonl("episodes"), key=lambda e: float(e["environment_steps"])),
         learner=run.read_jsonl("learner"),
+        faults=run.read_jsonl(FAULTS),
     )
 
 

@@ -33,6 +33,7 @@ from robot_rl.processes.files import replace_text
 from robot_rl.run import CONFIG_FILE, RunDirectory
 
 _ROLLING_EPISODES = 20
+_LATEST_FAULTS = 10
 _PACKAGES = ("robot_rl", "torch", "numpy", "mujoco", "gymnasium", "zarr")
 _ABSENT = "\N{EN DASH}"
 _NOT_METRICS = {"environment_steps", "gradient_updates"}
@@ -73,7 +74,7 @@ def _content(directory: RunDirectory) -> dict[str, Any]:
     return {
         "title": f"{summary['task']} · {summary['algorithm']}",
         "subtitle": f"Run {directory.path.name}, seed {summary['seed']}{domain}",
-        "notes": [*_setbacks(summary["worse_than_cloned"]), *_conduct(run)],
+        "notes": [*_setbacks(summary["worse_than_cloned"]), *_conduct(run), *_faults(run)],
         "bc": summary["demonstrations"] != 0 and _success(run.final(cloned=True)),
         "rl": _success(run.final(cloned=False)),
         "decision": summary["decision"],
@@ -122,6 +123,14 @@ def _conduct(run: RunRecords) -> list[str]:
     labels = Labels.of(run.episodes)
     training += [str(labels)] if labels and str(labels) else []
     return [*told, *([f"training: {', '.join(training)}"] if training else [])]
+
+
+def _faults(run: RunRecords) -> list[str]:
+    """Say what kept the robot from going on: how often each kind, and the latest in full."""
+    kinds = Counter(fault["kind"] for fault in run.faults)
+    latest = [f"{fault['time']} {fault['kind']}: {fault['problem']}" for fault in run.faults]
+    counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    return [f"faults: {counted}; the latest:", *latest[-_LATEST_FAULTS:]] if kinds else []
 
 
 def _success(result: EvaluationResult | None) -> dict[str, str]:

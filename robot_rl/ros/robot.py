@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -92,7 +92,7 @@ class RosRobot:
         self._shown = 0.0  # when the arm's node was last shown that somebody is there [s]
         self._operator: OperatorServices | None = None
         self._attend: Callable[[], None] = lambda: None
-        self._work_report = WorkReport(self.client)
+        self.watchers = WorkReport(self.client)
         self.task.tracker = self.measurements
 
     # -- Robot ------------------------------------------------------------------------------------
@@ -179,14 +179,6 @@ class RosRobot:
         """Let ROS clients say what an operator can say; see `robot_rl.ros.operator_services`."""
         self._operator, self._attend = OperatorServices(self.client, inbox, self._mode), attend
         wait_until(lambda: not self.missing(), _FOUND_SECONDS)  # what runs is not yet known
-
-    def report(self, counters: Mapping[str, object], problem: str) -> None:
-        """Publish them in `/diagnostics`; see `OperatorServer`."""
-        self._work_report.tell(counters, problem)
-
-    def tell_outcome(self, success: bool) -> None:
-        """Publish it on `attempt/success`."""
-        self._work_report.tell_outcome(success)
 
     # -- for tasks, and for what brings the arm to its start --------------------------------------
 

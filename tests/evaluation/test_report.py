@@ -117,6 +117,8 @@ def finished(tmp_path_factory):
     """The page of a finished run with all its records."""
     directory = write_run(tmp_path_factory.mktemp("run"))
     (directory / "learner.jsonl").write_text(lines(LEARNER))
+    fault = {"time": "2026-11-26T14:51:02.282+00:00", "kind": "ArmStopped", "problem": "a reflex"}
+    (directory / "faults.jsonl").write_text(lines([fault]))
     return Page(write_report(RunDirectory(directory)))
 
 
@@ -156,6 +158,8 @@ def test_the_headline_of_a_finished_run(finished):
     assert "Wall time 6 min 52 s" in finished.text
     assert "Peak memory 2.00 GiB" in finished.text
     assert "Demonstrations 20" in finished.text
+    assert "faults: 1 ArmStopped" in finished.text
+    assert "2026-11-26T14:51:02.282+00:00 ArmStopped: a reflex" in finished.text
     assert finished.open == []
 
 
