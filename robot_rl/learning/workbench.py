@@ -200,6 +200,7 @@ class Workbench:
             progress.update(done)
             acted = rollout([env], runner, once_free(), recorder=recorder, note=progress.note)
             for result in acted:
+                operated.keep_faults(self.run)
                 if not result.steps or operated.ended_by is OperatorEvent.DISCARD:
                     seeds.again(result.seed)
                     continue

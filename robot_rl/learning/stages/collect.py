@@ -160,7 +160,7 @@ class TeleoperatedSession:
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
-        self._config, self._progress = config, progress
+        self._config, self._run, self._progress = config, run, progress
         self._env, self._operated = make_operated_env(config, run, resets=False)
         schema = self._env.schema
         self._controller = IdleController(schema.action_names)
@@ -195,6 +195,7 @@ class TeleoperatedSession:
                 shown = iter([next(seeds)])
                 acted = rollout([self._env], self._controller, shown, recorder=recorder, note=note)
                 result = next(acted)
+                self._operated.keep_faults(self._run)
                 self._progress.episode(result.success)
                 judged = self._operated.ended_by is None and result.interrupted is None
                 if result.rows and judged:
