@@ -98,29 +98,17 @@ class Turning:
         """A batch of rows, each turned by chance, with its s' and its chunks."""
         given, view = dict(batch), None
         for name, column in batch.items():
-            field = name.removeprefix(NEXT).removeprefix(CHUNK)
-            if field in self.tables:
-                if view is None:
-                    view = rng.integers(self.views, size=len(column))
-                given[name] = self._shown(field, column, view)
+            tables = self.tables.get(name.removeprefix(NEXT).removeprefix(CHUNK))
+            if tables is None:
+                continue
+            source, sign = tables
+            if view is None:
+                view = rng.integers(len(source), size=len(column))
+            steps = column.reshape(len(column), -1, source.shape[1])
+            moved = np.take_along_axis(steps, source[view][:, None], 2)
+            moved *= sign[view][:, None]
+            given[name] = moved.reshape(column.shape)
         return given
-
-    def everywhere(self, rows: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        """Rows, as columns (n, …), in all views: columns (views · n, …)."""
-        given = {name: np.concatenate([column] * self.views) for name, column in rows.items()}
-        for name in self.tables.keys() & rows.keys():
-            views = np.repeat(np.arange(self.views), len(rows[name]))
-            given[name] = self._shown(name, given[name], views)
-        return given
-
-    def _shown(
-        self, field: str, column: npt.NDArray[Any], views: npt.NDArray[np.intp]
-    ) -> npt.NDArray[Any]:
-        source, sign = self.tables[field]
-        steps = column.reshape(len(column), -1, source.shape[1])
-        moved = np.take_along_axis(steps, source[views][:, None], 2)
-        moved *= sign[views][:, None]
-        return moved.reshape(column.shape)
 
 
 def turning_of(

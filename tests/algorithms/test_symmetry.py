@@ -7,16 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 
-from policies.diffusion import DiffusionPolicy
 from robot_rl.config import compose
-from robot_rl.env.factory import make_env, observed_widths
+from robot_rl.env.factory import make_env
 from robot_rl.env.sim.tasks import peg_insert
 from robot_rl.errors import RobotRLError
-from robot_rl.learning.stages.clone import check_networks, untrained
+from robot_rl.learning.stages.clone import check_networks
 from robot_rl.learning.symmetry import Symmetry, turning_of
-from robot_rl.replay.rows import EpisodeRows
 from robot_rl.safety import rotations
 
 Vector = npt.NDArray[np.float64]
@@ -115,27 +112,6 @@ def test_rows_turn_with_what_follows_and_with_their_chunks() -> None:
     assert turned["reward"] is batch["reward"]
     ways = {tuple(each) for each in turned["state/way"].tolist()}
     assert ways == {(x * s, y * t) for x, y in ((2, 1), (1, 2)) for s in (1, -1) for t in (1, -1)}
-
-
-def test_a_clone_of_demonstrations_from_one_side_can_act_on_all() -> None:
-    config = compose([])
-    with closing(make_env(config)) as env:
-        schema = env.schema
-        fields = observed_widths(config, schema)
-    rng = np.random.default_rng(0)
-    shown = {name: rng.uniform(0.1, 0.5, (50, n)).astype(np.float32) for name, n in fields.items()}
-    shown["action"] = rng.uniform(0.1, 0.5, (50, 6)).astype(np.float32)
-    turning = turning_of(config, list(fields), schema)
-    policy = untrained(
-        config, EpisodeRows(shown, [50]), fields, torch.Generator().manual_seed(0), turning
-    )
-    assert isinstance(policy, DiffusionPolicy)
-    normaliser = policy.action_normalizer
-    across = np.array([schema.action_names.index(name) for name in ("x", "y")])
-    np.testing.assert_allclose(normaliser.center[across], 0.0, atol=1e-6)
-    np.testing.assert_allclose(normaliser.half_range[across], shown["action"][:, across].max())
-    down = schema.action_names.index("z")
-    assert normaliser.center[down] > 0.2  # up and down are not alike
 
 
 def test_a_field_whose_columns_nobody_named_is_refused_before_anything_moves() -> None:

@@ -87,9 +87,7 @@ def clone(
     if vision is not None:
         episodes = (dataset.episode(at) for dataset in datasets for at in range(len(dataset)))
         rows.arrays[FEATURES] = np.concatenate([vision.encode(columns) for columns in episodes])
-    keys = observed_keys(states, vision)
-    turning = turning_of(config, (*keys, *cameras), schema)
-    policy = untrained(config, rows, keys, generator, turning)
+    policy = untrained(config, rows, observed_keys(states, vision), generator)
     for index, text in enumerate(datasets[0].instructions) if policy.conditioned else ():
         if not text.strip():
             raise RobotRLError(
@@ -99,6 +97,7 @@ def clone(
                 hint="record with task.environment.instruction=TEXT, or take another policy",
             )
     options: CloningOptions = registry.make(config.cloning)
+    turning = turning_of(config, policy.cloning_fields, schema)
     policy = shown_training(policy, rows, options, int(config.seed), "cloning", turning)
     return behaviour_of(config, policy, schema, vision)
 
@@ -148,22 +147,13 @@ def check_unused(config: DictConfig, run: RunDirectory) -> None:
 
 
 def untrained(
-    config: DictConfig,
-    rows: EpisodeRows,
-    keys: dict[str, int],
-    generator: torch.Generator,
-    turning: Turning | None = None,
+    config: DictConfig, rows: EpisodeRows, keys: dict[str, int], generator: torch.Generator
 ) -> ChunkPolicy:
-    """Make the configured policy with normalisers fitted on the rows that have an action.
-
-    They are fitted on these rows in all their views: what is clamped is clamped alike on all sides.
-    """
+    """Make the configured policy with normalisers fitted on the rows that have an action."""
     images = {n: column[:1] for n, column in rows.arrays.items() if n.startswith("images/")}
     identity = [name for name in keys if name == FEATURES]
     names = [name for name in (*keys, "action") if name != FEATURES]
     arrays = {name: rows.arrays[name][rows.indices] for name in names} | images
-    if turning is not None:
-        arrays = turning.everywhere(arrays)
     policy = registry.make(
         config.policy, arrays=arrays, keys=keys, generator=generator, identity=identity
     )
