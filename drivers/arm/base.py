@@ -9,19 +9,20 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from drivers.errors import DriverFault
-from robot_rl.safety import ArmState, Compliance, rotations
+from drivers.errors import DriverError, DriverFault
+from robot_rl.safety import ArmLimits, ArmState, Compliance, checked_reset_joints, rotations
 from robot_rl.safety.limits import check_positive
 
 Vector = npt.NDArray[np.float64]
 # Lowest and highest joint positions, each (n,) [rad].
 JointLimits = tuple[tuple[float, ...], tuple[float, ...]]
 
+_JOINTS_OF_A_POSE = 6  # the pose of an arm with more leaves its elbow free
 _REST_SECONDS = 0.5
 _REST_SPEED = 0.002  # m/s
 # UR's data sheets: a measured force is good to 3.5 to 5.5 N.
@@ -32,8 +33,16 @@ _LARGEST_OFFSET = 20.0  # N: more is no drift, but a contact or a wrong payload
 class Arm(Protocol):
     """An arm under Cartesian control. Limits are not its business: `robot_rl.safety.ArmGuard`'s.
 
-    A driver is used by one thread at a time. If its force sensor drifts, it also has `zero_ft`: the
-    sensor reads zero from then on; the arm does not move, and holds where it is.
+    A driver is used by one thread at a time. Some have more:
+
+    `zero_ft()`, where a force sensor drifts: it reads zero from then on; the arm does not move, and
+    holds where it is.
+
+    `forward_kinematics(joints)`, the pose (7,) of the flange in the base frame at joint positions
+    (n,) [rad], at once and without asking the arm: with it a reset may go by joint positions.
+
+    `posture`, of an arm with more than six joints that may go so: joint positions (n,) [rad] that
+    it draws its elbow to wherever its target leaves it free; None: it does not.
     """
 
     # How it yields to contact: `impedance` (the target is the equilibrium of a spring),
@@ -74,6 +83,29 @@ class Arm(Protocol):
         """Hold, and let go of the arm; also when it was never reached, and again."""
 
 
+def reset_waypoints(driver: Any, joints: Sequence[float], limits: ArmLimits) -> Vector:
+    """The waypoints (k, n) that the parameter `reset.joints` holds in a row; (0, n) without it.
+
+    A driver that can is told to draw its elbow to the last one. Raises `DriverError` where the
+    driver cannot move by joints, and `CommandRefused` where they are none.
+    """
+    count = len(driver.joint_names)
+    if not joints:
+        return np.empty((0, count))
+    holds_elbow = hasattr(driver, "posture")
+    if not hasattr(driver, "forward_kinematics") or (count > _JOINTS_OF_A_POSE and not holds_elbow):
+        raise DriverError(
+            "this arm cannot be reset to joint positions",
+            got=f"reset.joints for {type(driver).__name__} with {count} joints",
+            expected="a driver that knows the arm's kinematics and can hold its elbow",
+            hint="use reset.pose, or see hardware/arms.md, section Resets",
+        )
+    waypoints = checked_reset_joints(joints, count, limits)
+    if holds_elbow:
+        driver.posture = waypoints[-1]
+    return waypoints
+
+
 def check_free(arm: str, fault: str | None, stopped: bool) -> None:
     """Check that neither a fault nor a stop holds an arm, before anything is sent to it."""
     if fault is not None or stopped:
@@ -86,6 +118,20 @@ def pose_of(position: Sequence[float], metre: float = 1.0) -> Vector:
     values = np.array(position[:6], np.float64)
     turn = rotations.normalize(rotations.from_rotation_vector(values[3:]))
     return np.concatenate([values[:3] / metre, turn])
+
+
+def dh_pose(rows: Sequence[tuple[float, float, float]], joints: Vector) -> Vector:
+    """The flange's pose (7,), base frame, at joint positions (n,) [rad].
+
+    Each joint's row of the Denavit-Hartenberg table is a [m], d [m] and alpha [rad].
+    """
+    pose = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
+    for (a, d, alpha), angle in zip(rows, joints.tolist(), strict=True):
+        twist = np.array([math.sin(0.5 * alpha), 0.0, 0.0, math.cos(0.5 * alpha)])
+        turn = rotations.multiply(rotations.about_z(angle), twist)
+        link = np.array([a * math.cos(angle), a * math.sin(angle), d])
+        pose = rotations.compose(pose, np.concatenate([link, turn]))
+    return pose
 
 
 @dataclass(frozen=True)

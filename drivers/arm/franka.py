@@ -49,6 +49,7 @@ class FrankaArm:
     collision_torque: float = 40.0  # of joints, at which the collision reflex comes [Nm]
     collision_force: float = 60.0  # the same of the TCP [N]
     joint_names: Sequence[str] = _JOINTS
+    posture_stiffness: float = 10.0  # with which the elbow is drawn to `posture` [Nm/rad]
     timeout_s: float = 3.0  # for connecting [s]
 
     def __post_init__(self) -> None:
@@ -59,6 +60,7 @@ class FrankaArm:
             max_error_rotation=(0.01, 0.6),
             collision_torque=(1.0, 100.0),
             collision_force=(1.0, 100.0),
+            posture_stiffness=(0.1, 50.0),
         )
         if len(self.joint_names) != len(_LOW):
             raise DriverError(
@@ -67,6 +69,8 @@ class FrankaArm:
         self._franky = require("franky", "franka")
         self._robot: Any = None
         self._tracker: Any = None
+        self._model: Any = None
+        self.posture: Vector | None = None  # (7,) [rad]
         self._stopped = False
         self.fault: str | None = None
 
@@ -86,6 +90,7 @@ class FrankaArm:
         check_reachable("Franka control unit", self.host, _FCI_PORT, self.timeout_s)
         try:
             self._robot = self._franky.Robot(self.host)
+            self._model = self._robot.model  # the control unit sends it; then it is computed here
             self.fault = self.fault or self._reported_fault()
             if self.fault is None and not self._stopped:
                 self._begin()
@@ -129,6 +134,12 @@ class FrankaArm:
         check_free("Franka arm", self.fault, self._stopped or self._tracker is None)
         self._tracker.set_target(self._franky.Affine(target_pose[:3], target_pose[3:]))
 
+    def forward_kinematics(self, joints: Vector) -> Vector:
+        """The pose (7,) of the flange, base frame, at joint positions (7,) [rad]."""
+        flange, nothing = self._franky.Frame.Flange, self._franky.Affine()
+        pose = self._model.pose(flange, joints, nothing, nothing)
+        return np.concatenate([pose.translation, pose.quaternion]).astype(np.float64)
+
     def hold(self) -> None:
         """Let the target be the measured pose."""
         if self._tracker is not None:
@@ -164,12 +175,16 @@ class FrankaArm:
 
     def _begin(self) -> None:
         self._robot.set_collision_behavior(self.collision_torque, self.collision_force)
+        posture = None
+        if self.posture is not None:
+            posture = self._franky.PostureTask(self.posture, self.posture_stiffness)
         self._tracker = self._franky.CartesianImpedanceTracker(
             self._robot,
             translational_stiffness=self.spring.stiffness_translation,
             rotational_stiffness=self.spring.stiffness_rotation,
             translational_error_clip=np.full(3, self.max_error_translation),
             rotational_error_clip=np.full(3, self.max_error_rotation),
+            posture_task=posture,
         )
 
     def _end(self) -> None:

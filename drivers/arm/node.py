@@ -33,7 +33,7 @@ from sensor_msgs.msg import JointState
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
-from drivers.arm.base import Rest
+from drivers.arm.base import Rest, reset_waypoints
 from drivers.errors import DriverError, DriverFault
 from robot_rl.errors import RobotRLError, described
 from robot_rl.ros import messages, qos
@@ -58,15 +58,15 @@ from robot_rl.safety import (
 )
 
 _NUMBER = re.compile(r"[\d.]+")
-_RESET_POSE, _UNSET_POSE = "reset.pose", [0.0] * 7
+_RESET_POSE = "reset.pose"
 
 
 class ArmNode(DeviceNode):
     """See the module. A subclass for a simulated arm adds what only a simulation has.
 
     Parameters (ROS), beside those of `DeviceNode`: `limits.*` of `ArmLimits`, of which
-    `limits.workspace_low` and `limits.workspace_high` are required; `contact_task`; `reset.pose`,
-    and the other `reset.*` of `ResetOptions`; `stop_folder`.
+    `limits.workspace_low` and `limits.workspace_high` are required; `contact_task`; `reset.pose` or
+    `reset.joints`, and the other `reset.*` of `ResetOptions`; `stop_folder`.
     """
 
     default_rate_hz: ClassVar[float] = 100.0
@@ -91,7 +91,9 @@ class ArmNode(DeviceNode):
         self._contact_task: bool = self.parameter("contact_task", True, text)
         self._reset = self._numbers("reset", ResetOptions)
         text = "where `reset` moves to: position [m], quaternion xyzw (7,)"
-        self.parameter(_RESET_POSE, _UNSET_POSE, text, read_only=False)
+        self.parameter(_RESET_POSE, [], text, read_only=False)
+        text = "instead: joint positions of all waypoints in a row, the last is where it ends [rad]"
+        self._reset_joints: list[float] = self.parameter("reset.joints", [], text)
         self.add_on_set_parameters_callback(_checked)
         text = "where a stop of the arm is kept"
         folder = self.parameter("stop_folder", str(default_stop_folder()), text)
@@ -108,19 +110,21 @@ class ArmNode(DeviceNode):
         """Make the guard of this driver's arm.
 
         Raises `RobotRLError` for limits that could not hold, an arm too stiff for a contact task,
-        or a stop that could not be kept.
+        `reset.joints` that it cannot go to, or a stop that could not be kept.
         """
         low, high = self.driver.joint_limits
         limits = ArmLimits(**self._limits, joint_low=tuple(low), joint_high=tuple(high))
         if self._contact_task:
             refuse_stiff_contact(self.driver.compliance, limits)
+        self._waypoints = reset_waypoints(self.driver, self._reset_joints, limits)
         self.guard = ArmGuard(limits)
         self._latch = StopLatch(self._stop_folder, self.get_fully_qualified_name())
         kept = self._latch.reason()
         if kept is not None:
             self.guard.stop(f"since before this node began: {kept}")
         self._stops = self.guard.counts["stop"]  # that the driver has been told of
-        self._resets = Resets(self.guard, ResetOptions(**self._reset))
+        forward = getattr(self.driver, "forward_kinematics", None)
+        self._resets = Resets(self.guard, ResetOptions(**self._reset), forward)
         self._reset_done: Future | None = None
         self._heard = -math.inf  # when a command came last, on the steady clock [s]
         self._reset_is_accompanied = False  # by somebody who goes on sending
@@ -304,10 +308,7 @@ class ArmNode(DeviceNode):
             if not (self.is_connected and self.is_polling):
                 missing = "connected" if self.is_polling else "active"
                 raise DriverError(f"the arm's node is not {missing}")
-            pose = self.get_parameter(_RESET_POSE).value
-            if pose is None or list(pose) == _UNSET_POSE:
-                raise DriverError("no reset pose is set", hint="set the parameter reset.pose")
-            self._resets.begin(pose)
+            self._resets.begin(self._reset_end())
         except RobotRLError as error:
             answer.success, answer.message = False, str(error)
             return answer
@@ -316,6 +317,19 @@ class ArmNode(DeviceNode):
         answer.success, answer.message = await self._reset_done
         self._reset_done = None
         return answer
+
+    def _reset_end(self) -> Any:
+        """Where a reset ends, a pose (7,) or waypoints (k, n); `DriverError` if not one of both."""
+        ends = [self.get_parameter(_RESET_POSE).value, self._waypoints]
+        given = [end for end in ends if end is not None and len(end)]
+        if len(given) != 1:
+            raise DriverError(
+                "a reset ends at a pose or at joint positions",
+                got="both" if given else "neither",
+                expected="one of the parameters reset.pose and reset.joints",
+                hint="see hardware/arms.md, section Resets",
+            )
+        return given[0]
 
     def _conclude_reset(self, outcome: ResetOutcome | None) -> None:
         if outcome is not None and self._reset_done is not None:

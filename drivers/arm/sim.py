@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import mujoco
 import numpy as np
 
 from drivers.arm.base import JointLimits, Vector, check_free
@@ -18,7 +19,12 @@ from drivers.gripper.base import check_position
 from robot_rl.env.robot import GRIPPER_ACTION
 from robot_rl.env.sim.robot import FINGER_STROKE
 from robot_rl.env.sim.task import put_in_world
-from robot_rl.env.sim.world import ARM_JOINTS, GripperMotor, SceneState
+from robot_rl.env.sim.world import (
+    ARM_JOINTS,
+    GripperMotor,
+    SceneState,
+    forward_kinematics,
+)
 from robot_rl.env.task import Task
 from robot_rl.safety import ArmState, Compliance
 
@@ -64,8 +70,10 @@ class SimArm:
         self._world = self._task.world
         self._scene = SceneState(self._world)
         self.fingerprint = self._scene.fingerprint  # of the model, for copies of the world
-        low, high = self._world.model.jnt_range[: len(ARM_JOINTS)].T
-        self.joint_limits: JointLimits = (tuple(low.tolist()), tuple(high.tolist()))
+        chain = self._world.chain
+        self.joint_limits: JointLimits = (tuple(chain.low.tolist()), tuple(chain.high.tolist()))
+        self._kinematics = mujoco.MjData(self._world.model)  # of joints that are thought of
+        self.posture: Vector | None = None
         self._period = 1.0 / self.rate_hz
         self._wrenches: deque[Vector] = deque(maxlen=max(1, round(_WRENCH_SECONDS * self.rate_hz)))
         self._lock = threading.Lock()  # the world, and what is said of it
@@ -78,6 +86,8 @@ class SimArm:
 
     def connect(self) -> None:
         """Let time pass in the world."""
+        with self._lock:
+            self._lean()
         self._ending.clear()
         self._problem = None
         self._thread = threading.Thread(target=self._run, name="physics", daemon=True)
@@ -99,6 +109,10 @@ class SimArm:
         with self._lock:
             check_free("simulated arm", self.fault, self._stopped)
             self._world.set_target(target_pose)
+
+    def forward_kinematics(self, joints: Vector) -> Vector:
+        """The pose (7,) of the TCP, which is the flange here, at joint positions (7,) [rad]."""
+        return forward_kinematics(self._world.model, self._kinematics, self._world.chain, joints)
 
     def hold(self) -> None:
         """Let the target be the measured pose."""
@@ -136,6 +150,7 @@ class SimArm:
         with self._lock:
             start_pose = self._task.reset(np.random.default_rng(seed))
             self._world.reset(start_pose, np.array(self.home_joints))
+            self._lean()
             self._world.set_finger_opening(self._task.finger_opening)
             self._wrenches.clear()
             self.fault, self._stopped = None, False
@@ -185,6 +200,10 @@ class SimArm:
         if force > self.reflex_force and self.fault is None:
             self.fault = f"collision reflex at {force:.0f} N"
             self._brake()
+
+    def _lean(self) -> None:
+        if self.posture is not None:
+            self._world.set_posture(self.posture)
 
     def _brake(self) -> None:
         self._world.set_braking(True)

@@ -243,14 +243,14 @@ class TrajectoryTopicArm(TopicArm):
         point = JointTrajectoryPoint(positions=joints.tolist(), time_from_start=ahead)
         self._publisher.publish(JointTrajectory(joint_names=list(self.joint_names), points=[point]))
 
+    def forward_kinematics(self, joints: Vector) -> Vector:
+        """The pose (7,) of the TCP, base frame, at joint positions (n,) [rad]."""
+        from robot_rl.env.sim.world import forward_kinematics
+
+        return forward_kinematics(self._model, self._data, self._chain, joints)
+
     def _solve_pose(self, joints: Vector) -> Vector:
-        import mujoco
-
-        from robot_rl.env.sim.world import site_pose
-
-        self._data.qpos[self._chain.qpos] = joints
-        mujoco.mj_kinematics(self._model, self._data)
-        return site_pose(self._data, self._chain.site)
+        return self.forward_kinematics(joints)
 
     def _commands(self) -> tuple[str, str]:
         return "trajectory_msgs/msg/JointTrajectory", self.command_topic

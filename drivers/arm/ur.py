@@ -19,12 +19,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from typing import Any, ClassVar
 
 import numpy as np
 
-from drivers.arm.base import JointLimits, Spring, Vector, check_free, pose_of
+from drivers.arm.base import JointLimits, Spring, Vector, check_free, dh_pose, pose_of
 from drivers.errors import (
     DriverError,
     DriverFault,
@@ -51,6 +52,18 @@ _JOINTS = (
     *("shoulder_pan_joint", "shoulder_lift_joint", "elbow_joint"),
     *("wrist_1_joint", "wrist_2_joint", "wrist_3_joint"),
 )
+# d1, a2, a3, d4, d5 and d6 of Universal Robots' Denavit-Hartenberg tables [m].
+_LINKS = {
+    "ur3": (0.1519, -0.24365, -0.21325, 0.11235, 0.08535, 0.0819),
+    "ur5": (0.089159, -0.425, -0.39225, 0.10915, 0.09465, 0.0823),
+    "ur10": (0.1273, -0.612, -0.5723, 0.163941, 0.1157, 0.0922),
+    "ur3e": (0.15185, -0.24355, -0.2132, 0.13105, 0.08535, 0.0921),
+    "ur5e": (0.1625, -0.425, -0.3922, 0.1333, 0.0997, 0.0996),
+    "ur10e": (0.1807, -0.6127, -0.57155, 0.17415, 0.11985, 0.11655),
+    "ur16e": (0.1807, -0.4784, -0.36, 0.17415, 0.11985, 0.11655),
+    "ur20": (0.2363, -0.862, -0.7287, 0.201, 0.1593, 0.1543),
+    "ur30": (0.2363, -0.637, -0.5037, 0.201, 0.1593, 0.1543),
+}
 _ROBOT_RUNS = 7  # the robot mode of an arm whose brakes are open
 _FULL_TURN = 2.0 * math.pi
 _FORCE_FRAME_UNCHANGED = 2
@@ -76,6 +89,7 @@ class UrArm:
     force_mode_gain: float = 0.5
     watchdog_hz: float = 10.0  # lowest rate of commands before the controller ends the program
     timeout_s: float = 3.0  # for connecting [s]
+    type: str | None = None  # ur5e, for example: for resets by joint positions
 
     def __post_init__(self) -> None:
         check_ranges(
@@ -89,6 +103,14 @@ class UrArm:
             watchdog_hz=(1.0, 100.0),
             timeout_s=(0.1, 60.0),
         )
+        if self.type is not None:
+            if self.type not in _LINKS:
+                problem = "the type of the UR arm is unknown"
+                raise DriverError(problem, got=self.type, expected=", ".join(_LINKS))
+            d1, a2, a3, d4, d5, d6 = _LINKS[self.type]
+            quarter = 0.5 * math.pi
+            rows = [(0, d1, quarter), (a2, 0, 0), (a3, 0, 0), (0, d4, quarter), (0, d5, -quarter)]
+            self.forward_kinematics = partial(dh_pose, [*rows, (0, d6, 0)])
         self._control_module = require("rtde_control", "ur")
         self._receive_module = require("rtde_receive", "ur")
         self._dashboard_module = require("dashboard_client", "ur")

@@ -192,7 +192,9 @@ def _flat(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{key}.")
         elif value is not None:
-            # ROS has lists of one type alone.
+            # ROS has lists of one type alone, and none of lists.
+            if isinstance(value, list) and all(isinstance(item, list) for item in value):
+                value = [number for row in value for number in row]
             mixed = isinstance(value, list) and {type(item) for item in value} == {int, float}
             flat[f"{prefix}{key}"] = [float(item) for item in value] if mixed else value
     return flat

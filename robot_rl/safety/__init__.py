@@ -14,10 +14,12 @@ from robot_rl.safety.limits import MeasurementRefused as MeasurementRefused
 from robot_rl.safety.limits import refuse_stiff_contact as refuse_stiff_contact
 from robot_rl.safety.measurement import ArmState as ArmState
 from robot_rl.safety.measurement import Plausibility as Plausibility
-from robot_rl.safety.reset_motion import ResetOptions as ResetOptions
 from robot_rl.safety.reset_motion import ResetOutcome as ResetOutcome
 from robot_rl.safety.reset_motion import Resets as Resets
+from robot_rl.safety.reset_motion import checked_reset_joints as checked_reset_joints
 from robot_rl.safety.reset_motion import checked_reset_pose as checked_reset_pose
+from robot_rl.safety.reset_way import ForwardKinematics as ForwardKinematics
+from robot_rl.safety.reset_way import ResetOptions as ResetOptions
 from robot_rl.safety.stop_latch import StopLatch as StopLatch
 from robot_rl.safety.stop_latch import StopNotKept as StopNotKept
 from robot_rl.safety.stop_latch import default_stop_folder as default_stop_folder

@@ -187,7 +187,7 @@ class ArmGuard:
             self.counts["deadline"] += 1
             self.hold(f"no command for {self.limits.command_deadline * 1e3:.0f} ms")
         if self.mode is Mode.RESET:
-            self._advance_route(now)
+            self._advance_route(elapsed, measured.joint_positions)
         if (problem := self._straying.problem(self._pose)) is not None:
             self._disbelieve(problem)
             self._is_displaced = True
@@ -295,10 +295,10 @@ class ArmGuard:
                 self.hold(explanation)
                 self._stay()
 
-    def _advance_route(self, now: float) -> None:
+    def _advance_route(self, elapsed: float, joints: Vector) -> None:
         assert self._route is not None
         assert self._pose is not None
-        goal = self._route.goal(now, self._pose)
+        goal = self._route.goal(elapsed, self._pose, joints)
         if goal is None:
             self.hold("reset ended")
         else:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from robot_rl.safety import rotations
-from robot_rl.safety.commands import Mode, checked_pose
-from robot_rl.safety.limits import Vector, bounded, check_positive
+from robot_rl.safety.commands import CommandRefused, Mode, checked_pose
+from robot_rl.safety.limits import ArmLimits, Vector
+from robot_rl.safety.reset_way import (
+    ForwardKinematics,
+    JointWay,
+    ResetOptions,
+    StraightWay,
+    share_of_way,
+    tool_pose,
+)
 
 if TYPE_CHECKING:
     from robot_rl.safety.guard import ArmGuard
@@ -24,25 +32,39 @@ _PATIENCE = 2.0
 _PATIENCE_SECONDS = 3.0
 
 
-@dataclass(frozen=True)
-class ResetOptions:
-    """How a reset moves."""
-
-    # Along the tool's own -z.
-    retract_distance: float = bounded(0.08, "how far the tool is drawn back first [m]", 1e-3, 0.5)
-    speed_translation: float = bounded(0.08, "speed of a reset [m/s]", 1e-3, 0.25)
-    speed_rotation: float = bounded(0.4, "speed of its rotation [rad/s]", 1e-3, 1.0)
-    tolerance_translation: float = bounded(0.005, "distance that counts as there [m]", 5e-4, 0.1)
-    tolerance_rotation: float = bounded(0.05, "angle that counts as there [rad]", 5e-3, 0.5)
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            check_positive(f"limit {name!r}", value)
-
-
 def checked_reset_pose(pose: npt.ArrayLike) -> Vector:
     """The pose (7,) that the parameter `reset.pose` holds, or `CommandRefused`."""
     return checked_pose(pose, "reset.pose", tolerance=1e-3)
+
+
+def checked_reset_joints(values: npt.ArrayLike, joints: int, limits: ArmLimits) -> Vector:
+    """The waypoints (k, joints) that the parameter `reset.joints` holds in a row.
+
+    Raises `CommandRefused` where they are none of this many joints, or not within their limits.
+    """
+    flat = np.asarray(values, np.float64).ravel()
+    if not flat.size or flat.size % joints or not np.isfinite(flat).all():
+        raise CommandRefused(
+            "malformed",
+            "reset.joints holds no waypoints",
+            got=flat.tolist(),
+            expected=f"{joints} finite numbers for each [rad]",
+        )
+    waypoints = flat.reshape(-1, joints)
+    if limits.joint_low:
+        low = np.array(limits.joint_low) + limits.joint_margin
+        high = np.array(limits.joint_high) - limits.joint_margin
+        outside = np.argwhere((waypoints < low) | (waypoints > high))
+        if len(outside):
+            waypoint, joint = outside[0]
+            raise CommandRefused(
+                "joint",
+                f"waypoint {waypoint + 1} of reset.joints is beyond the limits of joint {joint}",
+                got=float(waypoints[waypoint, joint]),
+                expected=f"{low[joint]:.3f} to {high[joint]:.3f} [rad]",
+                hint="teach it again, farther from the limit",
+            )
+    return waypoints
 
 
 class ResetOutcome(NamedTuple):
@@ -52,33 +74,54 @@ class ResetOutcome(NamedTuple):
     message: str
 
 
-class Resets:
-    """Moves an arm to a pose: back along the tool, across, and forward along the tool again.
+_Part = StraightWay | JointWay
 
-    It stops the arm and asks a person where the arm hit something, or twice did not arrive.
+
+class Resets:
+    """Moves an arm to where episodes begin: back along the tool, and then there.
+
+    To a pose it moves across, and forward along the tool again; to joint positions by its joints,
+    through all waypoints. Each part goes from rest to rest with bounded jerk, and waits for an arm
+    that does not keep up. The arm stops and a person is asked where it hit something, twice did not
+    arrive, or would have to leave its limits, which is found before it moves.
 
     Args:
         guard: Of the arm, which asks for the `goal`; the way stays in its workspace.
         options: How to move.
+        forward: The arm's kinematics; None where it is moved to poses alone.
 
     Attributes:
         options: See `ResetOptions`.
         busy: Whether a reset is under way.
     """
 
-    def __init__(self, guard: ArmGuard, options: ResetOptions) -> None:
+    def __init__(
+        self, guard: ArmGuard, options: ResetOptions, forward: ForwardKinematics | None = None
+    ) -> None:
         self.options = options
         self.busy = False
         self._guard = guard
-        self._pose: Vector = np.empty(7)
-        self._waypoints: list[Vector] | None = None  # None: this attempt has not moved yet
+        self._forward = forward
+        self._end: Vector = np.empty(7)
+        # Parts of the way that are to come, made of where the arm then is; None before it moves.
+        self._ahead: list[Callable[[Vector, Vector], _Part]] | None = None
+        self._part: _Part | None = None  # that is under way
+        self._seconds = 0.0  # that it takes at its largest speed
+        self._moved = self._waited = 0.0  # of them, and of real ones, since it began
+        self._goal: Vector = np.empty(7)
         self._failure: str | None = None  # what has stopped this attempt
-        self._begins = self._until = math.inf  # when it moves, and has to be there [s]
 
-    def begin(self, pose: npt.ArrayLike) -> None:
-        """Start a reset to `pose` (7,), pulled into the workspace, or raise `CommandRefused`."""
-        inside = self._guard.inside(checked_reset_pose(pose))
-        self._attempt(inside, 1)
+    def begin(self, end: npt.ArrayLike) -> None:
+        """Start a reset, or raise `CommandRefused`.
+
+        Args:
+            end: A pose (7,), which is pulled into the workspace; or waypoints in joint positions
+                (k, n) [rad], of `checked_reset_joints`, the last of which is the end.
+        """
+        goal = np.array(end, np.float64)
+        if goal.ndim != 2:
+            goal = self._guard.inside(checked_reset_pose(end))
+        self._attempt(goal, 1)
 
     def give_up(self, reason: str) -> ResetOutcome | None:
         """End a reset that is under way, without another attempt; None if there is none."""
@@ -96,11 +139,11 @@ class Resets:
         failed = self._failure is not None and guard.mode is not Mode.STOPPED
         if failed and self._may_be_repeated and self._attempts < ATTEMPTS:
             self._failure = None  # should the guard refuse, the reset is given up
-            self._attempt(self._pose, self._attempts + 1, _PAUSE_SECONDS)
+            self._attempt(self._end, self._attempts + 1, _PAUSE_SECONDS)
             return None
         self.busy = False
         if self._arrived:
-            return ResetOutcome(True, "the arm is at its reset pose")
+            return ResetOutcome(True, "the arm is where a reset ends")
         if not failed:
             return ResetOutcome(False, f"the reset was given up: {guard.reason}")
         message = (
@@ -112,64 +155,106 @@ class Resets:
 
     # -- for the guard ----------------------------------------------------------------------------
 
-    def goal(self, now: float, pose: Vector) -> Vector | None:
-        """The waypoint (7,) to move to from `pose` (7,); None when arrived or out of time."""
-        self._begins = min(self._begins, now + self._pause)
-        if now < self._begins:
+    def goal(self, elapsed: float, pose: Vector, joints: Vector) -> Vector | None:
+        """Where to move to (7,); None when arrived, or where it cannot go on.
+
+        Args:
+            elapsed: Time since the last call in which the arm can have moved [s].
+            pose: Where the arm is (7,).
+            joints: Its joint positions (n,) [rad].
+        """
+        self._pause -= elapsed
+        if self._pause > 0.0:
             return pose
-        if self._waypoints is None:
-            away = self._retracted(pose)
-            room, wanted = rotations.apart(pose, away)[0], self.options.retract_distance
-            if room < 0.5 * wanted:
-                self._may_be_repeated = False
-                self._failure = (
-                    f"only {1e3 * room:.0f} of {1e3 * wanted:.0f} mm fit into the workspace to draw"
-                    " the tool back by; move the arm, widen the workspace or shorten"
-                    " reset.retract_distance"
-                )
-                return None
-            self._waypoints = [away, self._retracted(self._pose), self._pose]
-            self._until = now + self._patience(pose)
-        while self._waypoints and self._is_at(pose, self._waypoints[0]):
-            self._waypoints.pop(0)
-            self._until = now + self._patience(pose)
-        if not self._waypoints:
-            self._arrived = True
-            return None
-        if now > self._until:
-            distance, _ = rotations.apart(pose, self._waypoints[0])
-            self._failure = f"the arm did not get there in time, {distance * 1e3:.0f} mm are left"
-            return None
-        return self._waypoints[0]
+        if self._ahead is None and (problem := self._plan(pose, joints)) is not None:
+            self._fail(problem)
+        if self._failure is None:
+            self._go_on(elapsed, pose, joints)
+        return None if self._failure is not None or self._arrived else self._goal
 
     def obstructed(self, reason: str) -> bool:
         """A limit has stopped the motion; returns whether it ends: not if it has not begun."""
-        if self._waypoints is not None:
-            self._failure, self._may_be_repeated = reason, False
-        return self._waypoints is not None
+        if self._ahead is not None:
+            self._fail(reason)
+        return self._ahead is not None
 
-    def _attempt(self, pose: Vector, number: int, pause: float = 0.0) -> None:
+    def _attempt(self, end: Vector, number: int, pause: float = 0.0) -> None:
         """Begin after `pause` [s], in which the arm yields to what it touches."""
         self._guard.follow_route(self)
-        self._pose, self._attempts, self._pause = pose, number, pause
+        self._end, self._attempts, self._pause = end, number, pause
         self.busy, self._arrived = True, False
-        self._waypoints = self._failure = None
+        self._ahead = self._part = self._failure = None
         self._may_be_repeated = True  # by itself: not after it hit something
-        self._begins = self._until = math.inf
+
+    def _plan(self, pose: Vector, joints: Vector) -> str | None:
+        """Lay out the way from where the arm is; returns why it must not be gone, or None."""
+        away = self._retracted(pose)
+        room, wanted = rotations.apart(pose, away)[0], self.options.retract_distance
+        if room < 0.5 * wanted:
+            return (
+                f"only {1e3 * room:.0f} of {1e3 * wanted:.0f} mm fit into the workspace to draw"
+                " the tool back by; move the arm, widen the workspace or shorten"
+                " reset.retract_distance"
+            )
+        if self._end.ndim == 1:
+            ends = (away, self._retracted(self._end), self._end)
+            self._ahead = [partial(self._straight, end) for end in ends]
+            return None
+        assert self._forward is not None, "an arm without kinematics goes to poses alone"
+        tool = tool_pose(self._forward, pose, joints)
+        names = [f"waypoint {number} of reset.joints" for number in range(1, len(self._end) + 1)]
+        # The way to the first is known once the tool is drawn back, and looked at then.
+        for start, end, name in zip([self._end[0], *self._end], self._end, names, strict=False):
+            way = JointWay(self._forward, start, end, tool, name)
+            if (problem := way.beyond(self._guard.limits, self.options)) is not None:
+                return problem
+        ways = [partial(self._by_joints, *to) for to in zip(self._end, names, strict=True)]
+        self._ahead = [partial(self._straight, away), *ways]
+        return None
+
+    def _go_on(self, elapsed: float, pose: Vector, joints: Vector) -> None:
+        """Let the goal be the next one, unless the arm has arrived or something keeps it."""
+        guard, options, part = self._guard, self.options, self._part
+        if part is not None:
+            self._waited += elapsed
+            # Not before an arm that is held back: the way that is left would become another one.
+            if not guard.limits.led(self._goal, pose)[1]:
+                self._moved += elapsed
+            if self._share == 1.0 and part.left(pose, joints, options) is None:
+                part = None
+        if part is None:
+            if not self._ahead:
+                self._arrived = True
+                return
+            part = self._part = self._ahead.pop(0)(pose, joints)
+            self._seconds, self._moved, self._waited = part.seconds(options), 0.0, 0.0
+        if isinstance(part, JointWay) and (problem := part.problem(pose, joints)) is not None:
+            self._fail(problem)
+        elif self._waited > _PATIENCE * self._seconds + _PATIENCE_SECONDS:
+            left = part.left(pose, joints, options) or "it was too slow"
+            self._failure = f"the arm did not get there in time: {left}"
+        self._goal = guard.inside(part.at(self._share, pose, joints))
+
+    def _fail(self, problem: str) -> None:
+        """End this reset: another attempt would meet the same."""
+        self._failure, self._may_be_repeated = problem, False
+
+    @property
+    def _share(self) -> float:
+        return share_of_way(self._moved, self._seconds)
+
+    def _straight(self, end: Vector, pose: Vector, joints: Vector) -> _Part:
+        target = self._guard.target  # where the arm is led to now
+        return StraightWay(pose if target is None else target, end)
+
+    def _by_joints(self, end: Vector, name: str, pose: Vector, joints: Vector) -> _Part:
+        assert self._forward is not None
+        tool = tool_pose(self._forward, pose, joints)
+        way = JointWay(self._forward, joints, end, tool, name)
+        if (problem := way.beyond(self._guard.limits, self.options)) is not None:
+            self._fail(problem)
+        return way
 
     def _retracted(self, pose: Vector) -> Vector:
         back = np.array([0.0, 0.0, -self.options.retract_distance, 0.0, 0.0, 0.0, 1.0])
         return self._guard.inside(rotations.compose(pose, back))
-
-    def _is_at(self, pose: Vector, waypoint: Vector) -> bool:
-        distance, angle = rotations.apart(pose, waypoint)
-        options = self.options
-        return distance <= options.tolerance_translation and angle <= options.tolerance_rotation
-
-    def _patience(self, pose: Vector) -> float:
-        if not self._waypoints:
-            return math.inf
-        distance, angle = rotations.apart(pose, self._waypoints[0])
-        options = self.options
-        seconds = max(distance / options.speed_translation, angle / options.speed_rotation)
-        return _PATIENCE * seconds + _PATIENCE_SECONDS

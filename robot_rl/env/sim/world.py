@@ -63,6 +63,15 @@ def site_pose(data: mujoco.MjData, site: int) -> Vector:
     return np.concatenate([data.site_xpos[site], quaternion[_XYZW]])
 
 
+def forward_kinematics(
+    model: mujoco.MjModel, data: mujoco.MjData, chain: Chain, joints: Vector
+) -> Vector:
+    """Pose (7,) in which joint positions (n,) put a site; they are set in the state `data`."""
+    data.qpos[chain.qpos] = joints
+    mujoco.mj_kinematics(model, data)
+    return site_pose(data, chain.site)
+
+
 def solve_inverse_kinematics(
     model: mujoco.MjModel,
     data: mujoco.MjData,
@@ -110,6 +119,9 @@ class World:
         model_path: The arm's MJCF; it must name a site ``tcp``, a mocap body ``target``, joints
             ``joint1`` to ``joint7`` and a body ``hand`` that carries the tool.
         build: Adds the task's bodies to the model before it is compiled.
+
+    Attributes:
+        chain: The joints that move the TCP.
     """
 
     def __init__(self, model_path: Path, build: Callable[[mujoco.MjSpec], None]) -> None:
@@ -124,6 +136,8 @@ class World:
         joints = [self.model.joint(name).id for name in ARM_JOINTS]
         self._qpos = self.model.jnt_qposadr[joints]
         self._dofs = self.model.jnt_dofadr[joints]
+        low, high = self.model.jnt_range[: len(ARM_JOINTS)].T
+        self.chain = Chain(self._tcp, self._qpos, self._dofs, low, high)
         self._finger_qpos = [int(self.model.joint(name).qposadr[0]) for name in FINGERS]
         self._gripper = self.model.actuator(GRIPPER_ACTUATOR).id
         self._impedance = [self.model.actuator(name).id for name in _IMPEDANCE]
@@ -200,6 +214,10 @@ class World:
         self.data.mocap_pos[0] = pose[:3]
         self.data.mocap_quat[0] = pose[3:][_WXYZ]
 
+    def set_posture(self, joints: Vector) -> None:
+        """Draw the arm, where its target leaves it free, towards joint positions (7,) [rad]."""
+        self.model.qpos_spring[self._qpos] = joints
+
     def set_body_pose(self, name: str, pose: Vector) -> None:
         """Place a fixed body (one without a joint) at a pose (7,) in its parent's frame."""
         body = self.model.body(name)
@@ -236,11 +254,11 @@ class World:
         """Put the arm at rest with the TCP at `pose` (7,), solved from `joint_guess` (7,)."""
         mujoco.mj_resetData(self.model, self.data)
         self.set_braking(False)
-        low, high = self.model.jnt_range[: len(ARM_JOINTS)].T
-        chain = Chain(self._tcp, self._qpos, self._dofs, low, high)
-        joints = solve_inverse_kinematics(self.model, self.data, chain, pose, joint_guess, 1e-5)
+        joints = solve_inverse_kinematics(
+            self.model, self.data, self.chain, pose, joint_guess, 1e-5
+        )
         self.data.qpos[self._qpos] = joints
-        self.model.qpos_spring[self._qpos] = self.data.qpos[self._qpos]
+        self.set_posture(joints)
         self.set_target(pose)
         mujoco.mj_forward(self.model, self.data)
         self._wrench = np.zeros(6)

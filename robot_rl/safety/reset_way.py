@@ -1,0 +1,157 @@
+"""The parts of a reset's way: straight ones of the tool, and ones by the arm's joints."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from robot_rl.safety import rotations
+from robot_rl.safety.limits import PoseLimits, Vector, bounded, check_positive
+
+# From joint positions (n,) [rad] to the pose (7,) of the flange, in the base frame.
+ForwardKinematics = Callable[[Vector], Vector]
+
+# In which the speed changes, and in which the acceleration does [s].
+_SPEED_RAMP, _ACCELERATION_RAMP = 0.4, 0.2
+# Points of a way by joints at which it is looked ahead whether it keeps the limits.
+_SAMPLES = 32
+# What the tool's pose on the flange may change by before the kinematics are another arm's [m, rad]:
+# those of one arm are some millimetres off its data sheet.
+_NOT_RIGID = (0.02, 0.1)
+
+
+@dataclass(frozen=True)
+class ResetOptions:
+    """How a reset moves."""
+
+    # Along the tool's own -z.
+    retract_distance: float = bounded(0.08, "how far the tool is drawn back first [m]", 1e-3, 0.5)
+    speed_translation: float = bounded(0.08, "largest speed of a reset [m/s]", 1e-3, 0.25)
+    speed_rotation: float = bounded(0.4, "largest speed of its rotation [rad/s]", 1e-3, 1.0)
+    speed_joints: float = bounded(0.4, "largest speed of a joint to reset.joints", 1e-2, 1.5)
+    tolerance_translation: float = bounded(0.005, "distance that counts as there [m]", 5e-4, 0.1)
+    tolerance_rotation: float = bounded(0.05, "angle that counts as there [rad]", 5e-3, 0.5)
+    tolerance_joints: float = bounded(0.05, "angle of a joint that does [rad]", 5e-3, 0.5)
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            check_positive(f"limit {name!r}", value)
+
+
+def share_of_way(elapsed: float, seconds: float) -> float:
+    """The share of a way, from rest to rest, that is behind an arm after `elapsed` seconds.
+
+    With a way of length L that takes `seconds` at its largest speed v, the acceleration is at most
+    v / 0.4 s, and the jerk is bounded by 2 v / (0.4 s 0.2 s). It is a constant speed, averaged over
+    both ramps, so that it ends 0.6 s later.
+    """
+    spans = (max(seconds, 1e-3), _SPEED_RAMP, _ACCELERATION_RAMP)
+    if elapsed >= sum(spans):
+        return 1.0
+    total = 0.0
+    for chosen in itertools.product((False, True), repeat=3):
+        since = elapsed - sum(itertools.compress(spans, chosen))
+        total += (-1) ** sum(chosen) * max(since, 0.0) ** 3
+    return min(max(total / (6.0 * math.prod(spans)), 0.0), 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class StraightWay:
+    """A part of the way, from one pose (7,) to another."""
+
+    start: Vector
+    end: Vector
+
+    def seconds(self, options: ResetOptions) -> float:
+        """How long it takes at the largest speed [s]."""
+        distance, angle = rotations.apart(self.start, self.end)
+        return max(distance / options.speed_translation, angle / options.speed_rotation)
+
+    def at(self, share: float, pose: Vector, joints: Vector) -> Vector:
+        """The pose (7,) at a share of it, for an arm that is measured at a pose and joints."""
+        way = share * rotations.between(self.start, self.end)
+        turn = rotations.from_rotation_vector(way[3:])
+        return _unit(rotations.displaced(self.start, way[:3], turn))
+
+    def left(self, pose: Vector, joints: Vector, options: ResetOptions) -> str | None:
+        """What is left of it, or None where the arm is at its end."""
+        distance, angle = rotations.apart(pose, self.end)
+        if distance <= options.tolerance_translation and angle <= options.tolerance_rotation:
+            return None
+        return f"{1e3 * distance:.0f} mm and {angle:.2f} rad are left"
+
+
+@dataclass(frozen=True, eq=False)
+class JointWay:
+    """A part of the way, on which all joints (n,) move together.
+
+    The tool's pose on the flange is taken from each measurement: a tool that nobody has described,
+    and what the arm differs from its data sheet by, do not matter.
+    """
+
+    forward: ForwardKinematics
+    start: Vector
+    end: Vector
+    tool: Vector  # the tool's pose (7,) on the flange when it begins
+    name: str  # of its end
+
+    def seconds(self, options: ResetOptions) -> float:
+        """How long it takes at the largest speed of the TCP or of a joint [s]."""
+        joints = float(np.abs(self.end - self.start).max()) / options.speed_joints
+        steps = (StraightWay(*ends).seconds(options) for ends in itertools.pairwise(self._poses()))
+        return max(joints, _SAMPLES * max(steps))
+
+    def at(self, share: float, pose: Vector, joints: Vector) -> Vector:
+        """The pose (7,) of the tool where the joints are at a share of it."""
+        return self._pose(share, tool_pose(self.forward, pose, joints))
+
+    def left(self, pose: Vector, joints: Vector, options: ResetOptions) -> str | None:
+        """The joint that is not there yet, or what is left of the tool's way."""
+        away = np.abs(self.end - joints)
+        joint = int(np.argmax(away))
+        if away[joint] > options.tolerance_joints:
+            return f"joint {joint} is {away[joint]:.2f} rad away from {self.name}"
+        return StraightWay(pose, self.at(1.0, pose, joints)).left(pose, joints, options)
+
+    def beyond(self, limits: PoseLimits, options: ResetOptions) -> str | None:
+        """Where it leads out of a limit, or farther out than the arm is; None where nowhere."""
+        poses = self._poses()
+        for before, after in [*itertools.pairwise(poses), (limits.middle, poses[-1])]:
+            admitted, changed = limits.admitted(before, after)
+            if StraightWay(admitted, after).left(admitted, self.end, options) is not None:
+                return (
+                    f"the way to {self.name} leads out of the limits ({', '.join(sorted(changed))})"
+                    f" at {[round(float(value), 3) for value in after[:3]]} m; move the arm, teach"
+                    " another way, or widen the limits"
+                )
+        return None
+
+    def problem(self, pose: Vector, joints: Vector) -> str | None:
+        """Whether the arm moves in another way than its kinematics say."""
+        distance, angle = rotations.apart(tool_pose(self.forward, pose, joints), self.tool)
+        if distance <= _NOT_RIGID[0] and angle <= _NOT_RIGID[1]:
+            return None
+        return (
+            f"the arm does not move as its kinematics say, by {1e3 * distance:.0f} mm and"
+            f" {angle:.2f} rad; see that its driver is told the right type of arm"
+        )
+
+    def _poses(self) -> list[Vector]:
+        return [self._pose(share, self.tool) for share in np.linspace(0.0, 1.0, _SAMPLES + 1)]
+
+    def _pose(self, share: float, tool: Vector) -> Vector:
+        flange = self.forward(self.start + share * (self.end - self.start))
+        return _unit(rotations.compose(flange, tool))
+
+
+def tool_pose(forward: ForwardKinematics, pose: Vector, joints: Vector) -> Vector:
+    """The pose (7,) of the tool on the flange of an arm that is measured so."""
+    return rotations.relative(forward(joints), pose)
+
+
+def _unit(pose: Vector) -> Vector:
+    return np.concatenate([pose[:3], rotations.normalize(pose[3:])])
