@@ -200,15 +200,12 @@ class Resets:
             ends = (away, self._retracted(self._end), self._end)
             self._ahead = [partial(self._straight, end) for end in ends]
             return None
-        assert self._forward is not None, "an arm without kinematics goes to poses alone"
-        tool = tool_pose(self._forward, pose, joints)
-        names = [f"waypoint {number} of reset.joints" for number in range(1, len(self._end) + 1)]
-        # The way to the first is known once the tool is drawn back, and looked at then.
-        for start, end, name in zip([self._end[0], *self._end], self._end, names, strict=False):
-            way = JointWay(self._forward, start, end, tool, name)
+        numbers = range(len(self._end))
+        for number in numbers:  # the way to the first is looked at when the tool is drawn back
+            way = self._way(number, self._end[max(0, number - 1)], pose, joints)
             if (problem := way.beyond(self._guard.limits, self.options)) is not None:
                 return problem
-        ways = [partial(self._by_joints, *to) for to in zip(self._end, names, strict=True)]
+        ways = [partial(self._by_joints, number) for number in numbers]
         self._ahead = [partial(self._straight, away), *ways]
         return None
 
@@ -247,13 +244,18 @@ class Resets:
         target = self._guard.target  # where the arm is led to now
         return StraightWay(pose if target is None else target, end)
 
-    def _by_joints(self, end: Vector, name: str, pose: Vector, joints: Vector) -> _Part:
-        assert self._forward is not None
-        tool = tool_pose(self._forward, pose, joints)
-        way = JointWay(self._forward, joints, end, tool, name)
+    def _by_joints(self, number: int, pose: Vector, joints: Vector) -> _Part:
+        way = self._way(number, joints, pose, joints)
         if (problem := way.beyond(self._guard.limits, self.options)) is not None:
             self._fail(problem)
         return way
+
+    def _way(self, number: int, start: Vector, pose: Vector, joints: Vector) -> JointWay:
+        """From joint positions to a waypoint, with the tool of an arm that is measured so."""
+        assert self._forward is not None, "an arm without kinematics goes to poses alone"
+        tool, is_last = tool_pose(self._forward, pose, joints), number == len(self._end) - 1
+        name = f"waypoint {number + 1} of reset.joints"
+        return JointWay(self._forward, start, self._end[number], tool, name, is_last)
 
     def _retracted(self, pose: Vector) -> Vector:
         back = np.array([0.0, 0.0, -self.options.retract_distance, 0.0, 0.0, 0.0, 1.0])

@@ -98,6 +98,7 @@ class JointWay:
     end: Vector
     tool: Vector  # the tool's pose (7,) on the flange when it begins
     name: str  # of its end
+    is_last: bool  # whether the joints must be there: an elbow follows slowly
 
     def seconds(self, options: ResetOptions) -> float:
         """How long it takes at the largest speed of the TCP or of a joint [s]."""
@@ -110,22 +111,22 @@ class JointWay:
         return self._pose(share, tool_pose(self.forward, pose, joints))
 
     def left(self, pose: Vector, joints: Vector, options: ResetOptions) -> str | None:
-        """The joint that is not there yet, or what is left of the tool's way."""
+        """The joint that is not there yet, at the last end, or what is left of the tool's way."""
         away = np.abs(self.end - joints)
         joint = int(np.argmax(away))
-        if away[joint] > options.tolerance_joints:
+        if self.is_last and away[joint] > options.tolerance_joints:
             return f"joint {joint} is {away[joint]:.2f} rad away from {self.name}"
         return StraightWay(pose, self.at(1.0, pose, joints)).left(pose, joints, options)
 
     def beyond(self, limits: PoseLimits, options: ResetOptions) -> str | None:
         """Where it leads out of a limit, or farther out than the arm is; None where nowhere."""
         poses = self._poses()
-        for before, after in [*itertools.pairwise(poses), (limits.middle, poses[-1])]:
-            admitted, changed = limits.admitted(before, after)
-            if StraightWay(admitted, after).left(admitted, self.end, options) is not None:
+        for anchor, pose in [*((poses[0], pose) for pose in poses), (limits.middle, poses[-1])]:
+            admitted, changed = limits.admitted(anchor, pose)
+            if StraightWay(admitted, pose).left(admitted, self.end, options) is not None:
                 return (
                     f"the way to {self.name} leads out of the limits ({', '.join(sorted(changed))})"
-                    f" at {[round(float(value), 3) for value in after[:3]]} m; move the arm, teach"
+                    f" at {[round(float(value), 3) for value in pose[:3]]} m; move the arm, teach"
                     " another way, or widen the limits"
                 )
         return None

@@ -16,7 +16,7 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from drivers.arm import franka, ur, xarm
-from drivers.arm.base import Spring, pose_of
+from drivers.arm.base import Spring, pose_of, reset_waypoints
 from drivers.errors import DriverError, DriverFault, DriverTimeout
 from policies import registry
 from robot_rl.config import compose
@@ -236,6 +236,33 @@ def test_a_spring_pulls_to_its_target_with_bounded_force():
     assert spring.wrench(pose, pose, falling)[2] == pytest.approx(7.0)
     with pytest.raises(RobotRLError, match="max_force"):
         Spring(max_force=0.0)
+
+
+LIMITS = ArmLimits(workspace_low=(0.3, -0.2, 0.0), workspace_high=(0.6, 0.2, 0.4))
+
+
+@pytest.mark.parametrize("name", ["ur", "xarm"])
+def test_an_arm_without_kinematics_refuses_to_be_reset_to_joint_positions(name):
+    driver = made(name)
+    assert len(reset_waypoints(driver, [], LIMITS)) == 0
+    with pytest.raises(DriverError, match=r"reset\.joints for .*; next: use reset\.pose"):
+        reset_waypoints(driver, [0.1] * len(driver.joint_names), LIMITS)
+
+
+def test_a_ur_arm_of_a_known_type_knows_where_its_joints_lead():
+    driver = made("ur", type="ur5e")
+    assert reset_waypoints(driver, [0.1] * 12, LIMITS).shape == (2, 6)
+    half = 0.5 * np.pi
+    for joints, position in (
+        (np.zeros(6), [-0.8172, -0.2329, 0.0628]),  # stretched out, and straight up
+        (np.array([0, -half, 0, -half, 0, 0]), [0.0, -0.2329, 1.0794]),
+    ):
+        pose = driver.forward_kinematics(joints)
+        np.testing.assert_allclose(pose[:3], position, atol=1e-9)
+        axis = Rotation.from_quat(pose[3:]).apply([0, 0, 1])
+        np.testing.assert_allclose(axis, [0, -1, 0], atol=1e-9)
+    with pytest.raises(DriverError, match="got: ur7; expected: ur3, ur5"):
+        made("ur", type="ur7")
 
 
 @pytest.mark.parametrize("name", ARMS)

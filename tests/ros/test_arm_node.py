@@ -13,7 +13,17 @@ import pytest
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
 import rclpy
-from arm_cell import ACTIVATE, DEACTIVATE, HOME, ArmCell, Commander, ahead, answer, asker, sim_arm
+from arm_cell import (
+    ACTIVATE,
+    DEACTIVATE,
+    HOME,
+    ArmCell,
+    Commander,
+    ahead,
+    answer,
+    asker,
+    sim_arm,
+)
 from geometry_msgs.msg import PoseArray, WrenchStamped
 from lifecycle_msgs.srv import ChangeState
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
@@ -25,6 +35,7 @@ from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 
 from drivers.arm.sim_node import SimArmNode
+from robot_rl.ros import messages
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.device_node import ParameterError
 from robot_rl.ros.messages import to_nanoseconds
@@ -178,6 +189,32 @@ def begin_reset(cell):
     reset = asker(cell, Trigger, "reset")()
     cell.until_mode("reset")
     return reset
+
+
+WAYPOINTS = [[0.0, 0.2, 0.2, -2.1, 0.0, 2.3, 0.785], [0.2, 0.2, -0.1, -2.2, 0.1, 2.4, 0.9]]
+BY_JOINTS = {
+    "reset.joints": [angle for waypoint in WAYPOINTS for angle in waypoint],
+    "reset.speed_translation": 0.25,
+    "reset.speed_joints": 1.0,
+}
+
+
+def test_a_reset_goes_by_joints_and_takes_the_elbow_along():
+    cell = ArmCell(f"/joints_{os.getpid()}", sim_arm(), **BY_JOINTS)
+    joints = cell.listener.hear("joint_states", JointState)
+    try:
+        done, message = cell.listener.trigger("reset")
+        assert done, message
+        assert np.abs(np.array(joints[-1].position) - WAYPOINTS[1]).max() < 0.06
+        through = cell.running.node.driver.forward_kinematics(np.array(WAYPOINTS[0]))
+        passed = np.array([messages.pose_array(pose) for pose in cell.poses])
+        assert np.abs(passed[:, :3] - through[:3]).max(axis=1).min() < 0.01
+        assert set_parameter(cell, "reset.pose", HOME.tolist()).successful
+        refused, message = cell.listener.trigger("reset")
+        assert not refused
+        assert "a reset ends at a pose or at joint positions; got: both" in message
+    finally:
+        cell.close()
 
 
 def test_a_stop_ends_a_reset_at_once(cell):
