@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from drivers.errors import DriverError, DriverFault
 from robot_rl.safety import ArmLimits, ArmState, Compliance, checked_reset_joints, rotations
+from robot_rl.safety.commands import checked_pose
 from robot_rl.safety.limits import check_positive
 
 Vector = npt.NDArray[np.float64]
@@ -23,6 +24,8 @@ Vector = npt.NDArray[np.float64]
 JointLimits = tuple[tuple[float, ...], tuple[float, ...]]
 
 _JOINTS_OF_A_POSE = 6  # the pose of an arm with more leaves its elbow free
+# What a tool's settings may differ by [m, rad, kg].
+_SAME_PLACE, _SAME_ANGLE, _SAME_MASS = 0.001, 0.01, 0.05
 _REST_SECONDS = 0.5
 _REST_SPEED = 0.002  # m/s
 # UR's data sheets: a measured force is good to 3.5 to 5.5 N.
@@ -132,6 +135,40 @@ def dh_pose(rows: Sequence[tuple[float, float, float]], joints: Vector) -> Vecto
         link = np.array([a * math.cos(angle), a * math.sin(angle), d])
         pose = rotations.compose(pose, np.concatenate([link, turn]))
     return pose
+
+
+@dataclass(frozen=True)
+class Tool:
+    """What is mounted on an arm's flange, as it must be set at the arm's controller."""
+
+    tcp: Sequence[float]  # pose of the TCP on the flange (7,) [m, xyzw]
+    payload_kg: float  # mass of all that the flange carries
+
+    def __post_init__(self) -> None:
+        checked_pose(self.tcp, "tool.tcp")
+
+    def check(self, tcp: Vector, payload_kg: float) -> None:
+        """Raise `DriverError` where the controller has another TCP (7,) or payload set.
+
+        With a wrong TCP the limits hold for another point; with a wrong payload an arm that is
+        controlled by forces drifts.
+        """
+        distance, angle = rotations.apart(checked_pose(self.tcp), tcp)
+        hint = "set it at the controller as it is mounted, or correct driver.tool"
+        if distance > _SAME_PLACE or angle > _SAME_ANGLE:
+            raise DriverError(
+                "the arm's controller has another TCP than driver.tool",
+                got=f"{np.round(tcp, 4).tolist()} [m, xyzw]",
+                expected=list(self.tcp),
+                hint=hint,
+            )
+        if not abs(payload_kg - self.payload_kg) <= _SAME_MASS:
+            raise DriverError(
+                "the arm's controller has another payload than driver.tool",
+                got=f"{payload_kg:.2f} kg",
+                expected=f"{self.payload_kg:.2f} kg",
+                hint=hint,
+            )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from drivers.arm.base import JointLimits, Spring, Vector, check_free
+from drivers.arm.base import JointLimits, Spring, Tool, Vector, check_free
 from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges, check_reachable
 from robot_rl.errors import require
 from robot_rl.safety import ArmState, Compliance
@@ -50,6 +50,7 @@ class FrankaArm:
     collision_force: float = 60.0  # the same of the TCP [N]
     joint_names: Sequence[str] = _JOINTS
     posture_stiffness: float = 10.0  # with which the elbow is drawn to `posture` [Nm/rad]
+    tool: Tool | None = None  # which the controller must have set; None: whichever it has
     timeout_s: float = 3.0  # for connecting [s]
 
     def __post_init__(self) -> None:
@@ -91,9 +92,15 @@ class FrankaArm:
         try:
             self._robot = self._franky.Robot(self.host)
             self._model = self._robot.model  # the control unit sends it; then it is computed here
+            if self.tool is not None:
+                state = self._robot.state
+                self.tool.check(_array(state.F_T_EE), state.m_total)
             self.fault = self.fault or self._reported_fault()
             if self.fault is None and not self._stopped:
                 self._begin()
+        except DriverError:
+            self.close()
+            raise
         except self._franky.Exception as error:
             self.close()
             other = isinstance(error, self._franky.IncompatibleVersionException)
@@ -123,7 +130,7 @@ class FrankaArm:
             time.time_ns(),
             np.array(state.q, np.float64).ravel(),
             np.array(state.dq, np.float64).ravel(),
-            np.concatenate([pose.translation, pose.quaternion]).astype(np.float64),
+            _array(pose),
             velocity,
             # Libfranka reports what the arm exerts on its environment.
             -np.array(state.O_F_ext_hat_K, np.float64).ravel(),
@@ -137,8 +144,7 @@ class FrankaArm:
     def forward_kinematics(self, joints: Vector) -> Vector:
         """The pose (7,) of the flange, base frame, at joint positions (7,) [rad]."""
         flange, nothing = self._franky.Frame.Flange, self._franky.Affine()
-        pose = self._model.pose(flange, joints, nothing, nothing)
-        return np.concatenate([pose.translation, pose.quaternion]).astype(np.float64)
+        return _array(self._model.pose(flange, joints, nothing, nothing))
 
     def hold(self) -> None:
         """Let the target be the measured pose."""
@@ -203,3 +209,8 @@ class FrankaArm:
         if self._tracker is not None and not self._robot.is_in_control:
             return f"the controller has ended: {self._robot.state.last_motion_errors}"
         return None
+
+
+def _array(pose: Any) -> Vector:
+    """The pose (7,) of a transformation of franky's."""
+    return np.concatenate([pose.translation, pose.quaternion]).astype(np.float64)

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from drivers.arm.base import JointLimits, Spring, Vector, check_free, dh_pose, pose_of
+from drivers.arm.base import JointLimits, Spring, Tool, Vector, check_free, dh_pose, pose_of
 from drivers.errors import (
     DriverError,
     DriverFault,
@@ -89,6 +89,7 @@ class UrArm:
     force_mode_gain: float = 0.5
     watchdog_hz: float = 10.0  # lowest rate of commands before the controller ends the program
     timeout_s: float = 3.0  # for connecting [s]
+    tool: Tool | None = None  # which the controller must have set; None: whichever it has
     type: str | None = None  # ur5e, for example: for resets by joint positions
 
     def __post_init__(self) -> None:
@@ -160,6 +161,14 @@ class UrArm:
                 hint="put it into remote control, end its protective stop and pop-ups at the "
                 "pendant, and see that no other program or client controls it",
             ) from error
+
+        if self.tool is not None:
+            try:
+                tcp = pose_of(self._control.getTCPOffset())
+                self.tool.check(tcp, self._receive.getPayload())
+            except DriverError:
+                self.close()
+                raise
 
     def read(self) -> ArmState:
         """The newest measurement, with the stamp of when it was seen first; raises as `Arm.read`.

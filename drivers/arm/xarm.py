@@ -14,13 +14,14 @@ import contextlib
 import io
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, ClassVar
 
 import numpy as np
 
-from drivers.arm.base import JointLimits, Vector, at_most, check_free, pose_of
+from drivers.arm.base import JointLimits, Tool, Vector, at_most, check_free, pose_of
 from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges, check_reachable
 from robot_rl.errors import require
 from robot_rl.safety import ArmState, Compliance, rotations
@@ -47,6 +48,7 @@ class XArm:
     max_speed: float = 0.25  # [m/s]
     max_turn_speed: float = 1.0  # [rad/s]
     collision_sensitivity: int = 3  # of the controller, 1 to 5
+    tool: Tool | None = None  # which the controller must have set; None: whichever it has
     timeout_s: float = 3.0  # for connecting and for answers [s]
 
     def __post_init__(self) -> None:
@@ -85,6 +87,12 @@ class XArm:
         except Exception as error:  # the SDK raises nothing more special
             raise DriverError(f"the xArm at {self.host} cannot be controlled", got=error) from error
         self._api.set_timeout(self.timeout_s)
+        if self.tool is not None:
+            try:
+                self.tool.check(_tcp_of(self._api.tcp_offset), float(self._api.tcp_load[0]))
+            except DriverError:
+                self.close()
+                raise
         self.fault = self.fault or self._reported_fault()
         if self.fault is None and not self._stopped:
             self._begin()
@@ -206,6 +214,14 @@ class XArm:
 
     def _reported_fault(self) -> str | None:
         return f"controller error {self._api.error_code}" if self._api.has_error else None
+
+
+def _tcp_of(offset: Sequence[float]) -> Vector:
+    """The pose (7,) of a position [mm] with the angles roll, pitch and yaw [rad] (6,)."""
+    turn = np.array([0.0, 0.0, 0.0, 1.0])
+    for axis, angle in zip(np.eye(3), offset[3:], strict=True):
+        turn = rotations.multiply(rotations.from_rotation_vector(angle * axis), turn)
+    return np.concatenate([np.array(offset[:3]) / _MILLI, turn])
 
 
 def _velocity(before: Vector | None, pose: Vector, seconds: float) -> Vector:

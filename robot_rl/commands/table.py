@@ -335,6 +335,15 @@ COMMANDS: dict[str, Command] = {
         ),
         example="robot-rl calibrate camera views/wrist camera=camera.yaml arm=arm.yaml",
     ),
+    "teach": Command(
+        "robot_rl.commands.teach:run",
+        "Print where a hand-guided arm is, as the lines that make it a robot's reset.",
+        "Listens to the arm's node, which runs, and never moves anything. Enter keeps a waypoint,"
+        " Ctrl-D ends; without any Enter it is where the arm is. robot-rl teach > reset.yaml keeps"
+        " the lines; hardware/arms.md, section Resets, has the steps.",
+        options=(Option("namespace", "of the arm's node", "/"),),
+        example="robot-rl teach",
+    ),
     "doctor": Command(
         "robot_rl.commands.doctor:run",
         "Say what of this machine works here, and how to mend what does not.",

@@ -13,8 +13,9 @@ import pytest
 
 pytest.importorskip("rtde_control", reason="needs the extra ur")
 
+from drivers.arm.base import Tool
 from drivers.arm.ur import UrArm
-from drivers.errors import DriverFault, DriverTimeout, Stale
+from drivers.errors import DriverError, DriverFault, DriverTimeout, Stale
 
 # The library and the controller answer each other in milliseconds, which a busy machine does not.
 pytestmark = pytest.mark.slow
@@ -26,13 +27,13 @@ SERVER = Path(__file__).with_name("rtde_server.py")
 class Cell:
     """A controller in a process of its own, a driver, and the loop of a node that reads it."""
 
-    def __init__(self):
+    def __init__(self, **settings):
         self.host = f"127.0.{1 + os.getpid() % 250}.{1 + time.monotonic_ns() % 250}"
         command = [sys.executable, str(SERVER), self.host]
         pipe = subprocess.PIPE
         self.server = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
         assert self.server.stdout.readline() == "ready\n"
-        self.arm = UrArm(self.host, rate_hz=125.0, watchdog_hz=1.0, timeout_s=20.0)
+        self.arm = UrArm(self.host, rate_hz=125.0, watchdog_hz=1.0, timeout_s=20.0, **settings)
         self.state = None
         self.problem = None
         self.noticed_ns = 0
@@ -236,3 +237,25 @@ def test_a_silent_controller_is_noticed_and_its_last_state_keeps_its_stamp(cell)
     cell.until(lambda: cell.problem is not None)
     assert isinstance(cell.problem, Stale)
     assert cell.noticed_ns - cell.state.stamp_ns > 0.19e9
+
+
+@pytest.mark.parametrize(
+    ("tcp", "payload_kg", "problem"),
+    [
+        (
+            [0, 0, 0.15, 0, 0, 0, 1],
+            0.0,
+            r"another TCP .* got: \[0\.0, 0\.0, 0\.0, .* 0\.15",
+        ),
+        ([0, 0, 0, 0, 0, 0, 1], 1.2, r"another payload .* got: 0\.00 kg; expected: 1\.20 kg"),
+    ],
+)
+def test_a_controller_with_another_tool_is_refused_when_it_is_connected(tcp, payload_kg, problem):
+    cell = Cell(tool=Tool(tcp, payload_kg))
+    try:
+        with pytest.raises(DriverError, match=problem):
+            cell.begin()
+        cell.arm.tool = Tool([0, 0, 0, 0, 0, 0, 1], 0.0)
+        cell.begin()
+    finally:
+        cell.close()
