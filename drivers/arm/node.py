@@ -323,12 +323,9 @@ class ArmNode(DeviceNode):
         ends = [self.get_parameter(_RESET_POSE).value, self._waypoints]
         given = [end for end in ends if end is not None and len(end)]
         if len(given) != 1:
-            raise DriverError(
-                "a reset ends at a pose or at joint positions",
-                got="both" if given else "neither",
-                expected="one of the parameters reset.pose and reset.joints",
-                hint="see hardware/arms.md, section Resets",
-            )
+            got, hint = "both" if given else "neither", "see hardware/arms.md, section Resets"
+            problem = "a reset needs one of the parameters reset.pose and reset.joints"
+            raise DriverError(problem, got=got, hint=hint)
         return given[0]
 
     def _conclude_reset(self, outcome: ResetOutcome | None) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -26,6 +28,7 @@ from arm_cell import (
 )
 from geometry_msgs.msg import PoseArray, WrenchStamped
 from lifecycle_msgs.srv import ChangeState
+from omegaconf import OmegaConf
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
 from rclpy.parameter import Parameter as RosParameter
@@ -35,10 +38,12 @@ from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 
 from drivers.arm.sim_node import SimArmNode
+from robot_rl.config import compose
 from robot_rl.ros import messages
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.device_node import ParameterError
 from robot_rl.ros.messages import to_nanoseconds
+from robot_rl.ros.nodes import node_table
 
 
 @pytest.fixture(scope="module")
@@ -212,9 +217,24 @@ def test_a_reset_goes_by_joints_and_takes_the_elbow_along():
         assert set_parameter(cell, "reset.pose", HOME.tolist()).successful
         refused, message = cell.listener.trigger("reset")
         assert not refused
-        assert "a reset ends at a pose or at joint positions; got: both" in message
+        assert "needs one of the parameters reset.pose and reset.joints; got: both" in message
     finally:
         cell.close()
+
+
+def test_what_a_person_teaches_is_what_a_reset_takes(cell):
+    joints = cell.listener.hear("joint_states", JointState)
+    before = cell.pose()
+    command = [sys.executable, "-m", "robot_rl.cli", "teach", f"namespace={cell.namespace}"]
+    said = subprocess.run(command, input="\n\n", capture_output=True, text=True, check=True).stdout
+    taught = OmegaConf.create(said)
+    given = ["driver.host=192.0.2.1", "reset.pose=[0.4,0,0.3,1,0,0,0]"]
+    config = compose(["robot=ur", *(f"nodes.arm.parameters.{word}" for word in given)])
+    parameters = node_table(OmegaConf.merge(config, taught))[0].parameters
+    assert "reset.pose" not in parameters  # it ends at joint positions instead
+    found, held = parameters["reset.joints"], [*joints[-1].position]
+    np.testing.assert_allclose(found, held * 2, atol=1e-3)
+    assert not cell.moved(before, 1e-3)
 
 
 def test_a_stop_ends_a_reset_at_once(cell):
