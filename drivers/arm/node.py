@@ -92,12 +92,11 @@ class ArmNode(DeviceNode):
         self._reset = self._numbers("reset", ResetOptions)
         text = "where `reset` moves to: position [m], quaternion xyzw (7,)"
         self.parameter(_RESET_POSE, [], text, read_only=False)
-        text = "instead: joint positions of all waypoints in a row, the last is where it ends [rad]"
+        text = "instead: joint positions of waypoints in a row, to the last of which it moves [rad]"
         self._reset_joints: list[float] = self.parameter("reset.joints", [], text)
         self.add_on_set_parameters_callback(_checked)
         text = "where a stop of the arm is kept"
-        folder = self.parameter("stop_folder", str(default_stop_folder()), text)
-        self._stop_folder = Path(folder)
+        self._stop_folder = Path(self.parameter("stop_folder", str(default_stop_folder()), text))
 
     def _numbers(self, group: str, options: type[ArmLimits | ResetOptions]) -> dict[str, Any]:
         return {
@@ -123,8 +122,8 @@ class ArmNode(DeviceNode):
         if kept is not None:
             self.guard.stop(f"since before this node began: {kept}")
         self._stops = self.guard.counts["stop"]  # that the driver has been told of
-        forward = getattr(self.driver, "forward_kinematics", None)
-        self._resets = Resets(self.guard, ResetOptions(**self._reset), forward)
+        options, kinematics = ResetOptions(**self._reset), "forward_kinematics"
+        self._resets = Resets(self.guard, options, getattr(self.driver, kinematics, None))
         self._reset_done: Future | None = None
         self._heard = -math.inf  # when a command came last, on the steady clock [s]
         self._reset_is_accompanied = False  # by somebody who goes on sending
@@ -320,12 +319,12 @@ class ArmNode(DeviceNode):
 
     def _reset_end(self) -> Any:
         """Where a reset ends, a pose (7,) or waypoints (k, n); `DriverError` if not one of both."""
-        ends = [self.get_parameter(_RESET_POSE).value, self._waypoints]
-        given = [end for end in ends if end is not None and len(end)]
+        pose = self.get_parameter(_RESET_POSE).value
+        given = [end for end in (pose, self._waypoints) if end is not None and len(end)]
         if len(given) != 1:
-            got, hint = "both" if given else "neither", "see hardware/arms.md, section Resets"
             problem = "a reset needs one of the parameters reset.pose and reset.joints"
-            raise DriverError(problem, got=got, hint=hint)
+            hint = "see hardware/arms.md, section Resets"
+            raise DriverError(problem, got="both" if given else "neither", hint=hint)
         return given[0]
 
     def _conclude_reset(self, outcome: ResetOutcome | None) -> None:

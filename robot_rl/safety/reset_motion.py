@@ -118,9 +118,8 @@ class Resets:
             end: A pose (7,), which is pulled into the workspace; or waypoints in joint positions
                 (k, n) [rad], of `checked_reset_joints`, the last of which is the end.
         """
-        goal = np.array(end, np.float64)
-        if goal.ndim != 2:
-            goal = self._guard.inside(checked_reset_pose(end))
+        by_joints = np.ndim(end) == 2
+        goal = np.array(end) if by_joints else self._guard.inside(checked_reset_pose(end))
         self._attempt(goal, 1)
 
     def give_up(self, reason: str) -> ResetOutcome | None:

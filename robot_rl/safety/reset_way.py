@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -32,10 +33,12 @@ class ResetOptions:
     retract_distance: float = bounded(0.08, "how far the tool is drawn back first [m]", 1e-3, 0.5)
     speed_translation: float = bounded(0.08, "largest speed of a reset [m/s]", 1e-3, 0.25)
     speed_rotation: float = bounded(0.4, "largest speed of its rotation [rad/s]", 1e-3, 1.0)
-    speed_joints: float = bounded(0.4, "largest speed of a joint to reset.joints", 1e-2, 1.5)
+    speed_joints: float = bounded(
+        0.4, "largest speed of a joint, to reset.joints [rad/s]", 1e-2, 1.5
+    )
     tolerance_translation: float = bounded(0.005, "distance that counts as there [m]", 5e-4, 0.1)
     tolerance_rotation: float = bounded(0.05, "angle that counts as there [rad]", 5e-3, 0.5)
-    tolerance_joints: float = bounded(0.05, "angle of a joint that does [rad]", 5e-3, 0.5)
+    tolerance_joints: float = bounded(0.05, "the same of a joint, to reset.joints [rad]", 5e-3, 0.5)
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -103,7 +106,7 @@ class JointWay:
     def seconds(self, options: ResetOptions) -> float:
         """How long it takes at the largest speed of the TCP or of a joint [s]."""
         joints = float(np.abs(self.end - self.start).max()) / options.speed_joints
-        steps = (StraightWay(*ends).seconds(options) for ends in itertools.pairwise(self._poses()))
+        steps = (StraightWay(*ends).seconds(options) for ends in itertools.pairwise(self._poses))
         return max(joints, _SAMPLES * max(steps))
 
     def at(self, share: float, pose: Vector, joints: Vector) -> Vector:
@@ -120,7 +123,7 @@ class JointWay:
 
     def beyond(self, limits: PoseLimits, options: ResetOptions) -> str | None:
         """Where it leads out of a limit, or farther out than the arm is; None where nowhere."""
-        poses = self._poses()
+        poses = self._poses
         for anchor, pose in [*((poses[0], pose) for pose in poses), (limits.middle, poses[-1])]:
             admitted, changed = limits.admitted(anchor, pose)
             if StraightWay(admitted, pose).left(admitted, self.end, options) is not None:
@@ -141,6 +144,7 @@ class JointWay:
             f" {angle:.2f} rad; see that its driver is told the right type of arm"
         )
 
+    @cached_property
     def _poses(self) -> list[Vector]:
         return [self._pose(share, self.tool) for share in np.linspace(0.0, 1.0, _SAMPLES + 1)]
 

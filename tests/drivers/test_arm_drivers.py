@@ -16,7 +16,7 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from drivers.arm import franka, ur, xarm
-from drivers.arm.base import Spring, pose_of, reset_waypoints
+from drivers.arm.base import Spring, Tool, pose_of, reset_waypoints
 from drivers.errors import DriverError, DriverFault, DriverTimeout
 from policies import registry
 from robot_rl.config import compose
@@ -263,6 +263,15 @@ def test_a_ur_arm_of_a_known_type_knows_where_its_joints_lead():
         np.testing.assert_allclose(axis, [0, -1, 0], atol=1e-9)
     with pytest.raises(DriverError, match="got: ur7; expected: ur3, ur5"):
         made("ur", type="ur7")
+
+
+def test_the_tool_that_an_xarm_reports_is_understood():
+    angles = [0.3, -0.2, 0.5]
+    pose = xarm._tcp_of([1.0, 2.0, 150.0, *angles])
+    turn = Rotation.from_euler("xyz", angles).as_quat()  # about the fixed axes
+    np.testing.assert_allclose(pose, [0.001, 0.002, 0.15, *turn], atol=1e-12)
+    with pytest.raises(DriverError, match=r"another TCP .* next: set it at the controller"):
+        Tool([0, 0, 0.15, 0, 0, 0, 1], 1.0).check(pose, 1.0)
 
 
 @pytest.mark.parametrize("name", ARMS)

@@ -208,6 +208,7 @@ def test_a_reset_goes_by_joints_and_takes_the_elbow_along():
     cell = ArmCell(f"/joints_{os.getpid()}", sim_arm(), **BY_JOINTS)
     joints = cell.listener.hear("joint_states", JointState)
     try:
+        cell.stream(lambda _: HOME, 60.0, until=cell.following)
         done, message = cell.listener.trigger("reset")
         assert done, message
         assert np.abs(np.array(joints[-1].position) - WAYPOINTS[1]).max() < 0.06
