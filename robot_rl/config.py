@@ -196,7 +196,7 @@ def _complete_cameras(config: DictConfig) -> None:
             raise ConfigError(
                 f"observation.cameras[{number}] has no name",
                 got=camera,
-                expected="[{name:front,width:128,height:128}], for example",
+                expected="observation.cameras=[{name:front,width:128,height:128}], for example",
             )
         camera.setdefault("_target_", _CAMERA)
         if camera.name in [other.name for other in cameras[:number]]:
