@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 JOBS = ("train", "collect", "evaluate", "run", "robot", "sim_robot")
-NODES = ("arm_node", "camera_node", "gripper_node", "sim_arm_node", "teleop_node")
+NODES = ("arm_node", "camera_node", "gripper_node", "sim_arm_node", "teleop_node", "twin_node")
 ROS_PACKAGES = sysconfig.get_path("purelib")  # beside which robot_rl is installed
 
 

@@ -122,6 +122,8 @@ class ScriptedEpisodes:
     turn_speed: float  # the same for its rotation [rad/s]
     tolerance: float  # distance from the start at which an episode may begin [m]
     turn_tolerance: float  # the same for the angle [rad]
+    # Of a twin: puts the objects back once the arm is out of their way. On a robot people do that.
+    scene: SimulatedEpisodes | None = None
 
     def perform(self, robot: RosRobot, start_pose: Vector, rng: np.random.Generator) -> None:
         """Move there; a motion that does not arrive is tried once more, one that is cut is not.
@@ -131,6 +133,8 @@ class ScriptedEpisodes:
         """
         for _ in range(_ATTEMPTS):
             robot.client.trigger(self.service, self.timeout_s, robot.accompany)
+            if self.scene is not None:
+                self.scene.perform(robot, start_pose, rng)
             try:
                 left = self._approach(robot, start_pose)
             except RobotInterrupted:

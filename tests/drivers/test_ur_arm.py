@@ -1,5 +1,6 @@
-"""The UR driver with the real `ur-rtde`, against a minimal controller that speaks its protocols."""
+"""The UR driver with the real `ur-rtde`, against the twin of its controller."""
 
+import json
 import os
 import subprocess
 import sys
@@ -21,19 +22,20 @@ from drivers.errors import DriverError, DriverFault, DriverTimeout, Stale
 pytestmark = pytest.mark.slow
 
 UR_RTDE = version("ur-rtde")
-SERVER = Path(__file__).with_name("rtde_server.py")
+SERVER = Path(__file__).with_name("ur_cell.py")
 
 
 class Cell:
     """A controller in a process of its own, a driver, and the loop of a node that reads it."""
 
-    def __init__(self, **settings):
+    def __init__(self, tool=None, **controller):
         self.host = f"127.0.{1 + os.getpid() % 250}.{1 + time.monotonic_ns() % 250}"
-        command = [sys.executable, str(SERVER), self.host]
+        options = json.dumps({"host": self.host, **controller})
+        command = [sys.executable, str(SERVER), options]
         pipe = subprocess.PIPE
         self.server = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
         assert self.server.stdout.readline() == "ready\n"
-        self.arm = UrArm(self.host, rate_hz=125.0, watchdog_hz=1.0, timeout_s=20.0, **settings)
+        self.arm = UrArm(self.host, rate_hz=125.0, watchdog_hz=1.0, timeout_s=20.0, tool=tool)
         self.state = None
         self.problem = None
         self.noticed_ns = 0
@@ -108,9 +110,8 @@ def test_a_controller_is_examined_and_left_alone(cell):
 
 def test_force_mode_brings_the_arm_to_its_target(cell):
     start = cell.state.tcp_pose
-    np.testing.assert_allclose(start[:3], [0.4, 0.0, 0.3])
+    np.testing.assert_allclose(start[:3], [0.45, 0.0, 0.2], atol=1e-6)
     np.testing.assert_allclose(np.abs(start[3:]), [1, 0, 0, 0], atol=1e-6)
-    assert cell.state.tcp_wrench[2] == 5.0
     target = start + np.array([0.02, -0.01, 0.01, 0, 0, 0, 0])
     cell.arm.command(target)
     cell.until(lambda: np.abs(cell.state.tcp_pose[:3] - target[:3]).max() < 2e-3)
@@ -138,7 +139,7 @@ def test_an_arm_that_is_told_to_hold_stands_without_a_fault_until_it_is_read_aga
     time.sleep(2.0)
     cell.state = None
     cell.go_on()
-    assert not cell.state.tcp_velocity.any()
+    assert stands(cell.state)
     start = cell.state.tcp_pose
     time.sleep(0.2)
     np.testing.assert_allclose(cell.state.tcp_pose[:3], start[:3], atol=1e-3)
@@ -164,11 +165,15 @@ def test_a_stop_ends_force_mode_and_latches(cell):
     cell.arm.command(cell.state.tcp_pose + np.array([0.2, 0, 0, 0, 0, 0, 0]))
     cell.until(lambda: cell.state.tcp_velocity[0] > 0.01)
     cell.arm.stop()
-    cell.until(lambda: not cell.state.tcp_velocity.any())
+    cell.until(lambda: stands(cell.state))
     with pytest.raises(DriverFault, match="stopped"):
         cell.arm.command(cell.state.tcp_pose)
     cell.clear_errors()
     assert_follows(cell)
+
+
+def stands(state):
+    return np.abs(state.tcp_velocity).max() < 2e-3
 
 
 def assert_follows(cell):
@@ -187,7 +192,7 @@ def test_a_protective_stop_stays_until_a_person_clears_it(cell):
     with pytest.raises(DriverFault, match=r"cannot be unlocked; got: .* 5s after.*next: look"):
         cell.clear_errors()
     assert cell.arm.fault == "protective stop"
-    time.sleep(2.0)  # the controller unlocks it after a while only
+    time.sleep(5.0)  # the controller unlocks it after a while only
     cell.clear_errors()
     assert_follows(cell)
 
@@ -210,30 +215,35 @@ def test_a_program_that_does_not_begin_is_no_arm_that_is_cleared(cell):
         cell.arm.command(cell.state.tcp_pose)
 
 
-def test_the_force_sensor_is_zeroed_and_the_arm_follows_as_before(cell):
-    assert cell.state.tcp_wrench[2] == 5.0
-    cell.ask(cell.arm.zero_ft)
-    cell.until(lambda: not cell.state.tcp_wrench.any())
-    assert_follows(cell)
-    cell.arm.stop()
-    with pytest.raises(DriverFault, match="not zeroed; got: stopped"):
+def test_the_force_sensor_is_zeroed_and_the_arm_follows_as_before():
+    cell = Cell(sensor_offset=1.0)
+    try:
+        cell.begin()
+        assert cell.state.tcp_wrench[2] == 1.0
         cell.ask(cell.arm.zero_ft)
+        cell.until(lambda: not cell.state.tcp_wrench.any())
+        assert_follows(cell)
+        cell.arm.stop()
+        with pytest.raises(DriverFault, match="not zeroed; got: stopped"):
+            cell.ask(cell.arm.zero_ft)
+    finally:
+        cell.close()
 
 
 def test_the_controllers_watchdog_ends_the_program_when_the_node_hangs(cell):
-    cell.arm.command(cell.state.tcp_pose + np.array([0.3, 0, 0, 0, 0, 0, 0]))
-    cell.until(lambda: cell.state.tcp_velocity[0] > 0.01)
+    cell.arm.command(cell.state.tcp_pose + np.array([0, 0.3, 0, 0, 0, 0, 0]))
+    cell.until(lambda: cell.state.tcp_velocity[1] > 0.01)
     cell.hang()
     time.sleep(2.0)  # the driver kicks for 0.3 s more, and the watchdog waits for 1 s
     state = cell.arm.read()
-    assert not state.tcp_velocity.any()
+    assert stands(state)
     cell.until(lambda: cell.arm.read() and cell.arm.fault is not None)
     with pytest.raises(DriverFault):
         cell.arm.command(state.tcp_pose)
 
 
 def test_a_silent_controller_is_noticed_and_its_last_state_keeps_its_stamp(cell):
-    cell.event("silence")
+    cell.event("cut_connection")
     cell.until(lambda: cell.problem is not None)
     assert isinstance(cell.problem, Stale)
     assert cell.noticed_ns - cell.state.stamp_ns > 0.19e9

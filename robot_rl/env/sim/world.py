@@ -23,7 +23,6 @@ from robot_rl.safety import rotations
 
 Vector = npt.NDArray[np.float64]
 
-ARM_JOINTS = tuple(f"joint{i}" for i in range(1, 8))
 # Names of the joints, and of the geoms, of the two fingers.
 FINGERS = ("finger_left", "finger_right")
 GRIPPER_ACTUATOR = "gripper"
@@ -110,34 +109,35 @@ def solve_inverse_kinematics(
 
 
 class World:
-    """One simulated scene with a 7-joint arm under Cartesian impedance control.
+    """One simulated scene with an arm of n joints under Cartesian impedance control.
 
     The impedance law runs inside MuJoCo at every physics step, as actuators between the TCP and
     a mocap body, so that it costs no Python.
 
     Args:
         model_path: The arm's MJCF; it must name a site ``tcp``, a mocap body ``target``, joints
-            ``joint1`` to ``joint7`` and a body ``hand`` that carries the tool.
+            `FINGERS` and a body ``hand`` that carries the tool. All other joints are the arm's.
         build: Adds the task's bodies to the model before it is compiled.
 
     Attributes:
         chain: The joints that move the TCP.
+        arm_joints: Their names (n,).
     """
 
     def __init__(self, model_path: Path, build: Callable[[mujoco.MjSpec], None]) -> None:
         spec = mujoco.MjSpec.from_file(str(model_path))
         without_task = list(spec.geoms)
+        self.arm_joints = tuple(j.name for j in spec.joints if j.name not in FINGERS)
         build(spec)
         self.model = spec.compile()
         arm_and_table = [geom.id for geom in without_task]
         self._task_geoms = np.setdiff1d(np.arange(self.model.ngeom), arm_and_table)
         self.data = mujoco.MjData(self.model)
         self._tcp = self.model.site("tcp").id
-        joints = [self.model.joint(name).id for name in ARM_JOINTS]
+        joints = [self.model.joint(name).id for name in self.arm_joints]
         self._qpos = self.model.jnt_qposadr[joints]
         self._dofs = self.model.jnt_dofadr[joints]
-        low, high = self.model.jnt_range[: len(ARM_JOINTS)].T
-        self.chain = Chain(self._tcp, self._qpos, self._dofs, low, high)
+        self.chain = Chain(self._tcp, self._qpos, self._dofs, *self.model.jnt_range[joints].T)
         self._finger_qpos = [int(self.model.joint(name).qposadr[0]) for name in FINGERS]
         self._gripper = self.model.actuator(GRIPPER_ACTUATOR).id
         self._impedance = [self.model.actuator(name).id for name in _IMPEDANCE]
@@ -197,11 +197,11 @@ class World:
         return self._wrench
 
     def joint_positions(self) -> Vector:
-        """Arm joint angles (7,) [rad]."""
+        """Arm joint angles (n,) [rad]."""
         return np.array(self.data.qpos[self._qpos])
 
     def joint_velocities(self) -> Vector:
-        """Arm joint velocities (7,) [rad/s]."""
+        """Arm joint velocities (n,) [rad/s]."""
         return np.array(self.data.qvel[self._dofs])
 
     def set_braking(self, braking: bool) -> None:
@@ -215,8 +215,22 @@ class World:
         self.data.mocap_quat[0] = pose[3:][_WXYZ]
 
     def set_posture(self, joints: Vector) -> None:
-        """Draw the arm, where its target leaves it free, towards joint positions (7,) [rad]."""
+        """Draw the arm, where its target leaves it free, towards joint positions (n,) [rad]."""
         self.model.qpos_spring[self._qpos] = joints
+
+    def stretch(self, way: Vector, velocity: Vector) -> None:
+        """Until the next physics step let the spring be stretched by a way (6,), the damper free.
+
+        The damper brakes what differs from `velocity` (6,) [m/s, rad/s]. All in the base frame.
+        """
+        way = way + velocity * (self._own_damping / self._stiffness)
+        turn = rotations.from_rotation_vector(way[3:])
+        self.set_target(rotations.displaced(self.tcp_pose(), way[:3], turn))
+
+    @property
+    def stiffness(self) -> Vector:
+        """Of the impedance (6,) [N/m, Nm/rad]."""
+        return np.asarray(-self._stiffness)
 
     def set_body_pose(self, name: str, pose: Vector) -> None:
         """Place a fixed body (one without a joint) at a pose (7,) in its parent's frame."""
@@ -237,6 +251,13 @@ class World:
         self.model.qpos0[first : first + 3] = pose[:3]
         self.model.qpos0[first + 3 : first + 7] = pose[3:][_WXYZ]
 
+    def put_back_objects(self) -> None:
+        """Let the free bodies be where they start, at rest, and all else as it is."""
+        for joint in np.flatnonzero(self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE):
+            place, dof = self.model.jnt_qposadr[joint], self.model.jnt_dofadr[joint]
+            self.data.qpos[place : place + 7] = self.model.qpos0[place : place + 7]
+            self.data.qvel[dof : dof + 6] = 0.0
+
     def finger_opening(self) -> float:
         """Distance between the fingers [m]."""
         return float(self.data.qpos[self._finger_qpos].sum())
@@ -251,7 +272,7 @@ class World:
         self.data.ctrl[self._gripper] = 0.5 * opening
 
     def reset(self, pose: Vector, joint_guess: Vector) -> None:
-        """Put the arm at rest with the TCP at `pose` (7,), solved from `joint_guess` (7,)."""
+        """Put the arm at rest with the TCP at `pose` (7,), solved from `joint_guess` (n,)."""
         mujoco.mj_resetData(self.model, self.data)
         self.set_braking(False)
         joints = solve_inverse_kinematics(

@@ -1,0 +1,131 @@
+"""A task's MuJoCo world in real time: what the simulated arm and the twin's controller share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from drivers.errors import DriverError
+from drivers.gripper.base import check_position
+from robot_rl.env.robot import GRIPPER_ACTION
+from robot_rl.env.sim.robot import FINGER_STROKE
+from robot_rl.env.sim.task import put_in_world
+from robot_rl.env.sim.world import GripperMotor, SceneState
+from robot_rl.env.task import Task
+
+Vector = npt.NDArray[np.float64]
+
+# The wrench is the mean over this long, as a wrist sensor's filter gives it [s].
+_WRENCH_SECONDS = 0.1
+# A world that is this far behind the clock lets time pass instead of hurrying after it [s].
+_LONGEST_LAG = 0.03
+
+
+class Scene(NamedTuple):
+    """What the rest of a simulated cell needs of the world, at one instant."""
+
+    stamp_ns: int  # system time of the instant [ns]
+    state: Vector  # see `SceneState`
+    # Poses (k, 7) of the task's objects as observed, with its noise; None for a task without.
+    object_poses: Vector | None
+    success: bool  # whether the task's goal is reached, by the true state
+
+
+@dataclass(eq=False)
+class LiveWorld(ABC):
+    """A task's world, whose physics runs in a thread of its own between `connect` and `close`."""
+
+    task: Task  # a simulated one
+    model: str  # path of the arm's MJCF, beginning with `hardware/`
+    home_joints: Sequence[float]  # joint angles (n,) near which start poses are solved [rad]
+    gripper: GripperMotor  # moves the fingers where the task's action has a gripper column
+    rate_hz: float = 100.0  # measurements per second; between them physics runs without a pause
+    seed: int = 0  # of the first episode
+
+    def __post_init__(self) -> None:
+        self._task = put_in_world(self.task, self.model, self.gripper)
+        self._world = self._task.world
+        self._scene = SceneState(self._world)
+        self.fingerprint = self._scene.fingerprint  # of the model, for copies of the world
+        self.joint_names = self._world.arm_joints
+        self._period = 1.0 / self.rate_hz
+        self._wrenches: deque[Vector] = deque(maxlen=max(1, round(_WRENCH_SECONDS * self.rate_hz)))
+        self._lock = threading.RLock()  # the world, and what is said of it
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._problem: BaseException | None = None
+        self.stamp_ns = time.time_ns()  # of the newest measurement
+
+    @abstractmethod
+    def reset(self, seed: int) -> Vector:
+        """Begin the episode of a seed; returns the pose (7,) at which its arm starts."""
+
+    @abstractmethod
+    def _advance(self) -> None:
+        """Let a period pass in the world, and measure; the lock is held."""
+
+    def connect(self) -> None:
+        """Let time pass in the world."""
+        self._ending.clear()
+        self._problem = None
+        self._thread = threading.Thread(target=self._run, name="physics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let time stand still."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def command_gripper(self, position: float) -> None:
+        """Move the fingers to a position, 0 open to 1 closed, where the task uses them."""
+        check_position(position)
+        if GRIPPER_ACTION in self._task.action_names:
+            with self._lock:
+                self._world.set_finger_target((1.0 - position) * FINGER_STROKE)
+
+    def scene(self) -> Scene:
+        """The world as it is now."""
+        with self._lock:
+            observed = self._task.observe().get("state/object_poses")
+            poses = None if observed is None else np.array(observed, np.float64)
+            return Scene(self.stamp_ns, self._scene.capture(), poses, self._task.succeeded())
+
+    def check_running(self) -> None:
+        """Raise `DriverError` where the physics has failed, or was never started."""
+        if self._problem is not None:
+            raise DriverError("the simulation failed", got=repr(self._problem)) from self._problem
+        if self._thread is None:
+            raise DriverError("the simulated arm is not connected", hint="call connect first")
+
+    def _begin(self, seed: int) -> Vector:
+        """Draw the scene of a seed, and put the arm where it starts: at the pose (7,) returned."""
+        start_pose = self._task.reset(np.random.default_rng(seed))
+        self._world.reset(start_pose, np.array(self.home_joints))
+        self._world.set_finger_opening(self._task.finger_opening)
+        self._wrenches.clear()
+        return start_pose
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        try:
+            while not self._ending.is_set():
+                due = max(due + self._period, time.monotonic() - _LONGEST_LAG)
+                self._ending.wait(max(0.0, due - time.monotonic()))
+                with self._lock:
+                    self._advance()
+        except BaseException as problem:  # raised to whoever reads next
+            self._problem = problem
+
+    def _brake(self) -> None:
+        self._world.set_braking(True)
+        self._world.set_target(self._world.tcp_pose())

@@ -1,0 +1,1 @@
+"""Twins of devices, in a MuJoCo world: the vendors' own libraries drive them."""

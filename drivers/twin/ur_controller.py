@@ -1,0 +1,346 @@
+"""A twin of Universal Robots' controller: `ur-rtde` drives a MuJoCo arm through it.
+
+It knows the commands that `drivers.arm.ur` uses: force mode, zeroing of the force sensor, the RTDE
+watchdog and the end of the program. As of a real one, its answers are not its deeds: a program
+begins and ends, and a protective stop ends, a while after it was asked for.
+
+In force mode the commanded wrench moves the arm against a damper, up to the speed limits; along
+axes that are not compliant the arm keeps its place. UR documents what damping, gain and limits
+mean, but no numbers; ours give a well damped arm with the defaults of `drivers.arm.ur`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from drivers.arm.base import pose_of
+from drivers.errors import DriverError
+from drivers.live_world import LiveWorld, Vector
+from drivers.twin.ur_sockets import UrSockets
+from robot_rl.safety import rotations
+
+# Commands in the program's input_int_register_0.
+_FORCE_MODE, _END_FORCE_MODE, _ZERO_SENSOR, _DAMPING, _GAIN = 6, 7, 8, 20, 21
+_WATCHDOG, _STOP_SCRIPT = 35, 255
+# What the program says in output_int_register_0. It is done with a command until the library has
+# seen that and clears it, for the library waits for this up to 300 s; only commands that are
+# streamed are not waited for.
+_READY, _DONE = 1, 2
+_STOPPED, _RUNNING = 1, 2  # the program, in runtime_state
+_OFF, _IDLE, _ON = 3, 5, 7  # robot modes
+_ROBOT_MODES = {_OFF: "POWER_OFF", _IDLE: "IDLE", _ON: "RUNNING"}
+_CHANGE_SECONDS = 0.3
+_LOCKED_SECONDS = 5.0  # a protective stop stays at least so long
+
+# The damper of force mode at full damping and a gain of 1 [Ns/m, Nms/rad].
+_FULL_DAMPING = np.repeat([1200.0, 30.0], 3)
+_DEFAULT_DAMPING, _DEFAULT_GAIN = 0.005, 1.0  # UR's own
+_LEAST_GAIN = 0.01  # the arm does not move at 0
+
+
+class _Safety(NamedTuple):
+    """A state of the safety system, as RTDE and the dashboard tell it."""
+
+    name: str
+    mode: int  # safety_mode
+    bits: int  # safety_status_bits
+
+
+_NORMAL = _Safety("NORMAL", 1, 1 << 0)
+_PROTECTIVE_STOP = _Safety("PROTECTIVE_STOP", 3, 1 << 2)
+_EMERGENCY_STOP = _Safety("ROBOT_EMERGENCY_STOP", 7, 1 << 6 | 1 << 7)
+
+
+class _ForceMode(NamedTuple):
+    turn: Vector  # quaternion xyzw (4,) of the task frame, in the base frame
+    compliant: npt.NDArray[np.bool_]  # (6,) along and about each of its axes
+    wrench: Vector  # (6,) in the task frame [N, Nm]
+    limits: Vector  # (6,) largest speeds along compliant axes [m/s, rad/s]
+
+
+@dataclass(eq=False)
+class UrController(LiveWorld):
+    """A controller with a UR arm in a task's world."""
+
+    rate_hz: float = 125.0  # of measurements, whatever rate a client asks for
+    host: str = "127.0.0.1"  # address of this machine at which it serves UR's ports
+    protective_force: float = 150.0  # measured contact force that stops the arm [N]
+    sensor_offset: float = 0.0  # what the force sensor reads along z in the air, until zeroed [N]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.fault: str | None = None  # what holds the arm, in words
+        self._steps = max(1, round(self._world.physics_rate_hz / self.rate_hz))
+        self._sockets: UrSockets | None = None
+        self._changes: list[tuple[float, Callable[[], None]]] = []  # when, and what
+        self._beginning = False  # a program is about to
+        self._is_running = False
+        self._remote = True
+        self._unlockable = 0.0  # when a protective stop may end, on the steady clock [s]
+        self._patience = math.inf  # of the program's watchdog [s]
+        self._kicked = 0.0
+        self._reply = _READY
+        self._outputs: Mapping[str, Any] = {}
+        self._time = 0.0  # since the controller was switched on [s]
+        self._robot_mode, self._safety = _ON, _NORMAL
+        self._damping, self._gain = _DEFAULT_DAMPING, _DEFAULT_GAIN
+        self._force: _ForceMode | None = None
+        self._sensor = np.array([0.0, 0.0, self.sensor_offset, 0.0, 0.0, 0.0])
+        self._begin(self.seed)
+        self._aim = self._world.tcp_pose()  # what the stiff arm follows (7,)
+        self._measure()
+
+    def connect(self) -> None:
+        """Open the ports, and let time pass; `DriverError` where somebody else has them."""
+        self._sockets = UrSockets(self, self.host)
+        super().connect()
+
+    def close(self) -> None:
+        """Close the ports, and let time stand still."""
+        super().close()
+        sockets, self._sockets = self._sockets, None
+        if sockets is not None:
+            sockets.close()
+
+    def reset(self, seed: int) -> Vector:
+        """Put the objects where the scene of a seed has them, and leave the arm where it is."""
+        with self._lock:
+            start_pose = self._task.reset(np.random.default_rng(seed))
+            self._world.put_back_objects()
+        return start_pose
+
+    # -- what happens to it -----------------------------------------------------------------------
+
+    def protective_stop(self, reason: str = "asked for") -> None:
+        """Stop as after a collision; it can be unlocked 5 s later."""
+        with self._lock:
+            self._unlockable = time.monotonic() + _LOCKED_SECONDS
+            self._stand(_PROTECTIVE_STOP, f"protective stop: {reason}")
+
+    def emergency_stop(self) -> None:
+        """Press the emergency stop: the arm has no power until a person switches it on again."""
+        with self._lock:
+            self._robot_mode = _OFF
+            self._stand(_EMERGENCY_STOP, "emergency stop")
+
+    def power_off(self) -> None:
+        """Switch the arm off at the pendant."""
+        with self._lock:
+            self._robot_mode = _OFF
+            self._stand(self._safety, "switched off")
+
+    def switch_on(self) -> None:
+        """What a person does at the pendant: release the button, switch on, open the brakes."""
+        with self._lock:
+            self._safety, self._robot_mode, self.fault = _NORMAL, _ON, None
+
+    def cut_connection(self) -> None:
+        """Pull the network's cable."""
+        self._network().cut()
+
+    def restore_connection(self) -> None:
+        """Plug it in again."""
+        self._network().restore()
+
+    def delay_packets(self, seconds: float) -> None:
+        """Let the network deliver nothing for so long, and then all at once."""
+        self._network().stall(seconds)
+
+    def set_remote(self, remote: bool) -> None:
+        """Switch the pendant between remote control and local, which takes no programs."""
+        self._remote = remote
+
+    def _network(self) -> UrSockets:
+        if self._sockets is None:
+            raise DriverError("the controller is not connected", hint="call connect first")
+        return self._sockets
+
+    # -- for the sockets --------------------------------------------------------------------------
+
+    def outputs(self) -> Mapping[str, Any]:
+        """See `ur_sockets.Controller`."""
+        return self._outputs
+
+    def take(self, registers: Mapping[str, float]) -> None:
+        """See `ur_sockets.Controller`."""
+        command = int(registers.get("input_int_register_0", 0))
+        with self._lock:
+            self._kicked = time.monotonic()
+            if command == _FORCE_MODE:
+                self._force = _force_mode(registers)
+            elif command == _END_FORCE_MODE:
+                self._keep_place()
+            elif command == _ZERO_SENSOR:
+                self._sensor = -self._wrench()
+            elif command == _DAMPING:
+                self._damping = registers["input_double_register_0"]
+            elif command == _GAIN:
+                self._gain = max(_LEAST_GAIN, registers["input_double_register_0"])
+            elif command == _WATCHDOG:
+                self._patience = 1.0 / registers["input_double_register_0"]
+            elif command == _STOP_SCRIPT:
+                self._soon(partial(self._run_program, False))
+            self._reply = _DONE if command not in (0, _FORCE_MODE) else _READY
+            self._outputs = {**self._outputs, "output_int_register_0": self._reply}
+
+    def take_program(self) -> None:
+        """See `ur_sockets.Controller`: it begins a while later, and arrives in several parts."""
+        with self._lock:
+            if not self._beginning:
+                self._beginning = True
+                self._soon(self._begin_program)
+
+    def answer(self, command: str) -> str:
+        """See `ur_sockets.Controller`; an unknown command is answered as UR does."""
+        with self._lock:
+            answers: dict[str, Callable[[], str]] = {
+                "PolyscopeVersion": lambda: "URSoftware 5.11.0.108249 (Dec 15 2021)",
+                "is in remote control": lambda: str(self._remote).lower(),
+                "get serial number": lambda: "20195500000",
+                "get robot model": lambda: "UR5",
+                "close safety popup": lambda: "closing safety popup",
+                "close popup": lambda: "closing popup",
+                "robotmode": lambda: f"Robotmode: {_ROBOT_MODES[self._robot_mode]}",
+                "safetymode": lambda: f"Safetymode: {self._safety.name}",
+                "safetystatus": lambda: f"Safetystatus: {self._safety.name}",
+                "running": lambda: f"Program running: {str(self._is_running).lower()}",
+                "stop": self._stopped_by_dashboard,
+                "unlock protective stop": self._unlock,
+                "power on": partial(self._power, "Powering on", _OFF, _IDLE),
+                "brake release": partial(self._power, "Brake releasing", _IDLE, _ON),
+            }
+            known = answers.get(command)
+            return known() if known else f"could not understand: '{command}'"
+
+    def _stopped_by_dashboard(self) -> str:
+        self._soon(partial(self._run_program, False))
+        return "Stopped"
+
+    def _unlock(self) -> str:
+        if time.monotonic() < self._unlockable:
+            return "Cannot unlock protective stop until 5s after occurrence"
+        self._soon(self._unlocked)
+        return "Protective stop releasing"
+
+    def _unlocked(self) -> None:
+        if self._safety is _PROTECTIVE_STOP:
+            self._safety, self.fault = _NORMAL, None
+
+    def _power(self, answer: str, before: int, after: int) -> str:
+        """What the dashboard can do of `switch_on`; not with a pressed button."""
+        if self._safety is not _NORMAL or self._robot_mode not in (before, _IDLE):
+            return f"{answer} failed: {self._safety.name}"
+        self._robot_mode = after
+        self.fault = None if after == _ON else self.fault
+        return answer
+
+    # -- time -------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        now = time.monotonic()
+        for change in [change for change in self._changes if change[0] <= now]:
+            self._changes.remove(change)
+            change[1]()
+        if now - self._kicked > self._patience:
+            self._run_program(False)
+        period = self._period / self._steps
+        for _ in range(self._steps):
+            self._push()
+            self._world.step(period)
+        self._time += self._period
+        self._wrenches.append(self._world.tcp_wrench())
+        force = math.hypot(*self._wrench()[:3])
+        if force > self.protective_force and self.fault is None:
+            self.protective_stop(f"a contact force of {force:.0f} N")
+        self._measure()
+        if self._sockets is not None:
+            self._sockets.publish()
+
+    def _push(self) -> None:
+        """Let force mode act on the arm for one physics step."""
+        force, world = self._force, self._world
+        if force is None:
+            return
+        back = rotations.conjugate(force.turn)
+        velocity = _rotated(back, world.tcp_velocity())
+        too_fast = (np.abs(velocity) > force.limits) & (velocity * force.wrench > 0.0)
+        wrench = np.where(too_fast, 0.0, force.wrench)
+        wrench = wrench - (self._damping / self._gain) * _FULL_DAMPING * velocity
+        place = _rotated(back, rotations.between(world.tcp_pose(), self._aim))
+        way = np.where(force.compliant, wrench / world.stiffness, place)
+        free = np.where(force.compliant, np.clip(velocity, -force.limits, force.limits), 0.0)
+        world.stretch(_rotated(force.turn, way), _rotated(force.turn, free))
+
+    def _measure(self) -> None:
+        world, running, safety = self._world, self._is_running, self._safety
+        pose = world.tcp_pose()
+        joints = world.joint_positions().tolist()
+        position = [*pose[:3].tolist(), *rotations.to_rotation_vector(pose[3:]).tolist()]
+        self.stamp_ns = time.time_ns()
+        self._outputs = {
+            "timestamp": self._time,
+            "actual_q": joints,
+            "target_q": joints,
+            "actual_qd": world.joint_velocities().tolist(),
+            "actual_TCP_pose": position,
+            "target_TCP_pose": position,
+            "actual_TCP_speed": world.tcp_velocity().tolist(),
+            "actual_TCP_force": (self._wrench() + self._sensor).tolist(),
+            "robot_mode": self._robot_mode,
+            "safety_mode": safety.mode,
+            "safety_status_bits": safety.bits,
+            "runtime_state": _RUNNING if running else _STOPPED,
+            "robot_status_bits": (self._robot_mode == _ON) | running << 1,
+            "speed_scaling": 1.0,
+            "target_speed_fraction": 1.0,
+            "output_int_register_0": self._reply,
+        }
+
+    def _wrench(self) -> Vector:
+        """What the environment exerts on the TCP (6,), as the sensor's filter gives it."""
+        return np.mean(self._wrenches, axis=0) if self._wrenches else np.zeros(6)
+
+    def _stand(self, safety: _Safety, reason: str) -> None:
+        self._safety, self.fault = safety, reason
+        self._run_program(False)
+
+    def _soon(self, change: Callable[[], None]) -> None:
+        self._changes.append((time.monotonic() + _CHANGE_SECONDS, change))
+
+    def _begin_program(self) -> None:
+        """Begin what was uploaded, unless the arm must not move."""
+        self._beginning = False
+        if self._safety is _NORMAL and self._robot_mode == _ON and self._remote:
+            self._run_program(True)
+
+    def _run_program(self, running: bool) -> None:
+        """Begin or end the program; with it force mode ends, and the arm keeps its place."""
+        self._is_running, self._reply = running, _READY
+        self._patience = math.inf
+        self._keep_place()
+
+    def _keep_place(self) -> None:
+        """End force mode where the arm is."""
+        self._force, self._aim = None, self._world.tcp_pose()
+        self._world.set_target(self._aim)
+
+
+def _force_mode(registers: Mapping[str, float]) -> _ForceMode:
+    """What the registers of the command say, as ur-rtde's program reads them."""
+    numbers = np.array([registers[f"input_double_register_{i}"] for i in range(18)])
+    turn = pose_of(numbers[:6].tolist())[3:]
+    compliant = [registers[f"input_int_register_{i}"] != 0 for i in range(2, 8)]
+    return _ForceMode(turn, np.array(compliant), numbers[6:12], np.abs(numbers[12:18]))
+
+
+def _rotated(turn: Vector, vector: Vector) -> Vector:
+    """Both halves of a velocity or a wrench (6,), rotated by a quaternion."""
+    return np.concatenate([rotations.rotate(turn, half) for half in (vector[:3], vector[3:])])
