@@ -27,6 +27,7 @@ Vector = npt.NDArray[np.float64]
 _WRENCH_SECONDS = 0.1
 # A world that is this far behind the clock lets time pass instead of hurrying after it [s].
 _LONGEST_LAG = 0.03
+_REST_SPEED = 2e-3  # of the fingers [m/s]
 
 
 class Scene(NamedTuple):
@@ -92,6 +93,12 @@ class LiveWorld(ABC):
         if GRIPPER_ACTION in self._task.action_names:
             with self._lock:
                 self._world.set_finger_target((1.0 - position) * FINGER_STROKE)
+
+    def gripper_position(self) -> tuple[float, bool]:
+        """Position of the fingers, 0 open to 1 closed, and whether they rest."""
+        with self._lock:
+            position = 1.0 - self._world.finger_opening() / FINGER_STROKE
+            return position, abs(self._world.finger_speed()) < _REST_SPEED
 
     def scene(self) -> Scene:
         """The world as it is now."""

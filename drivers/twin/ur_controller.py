@@ -24,6 +24,13 @@ import numpy.typing as npt
 from drivers.arm.base import pose_of
 from drivers.errors import DriverError
 from drivers.live_world import LiveWorld, Vector
+from drivers.twin.robotiq_gripper import (
+    CLOSED_COUNT,
+    OPEN_COUNT,
+    GripperServer,
+    RobotiqGripper,
+    serve_gripper,
+)
 from drivers.twin.ur_sockets import UrSockets
 from robot_rl.safety import rotations
 
@@ -38,6 +45,7 @@ _STOPPED, _RUNNING = 1, 2  # the program, in runtime_state
 _OFF, _IDLE, _ON = 3, 5, 7  # robot modes
 _ROBOT_MODES = {_OFF: "POWER_OFF", _IDLE: "IDLE", _ON: "RUNNING"}
 _CHANGE_SECONDS = 0.3
+_START_SECONDS = 0.2  # in which fingers begin to move
 _LOCKED_SECONDS = 5.0  # a protective stop stays at least so long
 
 # The damper of force mode at full damping and a gain of 1 [Ns/m, Nms/rad].
@@ -73,6 +81,8 @@ class UrController(LiveWorld):
     rate_hz: float = 125.0  # of measurements, whatever rate a client asks for
     host: str = "127.0.0.1"  # address of this machine at which it serves UR's ports
     protective_force: float = 150.0  # measured contact force that stops the arm [N]
+    # Where it passes the line of its tool connector on, with a Robotiq 2F-85; None without one.
+    gripper_port: int | None = None
     sensor_offset: float = 0.0  # what the force sensor reads along z in the air, until zeroed [N]
 
     def __post_init__(self) -> None:
@@ -80,6 +90,7 @@ class UrController(LiveWorld):
         self.fault: str | None = None  # what holds the arm, in words
         self._steps = max(1, round(self._world.physics_rate_hz / self.rate_hz))
         self._sockets: UrSockets | None = None
+        self._line: GripperServer | None = None
         self._changes: list[tuple[float, Callable[[], None]]] = []  # when, and what
         self._beginning = False  # a program is about to
         self._is_running = False
@@ -101,6 +112,9 @@ class UrController(LiveWorld):
     def connect(self) -> None:
         """Open the ports, and let time pass; `DriverError` where somebody else has them."""
         self._sockets = UrSockets(self, self.host)
+        if self.gripper_port is not None:
+            gripper = RobotiqGripper(_Fingers(self))
+            self._line = serve_gripper(gripper, self.host, self.gripper_port)
         super().connect()
 
     def close(self) -> None:
@@ -109,6 +123,9 @@ class UrController(LiveWorld):
         sockets, self._sockets = self._sockets, None
         if sockets is not None:
             sockets.close()
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
 
     def reset(self, seed: int) -> Vector:
         """Put the objects where the scene of a seed has them, and leave the arm where it is."""
@@ -174,6 +191,8 @@ class UrController(LiveWorld):
         command = int(registers.get("input_int_register_0", 0))
         with self._lock:
             self._kicked = time.monotonic()
+            if not self._is_running:
+                return  # nobody reads them
             if command == _FORCE_MODE:
                 self._force = _force_mode(registers)
             elif command == _END_FORCE_MODE:
@@ -331,6 +350,27 @@ class UrController(LiveWorld):
         """End force mode where the arm is."""
         self._force, self._aim = None, self._world.tcp_pose()
         self._world.set_target(self._aim)
+
+
+class _Fingers:
+    """Those of a world, for a gripper that counts; `_Fingers.go_to` may be called by any thread."""
+
+    def __init__(self, world: LiveWorld) -> None:
+        self._world = world
+        self._goal = -1
+        self._sent = -math.inf  # when they were sent to another place, on the steady clock [s]
+
+    def go_to(self, count: int) -> None:
+        """See `robotiq_gripper.Fingers`."""
+        if count != self._goal:
+            self._goal, self._sent = count, time.monotonic()
+            self._world.command_gripper((count - OPEN_COUNT) / (CLOSED_COUNT - OPEN_COUNT))
+
+    def look(self) -> tuple[int, bool]:
+        """See `robotiq_gripper.Fingers`; who has just been sent away does not rest yet."""
+        position, rests = self._world.gripper_position()
+        count = OPEN_COUNT + round(position * (CLOSED_COUNT - OPEN_COUNT))
+        return count, rests and time.monotonic() - self._sent > _START_SECONDS
 
 
 def _force_mode(registers: Mapping[str, float]) -> _ForceMode:

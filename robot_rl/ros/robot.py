@@ -70,6 +70,7 @@ class RosRobot:
     episodes: Any  # brings the arm to where an episode starts
     control_rate_hz: float  # at which commands are published
     mirror: SceneMirror | None = None  # the world, for scripted experts; None for a real robot
+    attended: bool = False  # whether it waits for a `start`; a robot without a mirror always does
 
     def __post_init__(self) -> None:
         self.action_names = self.task.action_names
@@ -184,8 +185,8 @@ class RosRobot:
 
     @property
     def simulated(self) -> bool:
-        """Whether the world is simulated, of which there then is a mirror."""
-        return self.mirror is not None
+        """Whether the world is simulated, of which there then is a mirror, and nobody attends."""
+        return self.mirror is not None and not self.attended
 
     @property
     def simulated_task(self) -> SimTask | None:
@@ -322,14 +323,15 @@ def make_ros_robot(
     sensors: SensorLimits,
     episodes: Any,
     mirror: Any,
+    attended: bool,
 ) -> RosRobot:
     """Make a robot on topics that does a `robot_rl.env.task.Tracked`.
 
     `clock` must be `realtime`: a robot does not wait for a simulated one. Without `wrench`,
     `limits.max_force` does not apply; with `track_objects`, poses of objects are observed. For
-    `discovery_range` see `robot_rl.ros.environment`, for `episodes`, `mirror` and the rate
-    `RosRobot`, and for the others `Measurements`. Raises `RobotRLError`, as for another kind of
-    task.
+    `discovery_range` see `robot_rl.ros.environment`, for `episodes`, `mirror`, `attended` and the
+    rate `RosRobot`, and for the others `Measurements`. Raises `RobotRLError`, as for another kind
+    of task.
     """
     if clock != "realtime":
         raise RobotRLError(
@@ -365,7 +367,15 @@ def make_ros_robot(
         )
         limiter = CartesianLimiter(limits)
         return RosRobot(
-            client, task, limiter, measurements, sensors, episodes, control_rate_hz, mirror
+            client,
+            task,
+            limiter,
+            measurements,
+            sensors,
+            episodes,
+            control_rate_hz,
+            mirror,
+            attended,
         )
     except BaseException:
         client.close()

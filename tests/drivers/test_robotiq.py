@@ -11,10 +11,11 @@ import pytest
 pytest.importorskip("pymodbus", reason="needs the extra robotiq")
 pytest.importorskip("serial", reason="needs the extra robotiq")
 
-from gripper_server import CLOSED_COUNT, OPEN_COUNT, Gripper2F, serve
+from gripper_server import Gripper2F, serve
 
 from drivers.errors import DriverError, DriverFault, DriverTimeout
 from drivers.gripper.robotiq import Robotiq2F
+from drivers.twin.robotiq_gripper import CLOSED_COUNT, OPEN_COUNT
 
 
 @pytest.fixture

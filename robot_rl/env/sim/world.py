@@ -138,6 +138,7 @@ class World:
         self._qpos = self.model.jnt_qposadr[joints]
         self._dofs = self.model.jnt_dofadr[joints]
         self.chain = Chain(self._tcp, self._qpos, self._dofs, *self.model.jnt_range[joints].T)
+        self._finger_dofs = [int(self.model.joint(name).dofadr[0]) for name in FINGERS]
         self._finger_qpos = [int(self.model.joint(name).qposadr[0]) for name in FINGERS]
         self._gripper = self.model.actuator(GRIPPER_ACTUATOR).id
         self._impedance = [self.model.actuator(name).id for name in _IMPEDANCE]
@@ -261,6 +262,10 @@ class World:
     def finger_opening(self) -> float:
         """Distance between the fingers [m]."""
         return float(self.data.qpos[self._finger_qpos].sum())
+
+    def finger_speed(self) -> float:
+        """How fast that distance grows [m/s]."""
+        return float(self.data.qvel[self._finger_dofs].sum())
 
     def set_finger_opening(self, opening: float) -> None:
         """Place both fingers `opening` metres apart and keep them there."""

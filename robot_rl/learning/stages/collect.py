@@ -80,7 +80,8 @@ def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> N
     """Let the task's scripted expert demonstrate."""
     inner, hidden = make_watched_env(config)
     env = RewardWrapper(inner, make_source(config), hidden=hidden)
-    if not inner.robot.simulated:
+    robot = inner.robot
+    if not robot.simulated and getattr(robot, "simulated_task", None) is None:
         env.close()
         raise RobotRLError(
             "a scripted expert drives no robot that is not simulated",

@@ -1,0 +1,162 @@
+"""A twin of Robotiq's 2F grippers: `pymodbus` asks a Modbus server for the gripper's registers.
+
+Registers as in Robotiq's "2F-85 & 2F-140 Instruction Manual", chapter 4. Its fingers are somebody
+else's. Activation moves none of them: it ends after some questions for the status. The registers of
+speed and force are only kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from drivers.errors import DriverError
+from robot_rl.errors import require
+
+OPEN_COUNT, CLOSED_COUNT = 3, 228  # what a 2F-85 reports fully open and fully closed
+_COMMAND, _STATUS = 0x03E8, 0x07D0  # first of three registers each
+_DEVICE = 9  # Modbus address
+_READ_INPUTS = 4  # the function with which the status is read
+_THERE = 3  # counts by which fingers at their goal may miss it
+_START_SECONDS = 10.0
+
+
+class Fingers(Protocol):
+    """What the gripper moves; positions are counts, `OPEN_COUNT` to `CLOSED_COUNT`."""
+
+    def go_to(self, count: int) -> None:
+        """Move there, as far as nothing is in the way."""
+
+    def look(self) -> tuple[int, bool]:
+        """Where they are, and whether they rest."""
+
+
+class RobotiqGripper:
+    """What the gripper does with its registers; `silent` lets it answer nothing, as without power.
+
+    Attributes:
+        active: Whether it was asked to be active.
+        activations: How often it was activated.
+        fault: gFLT.
+        request: The last position that it was sent to, 0 to 255.
+    """
+
+    def __init__(self, fingers: Fingers, activation_polls: int = 2) -> None:
+        self._fingers = fingers
+        self.activation_left = self.activation_polls = activation_polls
+        self.request = self.speed = self.force = self.fault = self.activations = 0
+        self.active = self.silent = self._go = False
+
+    def write(self, registers: Sequence[int]) -> None:
+        """Take the three command registers."""
+        action, self.request = registers[0] >> 8, registers[1] & 0xFF
+        self.speed, self.force = registers[2] >> 8, registers[2] & 0xFF
+        active, self._go = bool(action & 1), bool(action & 8)
+        if active and not self.active:
+            self.activation_left, self.fault = self.activation_polls, 0
+            self.activations += 1
+        self.active = active
+        if not self._go:
+            self._fingers.go_to(self._fingers.look()[0])
+
+    def status(self) -> list[int]:
+        """The three status registers."""
+        if self.active and self.activation_left:
+            self.activation_left -= 1
+            state = 1
+        else:
+            state = 3 if self.active else 0
+        moves = state == 3 and self._go and not self.fault
+        goal = min(max(self.request, OPEN_COUNT), CLOSED_COUNT)
+        if moves:
+            self._fingers.go_to(goal)
+        count, rests = self._fingers.look()
+        held = 0
+        if moves and rests:
+            held = 3 if abs(count - goal) <= _THERE else 1 + (goal > count)
+        first = self.active | self._go << 3 | state << 4 | held << 6
+        return [first << 8, self.fault << 8 | self.request, count << 8]
+
+
+class GripperServer:
+    """A Modbus server of pymodbus in a thread of its own, in front of a gripper.
+
+    `make_server` takes the device with the registers, and makes a server of `pymodbus.server`;
+    it is called where the server's event loop runs. Needs the extra `robotiq`.
+
+    Raises:
+        DriverError: The server cannot begin, for example since its port is in use.
+    """
+
+    def __init__(self, gripper: RobotiqGripper, make_server: Callable[[Any], Any]) -> None:
+        device = _device(gripper)
+        self._loop, started = asyncio.new_event_loop(), threading.Event()
+        self._problem: Exception | None = None
+
+        async def begin() -> None:
+            try:
+                self.server = make_server(device)
+                await self.server.serve_forever(background=True)
+            except Exception as problem:  # raised below
+                self._problem = problem
+            started.set()
+
+        def run() -> None:
+            self._loop.run_until_complete(begin())
+            self._loop.run_forever()
+
+        self._thread = threading.Thread(target=run, name="modbus", daemon=True)
+        self._thread.start()
+        if not started.wait(_START_SECONDS) or self._problem is not None:
+            self._end()
+            raise DriverError("the gripper's Modbus server cannot begin", got=repr(self._problem))
+
+    def close(self) -> None:
+        """End it."""
+        asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop).result(_START_SECONDS)
+        self._end()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_START_SECONDS)
+
+    async def _shut_down(self) -> None:
+        await self.server.shutdown()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+def serve_gripper(gripper: RobotiqGripper, host: str, port: int) -> GripperServer:
+    """Serve frames of the serial line over TCP, as a UR does for the tool connector's line."""
+    server = require("pymodbus.server", "robotiq").ModbusTcpServer
+    framer = require("pymodbus", "robotiq").FramerType.RTU
+    return GripperServer(
+        gripper, lambda device: server(device, framer=framer, address=(host, port))
+    )
+
+
+def _device(gripper: RobotiqGripper) -> Any:
+    """The device of pymodbus, which asks the gripper at every request."""
+    simulator = require("pymodbus.simulator", "robotiq")
+    illegal = require("pymodbus.constants", "robotiq").ExcCodes.ILLEGAL_FUNCTION
+
+    async def act(
+        function: int, start: int, address: int, count: int, registers: list[int], values: Any
+    ) -> Any:
+        if gripper.silent:
+            await asyncio.Event().wait()
+        if values is not None and address == _COMMAND:
+            gripper.write(values)
+        elif function == _READ_INPUTS and address == _STATUS:
+            registers[_STATUS - start : _STATUS - start + 3] = gripper.status()
+        elif function != _READ_INPUTS:
+            return illegal
+        return None
+
+    size = _STATUS + 3 - _COMMAND
+    block = simulator.SimData(_COMMAND, count=size, values=0, datatype=simulator.DataType.REGISTERS)
+    return simulator.SimDevice(_DEVICE, simdata=[block], action=act)
