@@ -1,0 +1,181 @@
+"""A twin of a RealSense camera: the library's software device, fed with pictures of the world.
+
+Its frames go the way of a camera's through the library, from the sensors on: matched to sets, with
+profile, lens and stamp, and aligned. Only the library's pipeline is left out: version 2.59 does not
+find software devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from drivers.camera.base import Frame
+from drivers.camera.realsense import RealSenseCamera
+from drivers.camera.sim import SimCamera
+from drivers.errors import DriverError, DriverTimeout
+
+if TYPE_CHECKING:
+    from robot_rl.env.sim.world import GripperMotor
+    from robot_rl.env.task import Task
+
+_WAIT_SECONDS = 0.5
+_MILLIMETRE = 1e-3
+_UNMOVED = ([1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0])
+# The library does not copy pictures: these are kept until it has passed them on.
+_KEPT_FRAMES = 16
+
+
+class _Started(NamedTuple):
+    """What the library's pipeline tells of what it has started."""
+
+    device: Any
+    color: Any  # the profile of this stream
+
+    def get_device(self) -> Any:
+        """As of `rs.pipeline_profile`."""
+        return self.device
+
+    def get_stream(self, kind: Any) -> Any:
+        """The same, of the coloured pictures only."""
+        return self.color
+
+
+class _Queue:
+    """A syncer as the library's pipeline fills a queue: with sets of frames.
+
+    `problem` is why none will come any more, or None.
+    """
+
+    def __init__(self, syncer: Any) -> None:
+        self._syncer = syncer
+        self.problem: Exception | None = None
+
+    def wait_for_frame(self, milliseconds: int) -> Any:
+        """As of `rs.frame_queue`."""
+        if self.problem is not None:
+            raise DriverError("the twin's camera cannot see", got=repr(self.problem))
+        return self._syncer.wait_for_frames(milliseconds)
+
+
+@dataclass(eq=False, kw_only=True)
+class TwinRealSense(RealSenseCamera):
+    """One camera of the twin's model, seen through `pyrealsense2`."""
+
+    task: Task  # the simulated one, the same as the twin's
+    model: str  # path of the arm's MJCF, beginning with `hardware/`
+    gripper: GripperMotor  # as the twin's
+    camera: str  # its name in the model
+    namespace: str = ""  # of the twin's node
+
+    def __post_init__(self) -> None:
+        self.serial = self.serial or self.camera
+        super().__post_init__()
+        self._scene = SimCamera(
+            task=self.task,
+            model=self.model,
+            gripper=self.gripper,
+            namespace=self.namespace,
+            camera=self.camera,
+            width=self.width,
+            height=self.height,
+            rate_hz=float(self.rate_hz),
+            depth=self.depth,
+        )
+        self._sensors: list[tuple[Any, Any]] = []  # colour, and depth if asked for; their profiles
+        self._kept: deque[Any] = deque(maxlen=_KEPT_FRAMES)
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def connect(self) -> None:
+        """Make the device, and begin to feed it."""
+        self.close()
+        rs = self._rs
+        device = rs.software_device()
+        device.register_info(rs.camera_info.serial_number, self.serial)
+        device.register_info(rs.camera_info.name, f"twin of a RealSense, {self.camera}")
+        made = [("RGB Camera", rs.stream.color, rs.format.rgb8, 3)]
+        if self.depth:
+            made.append(("Stereo Module", rs.stream.depth, rs.format.z16, 2))
+        for number, (name, kind, encoding, size) in enumerate(made):
+            sensor = device.add_sensor(name)
+            stream = rs.video_stream()
+            stream.type, stream.fmt, stream.bpp, stream.uid = kind, encoding, size, number
+            stream.width, stream.height, stream.fps = self.width, self.height, self.rate_hz
+            stream.intrinsics = self._lens()
+            self._sensors.append((sensor, sensor.add_video_stream(stream)))
+        if self.depth:
+            self._relate()
+        device.create_matcher(rs.matchers.default)
+        syncer = rs.syncer(1)
+        for sensor, profile in self._sensors:
+            sensor.open([profile])
+            sensor.start(syncer)
+        self._queue, self._last = _Queue(syncer), None
+        self._ending.clear()
+        self._scene.connect()
+        self._thread = threading.Thread(target=self._feed, args=(self._queue,), daemon=True)
+        self._thread.start()
+        self._set_up(_Started(device, self._sensors[0][1]))
+
+    def close(self) -> None:
+        """Stop the streams, and no longer look at the world."""
+        self._ending.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+        for sensor, _ in self._sensors:
+            with contextlib.suppress(RuntimeError):  # it was never started
+                sensor.stop()
+                sensor.close()
+        self._sensors.clear()
+        self._queue = None
+
+    def _relate(self) -> None:
+        """Depth is seen from where colour is, in millimetres."""
+        (_, color), (stereo, depth) = self._sensors
+        stereo.add_read_only_option(self._rs.option.depth_units, _MILLIMETRE)
+        together = self._rs.extrinsics()
+        together.rotation, together.translation = _UNMOVED
+        color.register_extrinsics_to(depth, together)
+        depth.register_extrinsics_to(color, together)
+
+    def _lens(self) -> Any:
+        lens, ours = self._rs.intrinsics(), self._scene.intrinsics()
+        lens.width, lens.height, lens.fx, lens.fy = ours.width, ours.height, ours.fx, ours.fy
+        lens.ppx, lens.ppy, lens.coeffs = ours.cx, ours.cy, [0.0] * 5
+        lens.model = self._rs.distortion.brown_conrady
+        return lens
+
+    def _feed(self, queue: _Queue) -> None:
+        """Look at the world until the end; OpenGL wants one thread for that, from first to last."""
+        try:
+            while not self._ending.is_set():
+                with contextlib.suppress(DriverTimeout):  # the world stands still: so do pictures
+                    self._send(self._scene.read(_WAIT_SECONDS))
+        except Exception as problem:  # raised by the next read
+            queue.problem = problem
+        finally:
+            self._scene.close()
+
+    def _send(self, seen: Frame) -> None:
+        # Depth first: with colour the set is complete.
+        for (sensor, profile), picture in reversed(
+            list(zip(self._sensors, (seen.color, seen.depth), strict=False))
+        ):
+            assert picture is not None  # depth is there where it has a sensor
+            pixels = np.ascontiguousarray(picture)
+            self._kept.append(pixels)
+            frame = self._rs.software_video_frame()
+            frame.pixels, frame.bpp = pixels, pixels.nbytes // (self.width * self.height)
+            frame.stride = self.width * frame.bpp
+            frame.timestamp = seen.stamp_ns * 1e-6
+            frame.domain = self._rs.timestamp_domain.system_time
+            frame.frame_number, frame.profile = seen.sequence, profile.as_video_stream_profile()
+            frame.depth_units = _MILLIMETRE
+            sensor.on_video_frame(frame)

@@ -1,0 +1,58 @@
+"""The twin's RealSense: pictures of its world come through the vendor's library."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rclpy", reason="needs ROS 2")
+pytest.importorskip("pyrealsense2", reason="needs the extra realsense")
+
+from listening import Running
+from omegaconf import OmegaConf
+
+from drivers.twin.node import TwinNode
+from policies import registry
+from robot_rl.config import compose
+from robot_rl.env.sim.cameras import SceneRenderer
+
+SIZE = {"width": 424, "height": 240}
+
+
+def test_the_library_gives_pictures_and_depth_of_the_world_as_it_is():
+    words = [
+        "robot=twin_ur5e",
+        "task=peg_insert",
+        f"simulation.host=127.3.0.{1 + os.getpid() % 250}",
+    ]
+    config = OmegaConf.to_container(compose(words), resolve=True)
+    place = {"namespace": "/twin_camera"}
+    node = Running(TwinNode, place["namespace"], config["nodes"]["twin"]["parameters"]["driver"])
+    scene = {key: config["simulation"][key] for key in ("task", "model", "gripper")}
+    camera = registry.make(
+        {"_target_": "drivers.twin.realsense_camera.TwinRealSense", **scene, **place, **SIZE},
+        camera="wrist",
+        depth=True,
+        rate_hz=6,
+    )
+    try:
+        camera.connect()
+        frames = [camera.read(20.0) for _ in range(3)]
+        renderer = SceneRenderer(node.node.driver._world, *SIZE.values())
+        there, far = renderer.color("wrist"), renderer.depth("wrist")[..., 0]
+        renderer.close()
+    finally:
+        camera.close()
+        node.close()
+    seen = frames[-1]
+    assert [frame.color.shape for frame in frames] == [(240, 424, 3)] * 3
+    assert np.abs(seen.color.astype(int) - there).mean() < 2.0
+    assert np.abs(seen.depth.astype(int) - far).mean() < 20.0
+    stamps = [frame.stamp_ns for frame in frames]
+    assert stamps == sorted(set(stamps))
+    lens = camera.intrinsics()
+    assert (lens.width, lens.fx) == (424, pytest.approx(120.0 / np.tan(np.deg2rad(30.0))))
+    camera.connect()  # once more
+    camera.close()
