@@ -7,13 +7,11 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar
 
-import mujoco
 import numpy as np
 
 from drivers.arm.base import JointLimits, Vector, check_free
 from drivers.errors import Stale
 from drivers.live_world import LiveWorld
-from robot_rl.env.sim.world import forward_kinematics
 from robot_rl.safety import ArmState, Compliance
 
 
@@ -35,7 +33,6 @@ class SimArm(LiveWorld):
         super().__post_init__()
         chain = self._world.chain
         self.joint_limits: JointLimits = (tuple(chain.low.tolist()), tuple(chain.high.tolist()))
-        self._kinematics = mujoco.MjData(self._world.model)  # of joints that are thought of
         self.posture: Vector | None = None
         self._stopped = False
         self.fault: str | None = None
@@ -66,7 +63,7 @@ class SimArm(LiveWorld):
 
     def forward_kinematics(self, joints: Vector) -> Vector:
         """The pose (7,) of the TCP, which is the flange here, at joint positions (7,) [rad]."""
-        return forward_kinematics(self._world.model, self._kinematics, self._world.chain, joints)
+        return self._world.forward_kinematics(joints)
 
     def hold(self) -> None:
         """Let the target be the measured pose."""

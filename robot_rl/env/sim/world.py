@@ -133,6 +133,7 @@ class World:
         arm_and_table = [geom.id for geom in without_task]
         self._task_geoms = np.setdiff1d(np.arange(self.model.ngeom), arm_and_table)
         self.data = mujoco.MjData(self.model)
+        self._thought_of = mujoco.MjData(self.model)  # joints in which the arm is not
         self._tcp = self.model.site("tcp").id
         joints = [self.model.joint(name).id for name in self.arm_joints]
         self._qpos = self.model.jnt_qposadr[joints]
@@ -214,6 +215,10 @@ class World:
         """Set the equilibrium pose (7,) of the impedance controller."""
         self.data.mocap_pos[0] = pose[:3]
         self.data.mocap_quat[0] = pose[3:][_WXYZ]
+
+    def forward_kinematics(self, joints: Vector) -> Vector:
+        """The pose (7,) of the TCP at joint positions (n,) [rad], wherever the arm is."""
+        return forward_kinematics(self.model, self._thought_of, self.chain, joints)
 
     def set_posture(self, joints: Vector) -> None:
         """Draw the arm, where its target leaves it free, towards joint positions (n,) [rad]."""
