@@ -117,7 +117,8 @@ class ArmNode(DeviceNode):
             refuse_stiff_contact(self.driver.compliance, limits)
         self._waypoints = reset_waypoints(self.driver, self._reset_joints, limits)
         self.guard = ArmGuard(limits)
-        self._latch = StopLatch(self._stop_folder, self.get_fully_qualified_name())
+        name = self.get_fully_qualified_name()
+        self._latch = StopLatch(self._stop_folder, name, self.driver_settings)
         kept = self._latch.reason()
         if kept is not None:
             self.guard.stop(f"since before this node began: {kept}")
@@ -284,7 +285,11 @@ class ArmNode(DeviceNode):
 
     def _clear_errors(self) -> str:
         if not self.is_connected:
-            raise DriverError("the arm is not connected", hint="configure its node first")
+            raise DriverError(
+                "the arm is not connected",
+                hint="see /diagnostics; its node connects by itself: wait some seconds, then call"
+                " clear_errors again",
+            )
         self.driver.clear_errors()
         self._latch.release()
         self.guard.clear()

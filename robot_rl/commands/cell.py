@@ -28,6 +28,9 @@ choices:                     # of configs/; one that is typed wins, as reward=cl
   teleop: {teleop}
   observation: {observation}
   reward: human              # people say what is success; others: docs/rewards.md
+task:
+  tracked:
+    reports_success: false   # nobody publishes task/success; reward=task needs it
 robot:
   gripper: {gripper}
 {joints}\

@@ -95,6 +95,11 @@ class DeviceNode(LifecycleNode, ABC):
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
         self._diagnostics_timer = self.create_timer(_DIAGNOSTICS_SECONDS, self.publish_diagnostics)
 
+    @property
+    def driver_settings(self) -> dict[str, Any]:
+        """The parameter `driver`: its class as `_target_`, and the arguments."""
+        return _mapping(self._driver_config)
+
     def setup(self) -> None:
         """Prepare for the driver, which has just been made: at every configure."""
 
@@ -288,7 +293,7 @@ class DeviceNode(LifecycleNode, ABC):
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Make the driver and begin to connect it."""
         try:
-            driver = registry.make(_mapping(self._driver_config))
+            driver = registry.make(self.driver_settings)
             self._connection = Connection(driver, self._patience)
             self.setup()
             if not self._has_topics:
@@ -382,7 +387,7 @@ class DeviceNode(LifecycleNode, ABC):
 
     def _target(self) -> str:
         with contextlib.suppress(RobotRLError):
-            return str(_mapping(self._driver_config).get("_target_"))
+            return str(self.driver_settings.get("_target_"))
         return "none"
 
 

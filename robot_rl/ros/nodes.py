@@ -23,6 +23,7 @@ from policies import registry
 from robot_rl.errors import RobotRLError
 
 PACKAGE = "robot_rl"
+_DEVICE_KEYS = {"serial", "device", "address"}  # arguments of drivers that name a device
 _KEYS = {"executable", "module", "parameters", "namespace", "remappings", "each_camera"}
 
 
@@ -82,6 +83,7 @@ def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
             table += [_description(namespace, str(name), entry, camera) for camera in options]
     by_others = frozenset(str(name) for name, entry in plain.items() if entry is None)
     _check_served(cameras, by_others, table)
+    _check_devices(table)
     return tuple(table)
 
 
@@ -173,6 +175,22 @@ def _check_served(
             hint=f"{_line(alone[0])}; where somebody else publishes {name}/color/image_raw,"
             f" +nodes.{_camera_node_name(alone[0])}=null",
         )
+
+
+def _check_devices(table: Sequence[NodeDescription]) -> None:
+    """Check that no two nodes would open one device: the second could not."""
+    found: dict[tuple[str, str, str], str] = {}
+    for node in table:
+        driver = json.loads(node.parameters.get("driver", "{}"))
+        for key in _DEVICE_KEYS & driver.keys():
+            device = (str(driver["_target_"]), key, str(driver[key]))
+            other = found.setdefault(device, node.process)
+            if other != node.process and driver[key] not in (None, "???"):
+                raise NodeTableError(
+                    f"the nodes {other} and {node.process} would open one device",
+                    got=f"{key}: {driver[key]} twice",
+                    hint="robot-rl doctor lists those that are plugged in",
+                )
 
 
 def _line(camera: Mapping[str, Any]) -> str:

@@ -205,9 +205,14 @@ class Recorder:
                 self._known.add(topic)
                 self._subscribe(topic, kinds[0])
         if time.monotonic() >= self._keep_at:
+            self.keep_fault()
+        self._ring.tick()
+
+    def keep_fault(self) -> None:
+        """Keep what was recorded of a fault that is not kept yet, if there is one."""
+        if self._keep_at != float("inf"):
             self._keep_at = float("inf")
             self._keep(self._why)
-        self._ring.tick()
 
     def _subscribe(self, topic: str, name: str) -> None:
         try:
@@ -255,9 +260,10 @@ def main(folder: str, namespace: str, minutes: str, segment_s: str) -> int:
             if ends_with_input:
                 end_with_input()
             with closing(RosClient("recorder", namespace)) as client:
-                Recorder(client, ring)
+                recorder = Recorder(client, ring)
                 while not stop.wait(_TICK_SECONDS):
                     client.check()
+            recorder.keep_fault()  # now that no message comes any more
     except (RobotRLError, OSError) as error:
         sys.stderr.write(f"the flight recorder has failed: {error}\n")
         return 2

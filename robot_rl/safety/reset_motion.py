@@ -62,7 +62,7 @@ def checked_reset_joints(values: npt.ArrayLike, joints: int, limits: ArmLimits) 
                 f"waypoint {waypoint + 1} of reset.joints is beyond the limits of joint {joint}",
                 got=float(waypoints[waypoint, joint]),
                 expected=f"{low[joint]:.3f} to {high[joint]:.3f} [rad]",
-                hint="teach it again, farther from the limit",
+                hint="give radians, not degrees; or teach it again, farther from the limit",
             )
     return waypoints
 

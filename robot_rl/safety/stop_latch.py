@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from robot_rl.errors import RobotRLError
 
@@ -17,12 +20,13 @@ class StopLatch:
     """A file in `folder` that is there while the arm of a node is stopped, and says why.
 
     It is read when the arm's node, of the full name `node`, begins: one that was killed and started
-    again stays stopped until a person clears it. Raises `StopNotKept` where the folder cannot be
-    made or written.
+    again stays stopped until a person clears it. A simulated arm must not clear a real one, so the
+    file is that of the arm: of the class and address of its `driver`. Raises `StopNotKept` where
+    the folder cannot be made or written.
     """
 
-    def __init__(self, folder: Path, node: str) -> None:
-        self._path = _file(folder, node)
+    def __init__(self, folder: Path, node: str, driver: Mapping[str, Any]) -> None:
+        self._path = _file(folder, node, driver)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -64,14 +68,17 @@ class StopLatch:
         )
 
 
-def kept_stop(folder: Path, node: str) -> str | None:
-    """Why the arm of this node is stopped, as its file says; None where there is none."""
-    return StopLatch(folder, node).reason() if _file(folder, node).exists() else None
+def kept_stop(folder: Path, node: str, driver: Mapping[str, Any]) -> str | None:
+    """Why this arm is stopped, as its file says; None where there is none."""
+    there = _file(folder, node, driver).exists()
+    return StopLatch(folder, node, driver).reason() if there else None
 
 
-def _file(folder: Path, node: str) -> Path:
-    domain = os.environ.get("ROS_DOMAIN_ID", "0")
-    return folder / f"stop.{domain}{node.replace('/', '.')}"
+def _file(folder: Path, node: str, driver: Mapping[str, Any]) -> Path:
+    domain, kind = os.environ.get("ROS_DOMAIN_ID", "0"), str(driver.get("_target_", ""))
+    address = driver.get("host") or driver.get("namespace") or ""
+    words = (domain + node.replace("/", "."), kind.rpartition(".")[2], str(address))
+    return folder / re.sub(r"[^\w.-]", "_", ".".join(filter(None, ("stop", *words))))
 
 
 def default_stop_folder() -> Path:

@@ -54,6 +54,17 @@ def test_a_camera_that_only_the_reward_sees_has_a_node_too():
     assert json.loads(node_table(compose(words))[2].parameters["driver"])["width"] == 64
 
 
+def test_two_nodes_that_would_open_one_device_are_refused():
+    camera = (
+        "+nodes.{0}_camera={{executable:camera_node,module:drivers.camera.node,parameters:{{"
+        "camera:{0},driver:{{_target_:drivers.camera.realsense.RealSenseCamera,serial:'{1}'}}}}}}"
+    )
+    cell = ["robot=ros", "robot.joint_names=[j]", "observation.cameras=[{name:left},{name:right}]"]
+    with pytest.raises(NodeTableError, match=r"left_camera and right_camera .*serial: 7 twice"):
+        node_table(compose([*cell, camera.format("left", 7), camera.format("right", 7)]))
+    node_table(compose([*cell, camera.format("left", 7), camera.format("right", 8)]))
+
+
 def test_a_robot_in_this_process_has_no_nodes():
     assert node_table(compose([])) == ()
 
