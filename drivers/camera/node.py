@@ -26,6 +26,8 @@ from robot_rl.ros.node_process import run_node
 
 # A poll waits this long for a picture, so that one is published as soon as it is there [s].
 _WAIT_S = 0.02
+# Part of a period by which a picture may come early; two are at least half a period apart.
+_JITTER = 0.25
 
 
 class CameraNode(DeviceNode):
@@ -102,9 +104,10 @@ class CameraNode(DeviceNode):
         """Whether to publish: of a camera that gives more than `frame_rate_hz` only so many."""
         period = 1e9 / self._frame_rate
         early = self._due_ns - stamp_ns
-        if period / 2 < early < 2 * period:  # further ahead only where a clock was set back
+        # Not of a picture far ahead of the next: a clock was set back.
+        if _JITTER * period < early < 2 * period:
             return False
-        self._due_ns = max(self._due_ns, stamp_ns - period / 2) + period
+        self._due_ns = max(self._due_ns, stamp_ns - _JITTER * period) + period
         return True
 
     def _publish(self, frame: Frame) -> None:
