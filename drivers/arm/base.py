@@ -101,7 +101,7 @@ def reset_waypoints(driver: Any, joints: Sequence[float], limits: ArmLimits) -> 
             "this arm cannot be reset to joint positions",
             got=f"reset.joints for {type(driver).__name__} with {count} joints",
             expected="a driver that knows the arm's kinematics and can hold its elbow",
-            hint="with a UR arm give its driver the type, such as ur5e; or use reset.pose, see"
+            hint="use reset.pose, or give the driver of a UR arm its type, such as ur5e; see"
             " hardware/arms.md, section Resets",
         )
     waypoints = checked_reset_joints(joints, count, limits)

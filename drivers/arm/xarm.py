@@ -191,8 +191,7 @@ class XArm:
         if not self.force_torque_sensor:
             return np.full(6, np.nan)
         measured = np.array(self._value("wrench", self._api.get_ft_sensor_data()), np.float64)
-        force = rotations.rotate(pose[3:], measured[:3])
-        return np.concatenate([force, rotations.rotate(pose[3:], measured[3:6])])
+        return rotations.rotate_both(pose[3:], measured[:6])
 
     def _value(self, what: str, answer: tuple[int, Any]) -> Any:
         code, value = answer

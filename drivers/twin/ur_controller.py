@@ -289,14 +289,16 @@ class UrController(LiveWorld):
         if force is None:
             return
         back = rotations.conjugate(force.turn)
-        velocity = _rotated(back, world.tcp_velocity())
+        velocity = rotations.rotate_both(back, world.tcp_velocity())
         too_fast = (np.abs(velocity) > force.limits) & (velocity * force.wrench > 0.0)
         wrench = np.where(too_fast, 0.0, force.wrench)
         wrench = wrench - (self._damping / self._gain) * _FULL_DAMPING * velocity
-        place = _rotated(back, rotations.between(world.tcp_pose(), self._aim))
+        place = rotations.rotate_both(back, rotations.between(world.tcp_pose(), self._aim))
         way = np.where(force.compliant, wrench / world.stiffness, place)
         free = np.where(force.compliant, np.clip(velocity, -force.limits, force.limits), 0.0)
-        world.stretch(_rotated(force.turn, way), _rotated(force.turn, free))
+        world.stretch(
+            rotations.rotate_both(force.turn, way), rotations.rotate_both(force.turn, free)
+        )
 
     def _measure(self) -> None:
         world, running, safety = self._world, self._is_running, self._safety
@@ -379,8 +381,3 @@ def _force_mode(registers: Mapping[str, float]) -> _ForceMode:
     turn = pose_of(numbers[:6].tolist())[3:]
     compliant = [registers[f"input_int_register_{i}"] != 0 for i in range(2, 8)]
     return _ForceMode(turn, np.array(compliant), numbers[6:12], np.abs(numbers[12:18]))
-
-
-def _rotated(turn: Vector, vector: Vector) -> Vector:
-    """Both halves of a velocity or a wrench (6,), rotated by a quaternion."""
-    return np.concatenate([rotations.rotate(turn, half) for half in (vector[:3], vector[3:])])

@@ -6,7 +6,6 @@ recorded on it or learned from it.
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -112,7 +111,7 @@ def _tell_kept_stop(node: NodeDescription) -> None:
     folder = Path(node.parameters.get("stop_folder", default_stop_folder()))
     namespace = node.namespace.rstrip("/")
     name = f"{namespace}/{node.name}"
-    kept = kept_stop(folder, name, json.loads(node.parameters.get("driver", "{}")))
+    kept = kept_stop(folder, name, node.driver)
     if kept is not None:
         print(
             f"{name} is still stopped: {kept}. It stays so when it is started again. Next: look at"

@@ -45,6 +45,12 @@ class NodeDescription:
     remappings: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def driver(self) -> dict[str, Any]:
+        """The parameter `driver`: a class as `_target_`, and its arguments; empty without one."""
+        found: dict[str, Any] = json.loads(self.parameters.get("driver", "{}"))
+        return found
+
+    @property
     def process(self) -> str:
         """A name that no other node of the table has, for its process and its files."""
         return "-".join(part for part in f"{self.namespace}/{self.name}".split("/") if part)
@@ -181,14 +187,16 @@ def _check_devices(table: Sequence[NodeDescription]) -> None:
     """Check that no two nodes would open one device: the second could not."""
     found: dict[tuple[str, str, str], str] = {}
     for node in table:
-        driver = json.loads(node.parameters.get("driver", "{}"))
-        for key in _DEVICE_KEYS & driver.keys():
-            device = (str(driver["_target_"]), key, str(driver[key]))
+        for key in _DEVICE_KEYS & node.driver.keys():
+            value = node.driver[key]
+            if value in (None, "???"):
+                continue
+            device = (str(node.driver["_target_"]), key, str(value))
             other = found.setdefault(device, node.process)
-            if other != node.process and driver[key] not in (None, "???"):
+            if other != node.process:
                 raise NodeTableError(
                     f"the nodes {other} and {node.process} would open one device",
-                    got=f"{key}: {driver[key]} twice",
+                    got=f"{key}: {value} twice",
                     hint="robot-rl doctor lists those that are plugged in",
                 )
 

@@ -86,6 +86,11 @@ def rotate(quaternion: Vector, vector: Vector) -> Vector:
     )
 
 
+def rotate_both(quaternion: Vector, halves: Vector) -> Vector:
+    """Rotate a velocity or a wrench (6,): its first half, and its second, by a unit quaternion."""
+    return np.concatenate([rotate(quaternion, halves[:3]), rotate(quaternion, halves[3:])])
+
+
 def normalize(quaternion: Vector) -> Vector:
     """Scale to unit length."""
     return np.asarray(quaternion / math.sqrt(float(quaternion @ quaternion)))

@@ -124,14 +124,13 @@ class PegInsertByFeel(TipExpert):
     def tip_goal(self) -> Vector:
         """Where the skill wants the tip (7,), base frame."""
         socket = self.believed_socket()
-        measured = self.task.world.tcp_wrench()
         into_frame = rotations.conjugate(socket[3:])
-        wrench = [rotations.rotate(into_frame, part) for part in (measured[:3], measured[3:])]
+        wrench = rotations.rotate_both(into_frame, self.task.world.tcp_wrench())
         # Whether the tip truly is in the hole, anyone would see.
         x, y, z = rotations.relative(self.task.socket_pose(), self.task.tip_pose())[:3]
         inside = bool(z < -self.visible_depth and max(abs(x), abs(y)) < PEG_WIDTH / 4)
         seen = rotations.relative(socket, self.tip())
-        goal = self.insertion.next_tip(seen, np.concatenate(wrench), inside=inside)
+        goal = self.insertion.next_tip(seen, wrench, inside=inside)
         return rotations.compose(socket, goal)
 
 
