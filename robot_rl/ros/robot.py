@@ -37,7 +37,7 @@ from robot_rl.ros.nodes import joined
 from robot_rl.ros.operator_services import ArmMode, OperatorServices
 from robot_rl.ros.sensors import Sensor, check_all
 from robot_rl.ros.work_report import WorkReport
-from robot_rl.safety import CartesianLimiter, CartesianLimits, Plausibility, rotations
+from robot_rl.safety import ActionLimiter, CartesianLimits, Plausibility, rotations
 
 Vector = npt.NDArray[np.float64]
 
@@ -64,7 +64,7 @@ class RosRobot:
 
     client: RosClient  # its node
     task: Tracked  # which may need poses of objects and the success signal
-    limiter: CartesianLimiter  # makes targets of actions
+    limiter: ActionLimiter  # makes targets of actions
     measurements: Measurements  # what arrives on topics
     limits: SensorLimits  # how fresh they must be
     episodes: Any  # brings the arm to where an episode starts
@@ -365,7 +365,7 @@ def make_ros_robot(
             task.objects if track_objects else 0,
             task.reports_success,
         )
-        limiter = CartesianLimiter(limits)
+        limiter = ActionLimiter(limits)
         return RosRobot(
             client,
             task,

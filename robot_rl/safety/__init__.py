@@ -4,7 +4,10 @@ from robot_rl.safety.commands import CommandRefused as CommandRefused
 from robot_rl.safety.commands import Mode as Mode
 from robot_rl.safety.commands import SoleSource as SoleSource
 from robot_rl.safety.guard import ArmGuard as ArmGuard
-from robot_rl.safety.limiter import CartesianLimiter as CartesianLimiter
+from robot_rl.safety.joint_limits import JointActionLimits as JointActionLimits
+from robot_rl.safety.joint_limits import JointArmLimits as JointArmLimits
+from robot_rl.safety.joint_limits import JointRanges as JointRanges
+from robot_rl.safety.limiter import ActionLimiter as ActionLimiter
 from robot_rl.safety.limiter import check_action as check_action
 from robot_rl.safety.limits import ActionRefused as ActionRefused
 from robot_rl.safety.limits import ArmLimits as ArmLimits
@@ -14,6 +17,7 @@ from robot_rl.safety.limits import MeasurementRefused as MeasurementRefused
 from robot_rl.safety.limits import refuse_stiff_contact as refuse_stiff_contact
 from robot_rl.safety.measurement import ArmState as ArmState
 from robot_rl.safety.measurement import Plausibility as Plausibility
+from robot_rl.safety.reset_motion import JointResets as JointResets
 from robot_rl.safety.reset_motion import ResetOutcome as ResetOutcome
 from robot_rl.safety.reset_motion import Resets as Resets
 from robot_rl.safety.reset_motion import checked_reset_joints as checked_reset_joints

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from robot_rl.errors import RobotRLError
 from robot_rl.safety import rotations
-from robot_rl.safety.limits import Vector
+from robot_rl.safety.rotations import Vector
 
 # With several publishers known, a sole one may lose this many messages in a row to a busy machine.
 _LOST = 20
@@ -67,6 +67,30 @@ def checked_pose(
         )
     pose[3:] = rotations.normalize(pose[3:])
     return pose
+
+
+def checked_joints(target: npt.ArrayLike, joints: int) -> Vector:
+    """The positions (joints,) [rad] that somebody asks for; or `CommandRefused`."""
+    try:
+        positions = np.array(target, np.float64)
+    except (TypeError, ValueError) as error:
+        raise CommandRefused("malformed", "the target is no joint positions", got=target) from error
+    if positions.shape != (joints,):
+        raise CommandRefused(
+            "malformed",
+            "the target has another number of joints",
+            got=positions.shape,
+            expected=f"shape ({joints},)",
+        )
+    if not np.isfinite(positions).all():
+        raise CommandRefused(
+            "not_finite",
+            "the target is not finite",
+            got=positions.tolist(),
+            expected="finite numbers [rad]",
+            hint="nothing was sent; look at the policy, or who gave it",
+        )
+    return positions
 
 
 class ClientClock:

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.safety import rotations
-from robot_rl.safety.commands import ClientClock, CommandRefused, Mode, checked_pose
-from robot_rl.safety.limiter import WayBack
-from robot_rl.safety.limits import ArmLimits, MeasurementRefused, Vector, within_angle
+from robot_rl.safety.commands import ClientClock, CommandRefused, Mode
+from robot_rl.safety.joint_limits import JointArmLimits
+from robot_rl.safety.limiter import way_back
+from robot_rl.safety.limits import ArmLimits, MeasurementRefused, Vector
 from robot_rl.safety.measurement import (
-    NOISE,
-    NOISE_ANGLE,
     ArmState,
     Plausibility,
     Straying,
@@ -36,34 +34,37 @@ LONGEST_TICK = 0.05
 class ArmGuard:
     """Keeps the target of one arm within `limits`, and holds the arm when commands fail to come.
 
+    Targets are what the limits are of: poses (7,) in the base frame, or joint positions (n,) [rad].
+
     Attributes:
         mode: What the arm is doing.
         reason: Why it is in this mode, in words.
         counts: How often each limit changed or refused something. Refusals: `not_finite`,
             `malformed`, `stale_stamp`, `clock_jump`, `stopped`, `resetting`, `publishers`.
-            Clamps: `workspace`, `tilt`, `yaw`, `step`, `lead`, `speed`. Holds: `force`, `joint`,
-            `joint_speed`, `deadline`, `measurement`; `jump` and `stop` are what latched.
-        target: Newest target (7,) that was given out.
-        goal: Where the target is going (7,): the last command after all limits.
+            Clamps: `workspace`, `tilt`, `yaw`, `range` of a joint, `step`, `lead`, `speed`. Holds:
+            `force`, `joint`, `joint_speed`, `deadline`, `measurement`; `jump` and `stop` are what
+            latched.
+        target: Newest target that was given out.
+        goal: Where the target is going: the last command after all limits.
     """
 
-    def __init__(self, limits: ArmLimits) -> None:
+    def __init__(self, limits: ArmLimits | JointArmLimits) -> None:
         self.limits = limits
         self.mode = Mode.HOLD
         self.reason = "no command yet"
         names = "not_finite malformed stale_stamp clock_jump stopped resetting publishers "
-        names += "workspace tilt yaw step lead speed "
+        names += "workspace tilt yaw range step lead speed "
         names += "force joint joint_speed deadline measurement jump stop"
         self.counts = dict.fromkeys(names.split(), 0)
         self.target: Vector | None = None
         self.goal: Vector | None = None
-        self._pose: Vector | None = None  # measured, once measurements agree
+        self._place: Vector | None = None  # measured, once measurements agree
         self._lost: Vector | None = None  # last target before measurements were forgotten
         self._is_displaced = False
         self._plausibility = Plausibility(limits)
-        self._straying = Straying()
-        self._way = WayBack(limits.max_lead_translation)
-        self._asked: Vector = np.empty(7)  # the last command, before it was kept inside
+        self._straying = Straying(limits)
+        self._way = way_back(limits)
+        self._asked: Vector = np.empty(0)  # the last command, before it was kept inside
         self._backs_off = False
         self._route: Resets | None = None
         self._ticked = -math.inf
@@ -75,32 +76,32 @@ class ArmGuard:
     # -- what clients and people ask for --------------------------------------------------------
 
     def command(self, target: npt.ArrayLike, stamp_ns: int, now: float, system_ns: int) -> Vector:
-        """Take a target pose; `tick` moves there.
+        """Take a target; `tick` moves there.
 
         Args:
-            target: Position [m] and quaternion xyzw (7,).
+            target: Position [m] and quaternion xyzw (7,), or joint positions (n,) [rad].
             stamp_ns: When the client made it, by its system clock [ns].
             now: Steady time of receipt [s].
             system_ns: System time of receipt [ns].
 
         Returns:
-            The target after all limits (7,).
+            The target after all limits.
 
         Raises:
             CommandRefused: It does not reach the arm; counted under its `reason`.
         """
         try:
-            pose = checked_pose(target)
+            wanted = self.limits.checked(target)
             self._clock.check(stamp_ns, system_ns)
             self._check_mode()
         except CommandRefused as refusal:
             self.counts[refusal.reason] += 1
             raise
-        assert self._pose is not None  # `_check_mode` refuses before the first measurement
+        assert self._place is not None  # `_check_mode` refuses before the first measurement
         anchor = self.goal if self.mode is Mode.FOLLOW and self.goal is not None else self.target
         assert anchor is not None
-        self.goal = self._limited_goal(anchor, pose, self._pose)
-        self._straying.ask(pose)
+        self.goal = self._limited_goal(anchor, wanted, self._place)
+        self._straying.ask(wanted)
         self.mode, self.reason = Mode.FOLLOW, "following commands"
         self._received = now
         self._active.discard("speed")
@@ -152,10 +153,11 @@ class ArmGuard:
             self._lost = self.target = None
         elif self.target is not None:
             self._lost = self.target
-        self._pose = self.target = self.goal = None
+        self._place = self.target = self.goal = None
         self._is_displaced = False
         self._plausibility.forget()
-        self._way.forget()
+        if self._way is not None:
+            self._way.forget()
         self.hold(reason)
 
     def follow_route(self, route: Resets) -> None:
@@ -170,25 +172,25 @@ class ArmGuard:
     def tick(self, now: float, measured: ArmState) -> Vector | None:
         """Advance to `now`, on the steady clock [s], with the arm's newest state.
 
-        Returns the target pose (7,) to send, or None where nothing may be sent: the arm is stopped,
+        Returns the target to send, or None where nothing may be sent: the arm is stopped,
         or it is not known yet where it is. Raises `MeasurementRefused` where the measurement is not
         finite; then nothing may be sent either.
         """
         elapsed = min(max(now - self._ticked, 0.0), LONGEST_TICK)
         self._ticked = max(now, self._ticked)
         self._take(measured, now)
-        if self._pose is None:
+        if self._place is None:
             return None
         if self.mode is Mode.STOPPED:
             return self._come_to_rest(elapsed)
-        if self.target is None and not self._resumed(self._pose):
+        if self.target is None and not self._resumed(self._place):
             return None
         if self.mode is Mode.FOLLOW and now - self._received > self.limits.command_deadline:
             self.counts["deadline"] += 1
             self.hold(f"no command for {self.limits.command_deadline * 1e3:.0f} ms")
         if self.mode is Mode.RESET:
             self._advance_route(elapsed, measured.joint_positions)
-        if (problem := self._straying.problem(self._pose)) is not None:
+        if (problem := self._straying.problem(self._place)) is not None:
             self._disbelieve(problem)
             self._is_displaced = True
             return None
@@ -207,9 +209,9 @@ class ArmGuard:
             )
         if self.mode is Mode.RESET:
             raise CommandRefused("resetting", "a reset motion is under way", hint="wait or stop it")
-        if self._pose is None:
+        if self._place is None:
             raise CommandRefused(
-                "measurement", "the arm has not been measured yet", hint="wait for current_pose"
+                "measurement", "the arm has not been measured yet", hint="wait for joint_states"
             )
         if "measurement" in self._active:
             raise CommandRefused(
@@ -227,17 +229,16 @@ class ArmGuard:
             self.hold(str(refusal))
             raise
         self._active.discard("measurement")
-        pose = np.array(measured.tcp_pose, np.float64)
-        pose[3:] = rotations.normalize(pose[3:])
-        problem = self._plausibility.problem(pose, measured.stamp_ns, now)
-        if problem is not None and self._pose is None:
+        place = self.limits.place(measured)
+        problem = self._plausibility.problem(place, measured.stamp_ns, now)
+        if problem is not None and self._place is None:
             self.hold(problem)  # nothing is sent before measurements agree
         elif problem is not None and self.mode is Mode.STOPPED:
             self.goal = self.target  # it has come to rest: where it is is not known any more
         elif problem is not None:
-            self._disbelieve(f"{problem}; look at what measures the pose, and at the arm")
+            self._disbelieve(f"{problem}; look at what measures it, and at the arm")
         if self._plausibility.settled:
-            self._pose = pose
+            self._place = place
 
     def _disbelieve(self, problem: str) -> None:
         """Stop, and send nothing: where the arm is is not known."""
@@ -245,21 +246,20 @@ class ArmGuard:
         self.stop(problem)
         self.goal = self.target
 
-    def _resumed(self, pose: Vector) -> bool:
+    def _resumed(self, place: Vector) -> bool:
         """Hold where the arm held before its measurements were lost; stop if it is not there."""
+        limits = self.limits
         if self._lost is None:
-            self.target, self.goal = pose.copy(), pose.copy()
-            self._straying.ask(pose, anew=True)
+            self.target, self.goal = place.copy(), place.copy()
+            self._straying.ask(place, anew=True)
             return True
-        target, _ = self.limits.led(self._lost, pose)
-        distance, angle = rotations.apart(target, self._lost)
-        if distance <= NOISE and angle <= NOISE_ANGLE:
+        target, _ = limits.led(self._lost, place)
+        if (limits.apart(target, self._lost) <= limits.noise).all():
             self.target, self.goal = target, target.copy()
             return True
-        distance, angle = rotations.apart(self._lost, pose)
         self._disbelieve(
-            f"the arm is measured {1e3 * distance:.0f} mm and "
-            f"{math.degrees(angle):.0f} degrees from its last target ({self.reason})"
+            f"the arm is measured {limits.distance_in_words(self._lost, place)} "
+            f"from its last target ({self.reason})"
             "; look whether it really is there, then call the service clear_errors"
         )
         self._is_displaced = True
@@ -274,17 +274,19 @@ class ArmGuard:
 
     def _yield_to(self, measured: ArmState) -> None:
         """Hold where a force, a joint or a joint's speed is too large; a force may be left."""
-        assert self._pose is not None
+        assert self._place is not None
         self._backs_off = False
         found = excesses(measured, self.limits)
         is_news = bool(found.keys() - self._active)
         for reason in found:
             self._count_once(reason)
         self._active -= {"force", "joint", "joint_speed"} - found.keys()
-        if "force" not in found:
-            self._way.came_by(self._pose)
+        if self._way is None:
+            pass  # nothing measures a force
+        elif "force" not in found:
+            self._way.came_by(self._place)
         elif len(found) == 1 and self.mode is not Mode.HOLD:
-            back = self._way.back(self._pose, self._asked, measured.tcp_wrench[:3])
+            back = self._way.back(self._place, self._asked, measured.tcp_wrench[:3])
             if back is not None:
                 self.goal, self._backs_off = back, self._way.is_known
                 return
@@ -297,25 +299,24 @@ class ArmGuard:
 
     def _advance_route(self, elapsed: float, joints: Vector) -> None:
         assert self._route is not None
-        assert self._pose is not None
-        goal = self._route.goal(elapsed, self._pose, joints)
+        assert self._place is not None
+        goal = self._route.goal(elapsed, self._place, joints)
         if goal is None:
             self.hold("reset ended")
         else:
             self.goal = self._asked = self.inside(goal)
             self._straying.ask(goal)
 
-    def inside(self, pose: Vector) -> Vector:
-        """The pose (7,), pulled into the workspace and to the largest tilt and yaw."""
-        return self.limits.admitted(self.limits.middle, pose)[0]
+    def inside(self, place: Vector) -> Vector:
+        """The place, pulled to where the limits of workspace, tilt and yaw or of joints allow."""
+        return self.limits.admitted(self.limits.middle, place)[0]
 
     def _limited_goal(self, anchor: Vector, wanted: Vector, measured: Vector) -> Vector:
-        """The command after the limits of step, lead, workspace, tilt and yaw."""
+        """The command after the limits of step and lead, and of where the arm may be."""
         limits, counts = self.limits, self.counts
-        position, stepped = _towards(anchor[:3], wanted[:3], limits.max_step_translation)
-        turn, turned = within_angle(wanted[3:], anchor[3:], limits.max_step_rotation)
-        counts["step"] += stepped or turned
-        near, led = limits.led(np.concatenate([position, turn]), measured)
+        near, stepped = limits.towards(anchor, wanted, limits.max_step)
+        counts["step"] += stepped
+        near, led = limits.led(near, measured)
         counts["lead"] += led
         self._asked = near
         goal, changed = limits.admitted(anchor, near)
@@ -331,31 +332,24 @@ class ArmGuard:
         """
         assert self.target is not None
         assert self.goal is not None
-        assert self._pose is not None
+        assert self._place is not None
         limits = self.limits
-        speed, turning = limits.max_speed_translation, limits.max_speed_rotation
-        if self._route is not None:
-            options = self._route.options
-            speed, turning = options.speed_translation, options.speed_rotation
-        position, slowed = _towards(self.target[:3], self.goal[:3], speed * elapsed)
-        turn, slowed_turn = within_angle(self.goal[3:], self.target[3:], turning * elapsed)
-        if (slowed or slowed_turn) and self.mode is Mode.FOLLOW:
+        most = elapsed * (limits.speed if self._route is None else self._route.speed)
+        target, slowed = limits.towards(self.target, self.goal, most)
+        if slowed and self.mode is Mode.FOLLOW:
             self._count_once("speed")
-        target = np.concatenate([position, turn])
         if not self._backs_off:  # where it came from is free, on whichever side of a limit
             target, _ = limits.admitted(self.target, target)
-        target[3:], _ = within_angle(target[3:], self.target[3:], turning * elapsed)
-        target, pushed = limits.led(target, self._pose)
+        target, _ = limits.towards(self.target, target, most)  # a limit may turn it on its way
+        target, pushed = limits.led(target, self._place)
         if pushed:  # no faster than an arm can be
-            target[:3], _ = _towards(self.target[:3], target[:3], limits.max_arm_speed * elapsed)
-            longest = limits.max_arm_turning * elapsed
-            target[3:], _ = within_angle(target[3:], self.target[3:], longest)
+            target, _ = limits.towards(self.target, target, elapsed * limits.fastest)
             if self.mode is not Mode.FOLLOW and self._route is None:
                 self.goal = target
         return target
 
     def _stay(self) -> None:
-        self.goal = None if self._pose is None else self._pose.copy()
+        self.goal = None if self._place is None else self._place.copy()
         if self.goal is not None:
             self._straying.ask(self.goal, anew=True)
 
@@ -363,12 +357,3 @@ class ArmGuard:
         if reason not in self._active:
             self._active.add(reason)
             self.counts[reason] += 1
-
-
-def _towards(start: Vector, end: Vector, distance: float) -> tuple[Vector, bool]:
-    """The point at most `distance` from `start` on the way to `end`, and whether it falls short."""
-    way = end - start
-    length = math.hypot(*way)
-    if length <= distance:
-        return end, False
-    return start + way * (distance / length), True

@@ -1,4 +1,4 @@
-"""From an action in [-1, 1] to a target pose that the arm may be given, and the way back."""
+"""From an action in [-1, 1] to a target that the arm may be given, and the way back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.safety import rotations
-from robot_rl.safety.limits import ActionRefused, CartesianLimits, MeasurementRefused, Vector
+from robot_rl.safety.joint_limits import JointActionLimits, JointRanges
+from robot_rl.safety.limits import (
+    ActionRefused,
+    CartesianLimits,
+    MeasurementRefused,
+    PoseLimits,
+    Vector,
+)
 from robot_rl.safety.measurement import Straying
 
 # A turn of 1 rad counts as much of a way as this [m].
@@ -139,44 +146,45 @@ def _length(way: Vector) -> float:
     return math.hypot(*way)
 
 
-class CartesianLimiter:
-    """Integrates actions into a target pose and keeps it within the limits.
+class ActionLimiter:
+    """Integrates actions into a target and keeps it within the limits: a pose, or joint positions.
 
-    The target leads the measured pose by a bounded amount (anti-wind-up): an arm that is held back
+    The target leads what is measured by a bounded amount (anti-wind-up): an arm that is held back
     by contact does not store up motion that would be released at once.
 
     Attributes:
-        target: The target pose (7,).
+        target: The target: a pose (7,), or joint positions (n,) [rad].
         straying: Whether the arm goes away from where the actions lead, for whoever asks it.
     """
 
-    def __init__(self, limits: CartesianLimits) -> None:
+    def __init__(self, limits: CartesianLimits | JointActionLimits) -> None:
         self.limits = limits
-        self.straying = Straying()
+        self.straying = Straying(limits)
         self.target = self._asked = limits.middle.copy()
-        self._way = WayBack(limits.max_lead_translation)
+        self._way = way_back(limits)
 
-    def reset(self, measured_pose: Vector) -> Vector:
-        """Hold: the target becomes the measured pose (7,)."""
-        self.target = np.array(measured_pose, np.float64)
+    def reset(self, measured: Vector) -> Vector:
+        """Hold: the target becomes what is measured."""
+        self.target = np.array(measured, np.float64)
         self._asked = self.target
         self.straying.ask(self._asked, anew=True)
         return self.target
 
     def advance(
-        self, motion: Vector, measured_pose: Vector, measured_force: Vector | None
+        self, motion: Vector, measured: Vector, measured_force: Vector | None
     ) -> tuple[Vector, bool]:
         """Apply one action's motion to the target.
 
         Args:
-            motion: Translation and rotation vector (6,) in [-1, 1], in the base frame.
-            measured_pose: TCP pose (7,).
+            motion: In [-1, 1]: translation and rotation vector (6,) in the base frame; or one
+                number for each joint (n,).
+            measured: TCP pose (7,), or joint positions (n,).
             measured_force: Contact force (3,) on the tool [N]; None where it is not measured.
 
         Returns:
-            The new target pose (7,), and whether a safety limit changed what was asked for; the
-            bounded lead is part of normal motion in contact and does not count. Above the force
-            limit the target is the measured pose, or leads back along the way that the arm came.
+            The new target, and whether a safety limit changed what was asked for; the bounded lead
+            is part of normal motion in contact and does not count. Above the force limit the target
+            is what is measured, or leads back along the way that the arm came.
 
         Raises:
             MeasurementRefused: A measurement is not finite, or the force is limited and not
@@ -184,23 +192,27 @@ class CartesianLimiter:
         """
         limits, force, most = self.limits, measured_force, self.limits.max_force
         unknown = most is not None if force is None else not np.isfinite(force).all()
-        if unknown or not np.isfinite(measured_pose).all():
+        if unknown or not np.isfinite(measured).all():
             raise MeasurementRefused(
-                "the measured pose or force is not finite",
-                got=f"pose {np.asarray(measured_pose).tolist()}, force {force}",
+                "the measured place or force of the arm is not finite",
+                got=f"{np.asarray(measured).tolist()}, force {force}",
                 expected="finite numbers",
                 hint="check the robot's state; the target stays as it was",
             )
-        step = limits.translation_step * motion[:3]
-        turn = rotations.from_rotation_vector(limits.rotation_step * motion[3:6])
-        wanted = rotations.displaced(self.target, step, turn)
-        self._asked = rotations.displaced(self._asked, step, turn)
+        wanted = limits.moved(self.target, motion)
+        self._asked = limits.moved(self._asked, motion)
         self.straying.ask(self._asked)
-        if force is not None and most is not None and math.hypot(*force) > most:
-            back = self._way.back(measured_pose, wanted, force)
-            self.target, _ = limits.led(measured_pose if back is None else back, measured_pose)
-            return self.target, True
-        self._way.came_by(measured_pose)
+        if self._way is not None:
+            if force is not None and most is not None and math.hypot(*force) > most:
+                back = self._way.back(measured, wanted, force)
+                self.target, _ = limits.led(measured if back is None else back, measured)
+                return self.target, True
+            self._way.came_by(measured)
         admitted, changed = limits.admitted(self.target, wanted)
-        self.target, _ = limits.led(admitted, measured_pose)
+        self.target, _ = limits.led(admitted, measured)
         return self.target, bool(changed)
+
+
+def way_back(limits: PoseLimits | JointRanges) -> WayBack | None:
+    """What leads an arm back that presses too hard; None where no force is limited at all."""
+    return WayBack(limits.max_lead_translation) if isinstance(limits, PoseLimits) else None

@@ -6,19 +6,28 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from robot_rl.errors import RobotRLError
 from robot_rl.safety import rotations
+from robot_rl.safety.commands import checked_pose
+
+if TYPE_CHECKING:
+    from robot_rl.safety.joint_limits import JointArmLimits
+    from robot_rl.safety.measurement import ArmState
 
 Vector = npt.NDArray[np.float64]
 Compliance = Literal["impedance", "force_mode", "position"]
 
 # What rounding makes of an angle at its limit [rad].
 _SMALL_ANGLE = 1e-9
+# Farther from where it was asked to be no arm may come by itself, or by being pushed [m, rad].
+_STRAYED = np.array([0.07, 0.5])
+# What a measured pose may be off by although the arm stands [m, rad].
+_NOISE = np.array([0.002, 0.02])
 # Limits that may be None, and what is checked by itself; all others are positive numbers.
 _OPTIONAL = ("max_force", "max_torque")
 _NO_POSITIVE_NUMBERS = (
@@ -43,7 +52,14 @@ def bounded(default: float, description: str, low: float, high: float) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class PoseLimits:
-    """Where a TCP may be, in the base frame, and how far its target may lead it."""
+    """Where a TCP may be, in the base frame, and how far its target may lead it.
+
+    Guard and limiter know places and ways by these methods alone: here a place is a pose (7,), in
+    `robot_rl.safety.joint_limits` it is joint positions.
+    """
+
+    strayed: ClassVar[Vector] = _STRAYED
+    noise: ClassVar[Vector] = _NOISE
 
     workspace_low: tuple[float, float, float]  # lowest TCP position [m]
     workspace_high: tuple[float, float, float]  # highest TCP position [m]
@@ -139,6 +155,55 @@ class PoseLimits:
         pulled = turned or bool((position != target[:3]).any())
         return np.concatenate([position, rotations.normalize(turn)]), pulled
 
+    @cached_property
+    def fastest(self) -> Vector:
+        """How fast the arm can be, pushed or not (2,) [m/s, rad/s]."""
+        return np.array([self.max_arm_speed, self.max_arm_turning])
+
+    def between(self, start: Vector, end: Vector) -> Vector:
+        """The way (6,) from one pose to another: translation [m] and rotation vector [rad]."""
+        return rotations.between(start, end)
+
+    def apart(self, start: Vector, end: Vector) -> Vector:
+        """Distance and angle between two poses (2,) [m, rad]."""
+        return np.array(rotations.apart(start, end))
+
+    def towards(self, start: Vector, end: Vector, most: Vector) -> tuple[Vector, bool]:
+        """The pose at most so far (2,) [m, rad] from `start` to `end`; whether it falls short."""
+        way = end[:3] - start[:3]
+        length = math.hypot(*way)
+        short = length > most[0]
+        position = start[:3] + way * (most[0] / length) if short else end[:3]
+        turn, turns_less = within_angle(end[3:], start[3:], float(most[1]))
+        return np.concatenate([position, turn]), short or turns_less
+
+    def distance_in_words(self, start: Vector, end: Vector) -> str:
+        """How far apart two poses are."""
+        distance, angle = rotations.apart(start, end)
+        return f"{1e3 * distance:.0f} mm and {math.degrees(angle):.0f} degrees"
+
+    def shown(self, *poses: Vector) -> str:
+        """Where they are, from the one to the other."""
+        return " to ".join(_rounded(pose[:3]) for pose in poses) + " m"
+
+    def jump_in_words(self, part: int, last: Vector, pose: Vector, elapsed: float) -> str:
+        """A jump of the measured pose by more than an arm can move, in `elapsed` seconds.
+
+        `part` is 0 where its position jumped, else 1.
+        """
+        distance, angle = rotations.apart(last, pose)
+        if part == 0:
+            return (
+                f"the measured position jumped by {1e3 * distance:.0f} mm in "
+                f"{1e3 * elapsed:.0f} ms, from {self.shown(last, pose)}; an arm "
+                f"moves at {self.max_arm_speed:g} m/s at most"
+            )
+        return (
+            f"the measured orientation jumped by {math.degrees(angle):.0f} degrees in "
+            f"{1e3 * elapsed:.0f} ms, from {_rounded(last[3:])} to {_rounded(pose[3:])}; an arm "
+            f"turns at {self.max_arm_turning:g} rad/s at most"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class CartesianLimits(PoseLimits):
@@ -146,6 +211,11 @@ class CartesianLimits(PoseLimits):
 
     translation_step: float  # motion of the target for an action of 1 [m per control period]
     rotation_step: float  # rotation of the target for an action of 1 [rad per control period]
+
+    def moved(self, target: Vector, motion: Vector) -> Vector:
+        """A target (7,), moved by an action's motion (6,) in [-1, 1]."""
+        turn = rotations.from_rotation_vector(self.rotation_step * motion[3:6])
+        return rotations.displaced(target, self.translation_step * motion[:3], turn)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,26 +248,30 @@ class ArmLimits(PoseLimits):
                     got=getattr(self, arm),
                     expected=f"more than {target}, which is {getattr(self, target)}",
                 )
-        low, high, margin = self.joint_low, self.joint_high, self.joint_margin
-        if len(low) != len(high):
-            raise RobotRLError(
-                "'joint_low' and 'joint_high' differ in length",
-                got=(len(low), len(high)),
-                expected="a number for each joint in both",
-            )
-        if not margin >= 0.0:
-            problem = "limit 'joint_margin' is negative"
-            raise RobotRLError(problem, got=margin, expected=">= 0 [rad]")
-        for joint, (least, most) in enumerate(zip(low, high, strict=True)):
-            if not least + 2.0 * margin < most:
-                raise RobotRLError(
-                    f"the range of joint {joint} is empty",
-                    got=(least, most),
-                    expected=f"low + twice the margin of {margin} < high [rad]",
-                )
+        check_joint_ranges(self.joint_low, self.joint_high, self.joint_margin)
+
+    @cached_property
+    def max_step(self) -> Vector:
+        """Of the target in one command (2,) [m, rad]."""
+        return np.array([self.max_step_translation, self.max_step_rotation])
+
+    @cached_property
+    def speed(self) -> Vector:
+        """Of the target (2,) [m/s, rad/s]."""
+        return np.array([self.max_speed_translation, self.max_speed_rotation])
+
+    def checked(self, target: npt.ArrayLike) -> Vector:
+        """The pose (7,) of a command, or `CommandRefused`."""
+        return checked_pose(target)
+
+    def place(self, measured: ArmState) -> Vector:
+        """The measured pose (7,), with a unit quaternion."""
+        pose = np.array(measured.tcp_pose, np.float64)
+        pose[3:] = rotations.normalize(pose[3:])
+        return pose
 
 
-def refuse_stiff_contact(compliance: Compliance, limits: ArmLimits) -> None:
+def refuse_stiff_contact(compliance: Compliance, limits: ArmLimits | JointArmLimits) -> None:
     """Refuse a contact task on an arm with position control that does not limit the force."""
     if compliance == "position" and limits.max_force is None:
         raise RobotRLError(
@@ -223,6 +297,26 @@ def check_workspace(low: Sequence[float], high: Sequence[float]) -> None:
             )
 
 
+def check_joint_ranges(low: Sequence[float], high: Sequence[float], margin: float) -> None:
+    """Refuse ranges of joints [rad] that are empty, or of another number of joints."""
+    if len(low) != len(high):
+        raise RobotRLError(
+            "'joint_low' and 'joint_high' differ in length",
+            got=(len(low), len(high)),
+            expected="a number for each joint in both",
+        )
+    if not margin >= 0.0:
+        problem = "limit 'joint_margin' is negative"
+        raise RobotRLError(problem, got=margin, expected=">= 0 [rad]")
+    for joint, (least, most) in enumerate(zip(low, high, strict=True)):
+        if not least + 2.0 * margin < most:
+            raise RobotRLError(
+                f"the range of joint {joint} is empty",
+                got=(least, most),
+                expected=f"low + twice the margin of {margin} < high [rad]",
+            )
+
+
 def check_positive(name: str, value: float) -> None:
     """Refuse a limit that is not a finite number above zero."""
     if not (math.isfinite(value) and value > 0.0):
@@ -239,6 +333,10 @@ def within_angle(orientation: Vector, centre: Vector, max_angle: float) -> tuple
         return orientation, False
     turn = rotations.from_rotation_vector(difference * (max_angle / angle))
     return rotations.multiply(turn, centre), True
+
+
+def _rounded(values: Vector) -> str:
+    return str([round(float(value), 3) for value in values])
 
 
 def _wrapped(angle: float) -> float:

@@ -8,14 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from robot_rl.safety import rotations
+from robot_rl.safety.joint_limits import JointArmLimits, JointRanges
 from robot_rl.safety.limits import ArmLimits, MeasurementRefused, PoseLimits, Vector
 
 # Speed towards a joint limit that counts as motion [rad/s].
 _STILL = 0.01
-# What a measured pose may be off by although the arm stands [m, rad].
-NOISE = 0.002
-NOISE_ANGLE = 0.02
 # No more motion than in this time is believed at once, however long nothing was measured [s].
 _LONGEST_GAP = 0.05
 # Measurements may come in bunches, late by this [s].
@@ -24,8 +21,6 @@ _JITTER = 0.02
 _WINDOW = 0.1
 # New measurements that must agree before an arm is believed to be where they say.
 _AGREEING = 3
-# Farther from where it was asked to be no arm may come by itself, or by being pushed [m, rad].
-_STRAYED = np.array([0.07, 0.5])
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +41,10 @@ class ArmState:
 
 
 class Plausibility:
-    """Judges each measured pose by the one before it and by how fast an arm can be."""
+    """Judges each measured place by the one before it and by how fast an arm can be."""
 
-    def __init__(self, limits: PoseLimits) -> None:
-        self._max_speed, self._max_turning = limits.max_arm_speed, limits.max_arm_turning
+    def __init__(self, limits: PoseLimits | JointRanges) -> None:
+        self._limits = limits
         self._pose: Vector | None = None
         self._stamp_ns = 0
         self._taken = -math.inf
@@ -67,10 +62,10 @@ class Plausibility:
         self._past.clear()
 
     def problem(self, pose: Vector, stamp_ns: int, now: float) -> str | None:
-        """Take a measured pose; returns why no arm can have moved like that, or None.
+        """Take a measured place; returns why no arm can have moved like that, or None.
 
         Args:
-            pose: (7,), base frame.
+            pose: A pose (7,), base frame; or joint positions (n,) [rad].
             stamp_ns: When it was measured; the same again is no new measurement [ns].
             now: Steady time [s].
         """
@@ -92,21 +87,13 @@ class Plausibility:
         self._agreeing = self._agreeing + 1 if found is None else 1
         return found
 
-    def _jump(self, last: Vector, pose: Vector, elapsed: float) -> str | None:
-        distance, angle = rotations.apart(last, pose)
-        if distance > NOISE + self._max_speed * (elapsed + _JITTER):
-            return (
-                f"the measured position jumped by {1e3 * distance:.0f} mm in "
-                f"{1e3 * elapsed:.0f} ms, from {_shown(last[:3])} to {_shown(pose[:3])} m; an arm "
-                f"moves at {self._max_speed:g} m/s at most"
-            )
-        if angle > NOISE_ANGLE + self._max_turning * (elapsed + _JITTER):
-            return (
-                f"the measured orientation jumped by {math.degrees(angle):.0f} degrees in "
-                f"{1e3 * elapsed:.0f} ms, from {_shown(last[3:])} to {_shown(pose[3:])}; an arm "
-                f"turns at {self._max_turning:g} rad/s at most"
-            )
-        return None
+    def _jump(self, last: Vector, place: Vector, elapsed: float) -> str | None:
+        limits = self._limits
+        most = limits.noise + limits.fastest * (elapsed + _JITTER)
+        beyond = limits.apart(last, place) > most
+        if not beyond.any():
+            return None
+        return limits.jump_in_words(int(np.argmax(beyond)), last, place, elapsed)
 
 
 class Straying:
@@ -117,12 +104,13 @@ class Straying:
     yield at each tick to an arm that only follows it: it would run away.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: PoseLimits | JointRanges) -> None:
+        self._limits = limits
         self._asked: Vector | None = None
-        self._nearest = np.zeros(2)
+        self._nearest = np.zeros(limits.strayed.shape)
 
     def ask(self, pose: Vector, *, anew: bool = False) -> None:
-        """The arm is asked to be at `pose` (7,).
+        """The arm is asked to be at a pose (7,), or at joint positions (n,).
 
         Args:
             pose: Where to; the arm may be as much farther from it as this is farther from the one
@@ -130,38 +118,40 @@ class Straying:
             anew: Whether what was asked before does not matter: the arm may be anywhere.
         """
         if anew or self._asked is None:
-            self._nearest = np.full(2, math.inf)
+            self._nearest = np.full(self._limits.strayed.shape, math.inf)
         else:
-            self._nearest += rotations.apart(self._asked, pose)
+            self._nearest = self._nearest + self._limits.apart(self._asked, pose)
         self._asked = pose.copy()
 
     def problem(self, measured: Vector) -> str | None:
-        """Why the arm, measured at a pose (7,), must not be followed farther, or None."""
+        """Why the arm, measured at such a place, must not be followed farther, or None."""
         if self._asked is None:
             return None
-        away = np.array(rotations.apart(self._asked, measured))
+        limits = self._limits
+        away = limits.apart(self._asked, measured)
         self._nearest = np.minimum(self._nearest, away)
-        if (away <= self._nearest + _STRAYED).all():
+        if (away <= self._nearest + limits.strayed).all():
             return None
         return (
-            f"the arm has gone away from where it was asked to be: by {1e3 * away[0]:.0f} mm and "
-            f"{math.degrees(away[1]):.0f} degrees, from {_shown(self._asked[:3])} to "
-            f"{_shown(measured[:3])} m; it was pushed, or the measured pose is not of the frame "
-            "that its controller moves"
+            "the arm has gone away from where it was asked to be: by "
+            f"{limits.distance_in_words(self._asked, measured)}, from "
+            f"{limits.shown(self._asked, measured)}; it was pushed, or what is measured is not what"
+            " its controller moves"
         )
 
 
-def check_measured(measured: ArmState, limits: ArmLimits) -> None:
+def check_measured(measured: ArmState, limits: ArmLimits | JointArmLimits) -> None:
     """Refuse a measurement that no limit can be computed from, as `MeasurementRefused`.
 
     Something that is needed is not finite, or there are more or fewer joints than limits of them. A
     wrench is needed where it is limited.
     """
     needed = [
-        ("pose", measured.tcp_pose),
         ("joint positions", measured.joint_positions),
         ("joint velocities", measured.joint_velocities),
     ]
+    if isinstance(limits, ArmLimits):
+        needed.insert(0, ("pose", measured.tcp_pose))
     if limits.max_force is not None:
         needed.append(("force", measured.tcp_wrench[:3]))
     if limits.max_torque is not None:
@@ -181,7 +171,7 @@ def check_measured(measured: ArmState, limits: ArmLimits) -> None:
         raise MeasurementRefused(problem, got=joints, expected=len(limits.joint_low))
 
 
-def excesses(measured: ArmState, limits: ArmLimits) -> dict[str, str]:
+def excesses(measured: ArmState, limits: ArmLimits | JointArmLimits) -> dict[str, str]:
     """What is too large at this moment, for the arm to hold: `force`, `joint_speed` or `joint`.
 
     The value explains it. A joint within its margin may stand, or move away from its limit.
@@ -206,7 +196,3 @@ def excesses(measured: ArmState, limits: ArmLimits) -> dict[str, str]:
             joint = int(np.argmax(outward))
             found["joint"] = f"joint {joint} at {positions[joint]:.3f} rad moves to its limit"
     return found
-
-
-def _shown(values: Vector) -> str:
-    return str([round(float(value), 3) for value in values])

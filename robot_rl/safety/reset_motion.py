@@ -11,9 +11,11 @@ import numpy.typing as npt
 
 from robot_rl.safety import rotations
 from robot_rl.safety.commands import CommandRefused, Mode, checked_pose
+from robot_rl.safety.joint_limits import JointArmLimits
 from robot_rl.safety.limits import ArmLimits, Vector
 from robot_rl.safety.reset_way import (
     ForwardKinematics,
+    JointTargetWay,
     JointWay,
     ResetOptions,
     StraightWay,
@@ -37,7 +39,9 @@ def checked_reset_pose(pose: npt.ArrayLike) -> Vector:
     return checked_pose(pose, "reset.pose", tolerance=1e-3)
 
 
-def checked_reset_joints(values: npt.ArrayLike, joints: int, limits: ArmLimits) -> Vector:
+def checked_reset_joints(
+    values: npt.ArrayLike, joints: int, limits: ArmLimits | JointArmLimits
+) -> Vector:
     """The waypoints (k, joints) that the parameter `reset.joints` holds in a row.
 
     Raises `CommandRefused` where they are none of this many joints, or not within their limits.
@@ -74,7 +78,7 @@ class ResetOutcome(NamedTuple):
     message: str
 
 
-_Part = StraightWay | JointWay
+_Part = StraightWay | JointWay | JointTargetWay
 
 
 class Resets:
@@ -202,7 +206,7 @@ class Resets:
         numbers = range(len(self._end))
         for number in numbers:  # the way to the first is looked at when the tool is drawn back
             way = self._way(number, self._end[max(0, number - 1)], pose, joints)
-            if (problem := way.beyond(self._guard.limits, self.options)) is not None:
+            if (problem := way.beyond(self._pose_limits, self.options)) is not None:
                 return problem
         ways = [partial(self._by_joints, number) for number in numbers]
         self._ahead = [partial(self._straight, away), *ways]
@@ -236,6 +240,11 @@ class Resets:
         self._failure, self._may_be_repeated = problem, False
 
     @property
+    def speed(self) -> Vector:
+        """How fast the target may go on the way, as `speed` of the guard's limits."""
+        return np.array([self.options.speed_translation, self.options.speed_rotation])
+
+    @property
     def _share(self) -> float:
         return share_of_way(self._moved, self._seconds)
 
@@ -245,7 +254,7 @@ class Resets:
 
     def _by_joints(self, number: int, pose: Vector, joints: Vector) -> _Part:
         way = self._way(number, joints, pose, joints)
-        if (problem := way.beyond(self._guard.limits, self.options)) is not None:
+        if (problem := way.beyond(self._pose_limits, self.options)) is not None:
             self._fail(problem)
         return way
 
@@ -256,6 +265,34 @@ class Resets:
         name = f"waypoint {number + 1} of reset.joints"
         return JointWay(self._forward, start, self._end[number], tool, name, is_last)
 
+    @property
+    def _pose_limits(self) -> ArmLimits:
+        limits = self._guard.limits
+        assert isinstance(limits, ArmLimits), "JointResets has another plan"
+        return limits
+
     def _retracted(self, pose: Vector) -> Vector:
         back = np.array([0.0, 0.0, -self.options.retract_distance, 0.0, 0.0, 0.0, 1.0])
         return self._guard.inside(rotations.compose(pose, back))
+
+
+class JointResets(Resets):
+    """The same for an arm that takes joint targets: straight from waypoint to waypoint (k, n).
+
+    Where its tool is is not known, so that nothing is drawn back first.
+    """
+
+    @property
+    def speed(self) -> Vector:
+        """How fast each joint's target may go (1,) [rad/s]."""
+        return np.array([self.options.speed_joints])
+
+    def _plan(self, place: Vector, joints: Vector) -> str | None:
+        ways = enumerate(self._end, 1)
+        self._ahead = [partial(self._to_waypoint, number, end) for number, end in ways]
+        return None
+
+    def _to_waypoint(self, number: int, end: Vector, place: Vector, joints: Vector) -> _Part:
+        target = self._guard.target
+        start = joints if target is None else target
+        return JointTargetWay(start, end, f"waypoint {number} of reset.joints")

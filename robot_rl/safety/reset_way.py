@@ -115,10 +115,9 @@ class JointWay:
 
     def left(self, pose: Vector, joints: Vector, options: ResetOptions) -> str | None:
         """The joint that is not there yet, at the last end, or what is left of the tool's way."""
-        away = np.abs(self.end - joints)
-        joint = int(np.argmax(away))
-        if self.is_last and away[joint] > options.tolerance_joints:
-            return f"joint {joint} is {away[joint]:.2f} rad away from {self.name}"
+        away = _joint_away(self.end, joints, self.name, options)
+        if self.is_last and away is not None:
+            return away
         return StraightWay(pose, self.at(1.0, pose, joints)).left(pose, joints, options)
 
     def beyond(self, limits: PoseLimits, options: ResetOptions) -> str | None:
@@ -153,9 +152,38 @@ class JointWay:
         return _unit(rotations.compose(flange, tool))
 
 
+@dataclass(frozen=True, eq=False)
+class JointTargetWay:
+    """A part of the way of an arm that takes joint targets: from positions (n,) to others."""
+
+    start: Vector
+    end: Vector
+    name: str  # of its end
+
+    def seconds(self, options: ResetOptions) -> float:
+        """How long it takes at the largest speed of a joint [s]."""
+        return float(np.abs(self.end - self.start).max()) / options.speed_joints
+
+    def at(self, share: float, place: Vector, joints: Vector) -> Vector:
+        """The joints' targets (n,) at a share of it."""
+        return self.start + share * (self.end - self.start)
+
+    def left(self, place: Vector, joints: Vector, options: ResetOptions) -> str | None:
+        """The joint that is not there yet, or None."""
+        return _joint_away(self.end, joints, self.name, options)
+
+
 def tool_pose(forward: ForwardKinematics, pose: Vector, joints: Vector) -> Vector:
     """The pose (7,) of the tool on the flange of an arm that is measured so."""
     return rotations.relative(forward(joints), pose)
+
+
+def _joint_away(end: Vector, joints: Vector, name: str, options: ResetOptions) -> str | None:
+    away = np.abs(end - joints)
+    joint = int(np.argmax(away))
+    if away[joint] <= options.tolerance_joints:
+        return None
+    return f"joint {joint} is {away[joint]:.2f} rad away from {name}"
 
 
 def _unit(pose: Vector) -> Vector:

@@ -11,8 +11,8 @@ from scipy.spatial.transform import Rotation
 
 from robot_rl.errors import RobotRLError
 from robot_rl.safety import (
+    ActionLimiter,
     ActionRefused,
-    CartesianLimiter,
     CartesianLimits,
     MeasurementRefused,
     check_action,
@@ -68,7 +68,7 @@ def outside(position):
 
 @given(sequences)
 def test_whatever_is_asked_and_measured_the_target_keeps_the_limits(sequence):
-    limiter = CartesianLimiter(LIMITS)
+    limiter = ActionLimiter(LIMITS)
     limiter.reset(START)
     for motion, measured, force in sequence:
         before = limiter.target.copy()
@@ -92,7 +92,7 @@ def test_whatever_is_asked_and_measured_the_target_keeps_the_limits(sequence):
 
 @given(anywhere)
 def test_no_limit_moves_an_arm_wherever_it_is(measured):
-    limiter = CartesianLimiter(LIMITS)
+    limiter = ActionLimiter(LIMITS)
     limiter.reset(measured)
     for _ in range(10):
         target, clamped = limiter.advance(np.zeros(6), measured, NO_FORCE)
@@ -101,7 +101,7 @@ def test_no_limit_moves_an_arm_wherever_it_is(measured):
 
 
 def test_what_leads_back_is_followed_and_what_leads_further_out_is_not():
-    limiter = CartesianLimiter(LIMITS)
+    limiter = ActionLimiter(LIMITS)
     start = pose([0.3, 0.0, 0.0], [0.0, 0.9, 0.0])  # 10 cm beyond the workspace, and tilted by 0.9
     limiter.reset(start)
     out = np.array([1.0, 0, 0, 0, 1.0, 0])
@@ -113,7 +113,7 @@ def test_what_leads_back_is_followed_and_what_leads_further_out_is_not():
 
 
 def test_an_arm_that_presses_too_hard_may_go_back_along_the_way_it_came():
-    limiter = CartesianLimiter(LIMITS)
+    limiter = ActionLimiter(LIMITS)
     limiter.reset(START)
     down = np.array([0, 0, -1.0, 0, 0, 0])
     following(limiter, down, 5)
@@ -128,7 +128,7 @@ def test_an_arm_that_presses_too_hard_may_go_back_along_the_way_it_came():
 
 @given(motions)
 def test_an_unhindered_action_moves_the_target_by_its_step(motion):
-    limiter = CartesianLimiter(LIMITS)
+    limiter = ActionLimiter(LIMITS)
     limiter.reset(START)
     target, clamped = limiter.advance(motion, START, NO_FORCE)
     assert not clamped
@@ -146,7 +146,7 @@ def following(limiter, motion, steps):
 @pytest.mark.parametrize("axis", range(3))
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_the_workspace_is_the_end_and_is_reported(axis, sign):
-    limiter = CartesianLimiter(LIMITS)
+    limiter = ActionLimiter(LIMITS)
     limiter.reset(START)
     assert following(limiter, sign * np.eye(6)[axis], 60)
     bound = LIMITS.workspace_high if sign > 0 else LIMITS.workspace_low
@@ -155,7 +155,7 @@ def test_the_workspace_is_the_end_and_is_reported(axis, sign):
 
 @pytest.mark.parametrize(("axis", "name"), [(3, "tilt"), (4, "tilt"), (5, "yaw")])
 def test_tilt_and_yaw_end_and_are_reported(axis, name):
-    limiter = CartesianLimiter(dataclasses.replace(LIMITS, max_yaw=0.5))
+    limiter = ActionLimiter(dataclasses.replace(LIMITS, max_yaw=0.5))
     limiter.reset(START)
     assert following(limiter, np.eye(6)[axis], 60)
     most = {"tilt": LIMITS.max_tilt, "yaw": 0.5}[name]
@@ -163,13 +163,13 @@ def test_tilt_and_yaw_end_and_are_reported(axis, name):
 
 
 def test_the_yaw_is_free_without_a_range():
-    limiter = CartesianLimiter(LIMITS)
+    limiter = ActionLimiter(LIMITS)
     limiter.reset(START)
     assert not following(limiter, np.eye(6)[5], 200)
 
 
 def test_an_arm_that_is_held_back_does_not_store_up_motion():
-    limiter = CartesianLimiter(LIMITS)
+    limiter = ActionLimiter(LIMITS)
     limiter.reset(START)
     down = np.array([0, 0, -1.0, 0, 0, 0])
     for _ in range(50):
@@ -182,7 +182,7 @@ def test_an_arm_that_is_held_back_does_not_store_up_motion():
 
 
 def test_too_much_force_holds():
-    limiter = CartesianLimiter(LIMITS)
+    limiter = ActionLimiter(LIMITS)
     limiter.reset(START)
     elsewhere = pose([0.01, 0.0, -0.02], [0.05, 0.0, 0.0])
     target, clamped = limiter.advance(np.ones(6), elsewhere, np.array([0.0, -60.1, 0.0]))
@@ -192,10 +192,10 @@ def test_too_much_force_holds():
 
 
 def test_a_force_is_needed_where_it_is_limited_and_only_there():
-    limiter = CartesianLimiter(LIMITS)
+    limiter = ActionLimiter(LIMITS)
     with pytest.raises(MeasurementRefused, match="force None"):
         limiter.advance(np.ones(6), START, None)
-    unlimited = CartesianLimiter(dataclasses.replace(LIMITS, max_force=None))
+    unlimited = ActionLimiter(dataclasses.replace(LIMITS, max_force=None))
     unlimited.reset(START)
     target, _ = unlimited.advance(np.ones(6), START, None)
     assert (target[:3] > START[:3]).all()
@@ -206,7 +206,7 @@ def test_a_force_is_needed_where_it_is_limited_and_only_there():
 @pytest.mark.parametrize("column", [0, 3])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_measurement_that_is_not_finite_is_refused(column, bad):
-    limiter = CartesianLimiter(LIMITS)
+    limiter = ActionLimiter(LIMITS)
     limiter.reset(START)
     before = limiter.target.copy()
     broken = START.copy()
@@ -291,7 +291,7 @@ def test_another_shape_or_dtype_is_refused_with_the_columns(action):
 @pytest.mark.parametrize("offset", [(0, 0.04, 0), (0, 0, -0.021)])
 def test_an_arm_that_goes_away_from_where_the_actions_lead_is_noticed(offset):
     """Measured wrongly by more than the lead, it takes its target along for ever."""
-    limiter = CartesianLimiter(LIMITS)
+    limiter = ActionLimiter(LIMITS)
     limiter.reset(START)
     true = START.copy()
     for _ in range(200):
@@ -304,7 +304,7 @@ def test_an_arm_that_goes_away_from_where_the_actions_lead_is_noticed(offset):
 
 
 def test_an_arm_that_is_blocked_does_not_stray_however_long_it_is_pushed_on():
-    limiter = CartesianLimiter(LIMITS)
+    limiter = ActionLimiter(LIMITS)
     limiter.reset(START)
     for down in (-1.0, 1.0):
         for _ in range(100):

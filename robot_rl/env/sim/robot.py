@@ -18,7 +18,7 @@ from robot_rl.env.sim.domain import IDEAL, Domain
 from robot_rl.env.sim.task import put_in_world
 from robot_rl.env.sim.world import Event, GripperMotor
 from robot_rl.env.task import Task
-from robot_rl.safety import CartesianLimiter, CartesianLimits, rotations
+from robot_rl.safety import ActionLimiter, CartesianLimits, rotations
 
 FINGER_STROKE = 0.08
 
@@ -57,7 +57,7 @@ class SimRobot:
         self._bystander: SceneRenderer | None = None
         images = (field for camera in self._cameras for field in camera.fields)
         self.observation_fields = (*state_fields(len(self.home_joints)), *images)
-        self.limiter = CartesianLimiter(self.limits)
+        self.limiter = ActionLimiter(self.limits)
         self.clamped = False
         self.action_names = sim_task.action_names
         self._columns = [ARM_ACTIONS.index(n) for n in self.action_names if n != GRIPPER_ACTION]
@@ -83,7 +83,7 @@ class SimRobot:
         self.hold()
 
     def apply(self, action: Action) -> Action:
-        """Move the impedance target by an action (d,), see `CartesianLimiter`, and the gripper."""
+        """Move the impedance target by an action (d,), see `ActionLimiter`, and the gripper."""
         motion = np.zeros(len(ARM_ACTIONS))
         motion[self._columns] = action[: len(self._columns)]
         pose, force = self.world.tcp_pose(), self.world.tcp_wrench()[:3]
