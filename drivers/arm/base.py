@@ -15,7 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from drivers.errors import DriverError, DriverFault
-from robot_rl.safety import ArmLimits, ArmState, Compliance, checked_reset_joints, rotations
+from robot_rl.safety import (
+    ArmLimits,
+    ArmState,
+    Compliance,
+    JointArmLimits,
+    checked_reset_joints,
+    rotations,
+)
 from robot_rl.safety.commands import checked_pose
 from robot_rl.safety.limits import check_positive
 
@@ -37,6 +44,12 @@ class Arm(Protocol):
     """An arm under Cartesian control. Limits are not its business: `robot_rl.safety.ArmGuard`'s.
 
     A driver is used by one thread at a time. Some have more:
+
+    `command_joints(joints)`, of an arm that is moved by its joints instead: as `command`, but joint
+    positions (n,) [rad]. It needs `joint_limits`; its pose may be unknown, NaN.
+
+    `grip(position)`, where a gripper is on the arm's own wire: its fingers go to a position, 0 open
+    to 1 closed, with the next target; `gripper_position` is where `read` found them.
 
     `zero_ft()`, where a force sensor drifts: it reads zero from then on; the arm does not move, and
     holds where it is.
@@ -86,7 +99,9 @@ class Arm(Protocol):
         """Hold, and let go of the arm; also when it was never reached, and again."""
 
 
-def reset_waypoints(driver: Any, joints: Sequence[float], limits: ArmLimits) -> Vector:
+def reset_waypoints(
+    driver: Any, joints: Sequence[float], limits: ArmLimits | JointArmLimits
+) -> Vector:
     """The waypoints (k, n) that the parameter `reset.joints` holds in a row; (0, n) without it.
 
     A driver that can is told to draw its elbow to the last one. Raises `DriverError` where the
@@ -95,6 +110,8 @@ def reset_waypoints(driver: Any, joints: Sequence[float], limits: ArmLimits) -> 
     count = len(driver.joint_names)
     if not joints:
         return np.empty((0, count))
+    if isinstance(limits, JointArmLimits):
+        return checked_reset_joints(joints, count, limits)
     holds_elbow = hasattr(driver, "posture")
     if not hasattr(driver, "forward_kinematics") or (count > _JOINTS_OF_A_POSE and not holds_elbow):
         raise DriverError(

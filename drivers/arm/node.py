@@ -4,6 +4,8 @@
     subscribes  target_pose: the equilibrium of the Cartesian impedance controller, base frame
     services    stop, clear_errors, reset (std_srvs/Trigger); zero_ft, of arms that can do it
 
+An arm that takes joint targets has `target_joints` and `applied_joints` instead, and publishes what
+it knows of the others; one with a gripper on its own wire has the topics of the gripper's node too.
 `applied_pose` is each accepted target after the limits of workspace, tilt, step and lead, with the
 stamp of its command. `mode` (String) says at each change what the arm does and why: `hold`,
 `follow`, `reset` or `stopped`, a colon, the reason. A stop, the arm's own faults included, outlives
@@ -17,55 +19,47 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from geometry_msgs.msg import PoseStamped, TwistStamped, WrenchStamped
-from rcl_interfaces.msg import SetParametersResult
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
-from rclpy.parameter import Parameter
 from rclpy.task import Future
 from sensor_msgs.msg import JointState
-from std_msgs.msg import String
+from std_msgs.msg import Float64, String
 from std_srvs.srv import Trigger
 
-from drivers.arm.base import Rest, reset_waypoints
+from drivers.arm.base import Rest
+from drivers.arm.parameters import ArmParameters
 from drivers.errors import DriverError, DriverFault
+from drivers.gripper.base import check_position
+from drivers.gripper.node import JOINT, SETTLE_S, SILENCE_S
 from robot_rl.errors import RobotRLError, described
 from robot_rl.ros import messages, qos
 from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.messages import to_nanoseconds
 from robot_rl.ros.node_process import run_node
+from robot_rl.ros.targets import JointTargets, PoseTargets
 from robot_rl.safety import (
     ArmGuard,
-    ArmLimits,
     ArmState,
-    CommandRefused,
     Mode,
-    ResetOptions,
     ResetOutcome,
-    Resets,
     SoleSource,
     StopLatch,
     StopNotKept,
-    checked_reset_pose,
-    default_stop_folder,
-    refuse_stiff_contact,
 )
 
 _NUMBER = re.compile(r"[\d.]+")
-_RESET_POSE = "reset.pose"
 
 
 class ArmNode(DeviceNode):
     """See the module. A subclass for a simulated arm adds what only a simulation has.
 
-    Parameters (ROS), beside those of `DeviceNode`: `limits.*` of `ArmLimits`, of which
-    `limits.workspace_low` and `limits.workspace_high` are required; `contact_task`; `reset.pose` or
+    Parameters (ROS), beside those of `DeviceNode`: `limits.*` of `ArmLimits`, or of
+    `JointArmLimits` where the arm takes joint targets; `contact_task`; `reset.pose` or
     `reset.joints`, and the other `reset.*` of `ResetOptions`; `stop_folder`.
     """
 
@@ -74,36 +68,7 @@ class ArmNode(DeviceNode):
 
     def __init__(self, name: str = "arm", **options: Any) -> None:
         super().__init__(name, **options)
-        self._limits = self._numbers("limits", ArmLimits)
-        for name in ("max_force", "max_torque"):
-            self._limits[name] = self._limits[name] or None
-        for name, default, text in (
-            ("workspace_low", [0.0] * 3, "lowest position of the target (3,) [m]"),
-            ("workspace_high", [0.0] * 3, "highest position of the target (3,) [m]"),
-            (
-                "reference_orientation",
-                [1.0, 0.0, 0.0, 0.0],
-                "quaternion xyzw (4,) of no tilt and yaw",
-            ),
-        ):
-            self._limits[name] = tuple(self.parameter(f"limits.{name}", default, text))
-        text = "whether the task makes contact: stiff arms are then refused"
-        self._contact_task: bool = self.parameter("contact_task", True, text)
-        self._reset = self._numbers("reset", ResetOptions)
-        text = "where `reset` moves to: position [m], quaternion xyzw (7,)"
-        self.parameter(_RESET_POSE, [], text, read_only=False)
-        text = "instead: joint positions of waypoints in a row, to the last of which it moves [rad]"
-        self._reset_joints: list[float] = self.parameter("reset.joints", [], text)
-        self.add_on_set_parameters_callback(_checked)
-        text = "where a stop of the arm is kept"
-        self._stop_folder = Path(self.parameter("stop_folder", str(default_stop_folder()), text))
-
-    def _numbers(self, group: str, options: type[ArmLimits | ResetOptions]) -> dict[str, Any]:
-        return {
-            each.name: self.parameter(f"{group}.{each.name}", each.default, **each.metadata)
-            for each in fields(options)
-            if each.metadata
-        }
+        self._given = ArmParameters(self)
 
     def setup(self) -> None:
         """Make the guard of this driver's arm.
@@ -111,20 +76,18 @@ class ArmNode(DeviceNode):
         Raises `RobotRLError` for limits that could not hold, an arm too stiff for a contact task,
         `reset.joints` that it cannot go to, or a stop that could not be kept.
         """
-        low, high = self.driver.joint_limits
-        limits = ArmLimits(**self._limits, joint_low=tuple(low), joint_high=tuple(high))
-        if self._contact_task:
-            refuse_stiff_contact(self.driver.compliance, limits)
-        self._waypoints = reset_waypoints(self.driver, self._reset_joints, limits)
-        self.guard = ArmGuard(limits)
+        driver, given = self.driver, self._given
+        self.guard = ArmGuard(given.limits(driver))
+        self._resets = given.resets(driver, self.guard)
+        by_joints = hasattr(driver, "command_joints")
+        self._send = driver.command_joints if by_joints else driver.command
+        self._targets = JointTargets(driver.joint_names) if by_joints else PoseTargets()
         name = self.get_fully_qualified_name()
-        self._latch = StopLatch(self._stop_folder, name, self.driver_settings)
+        self._latch = StopLatch(given.stop_folder, name, self.driver_settings)
         kept = self._latch.reason()
         if kept is not None:
             self.guard.stop(f"since before this node began: {kept}")
         self._stops = self.guard.counts["stop"]  # that the driver has been told of
-        options, kinematics = ResetOptions(**self._reset), "forward_kinematics"
-        self._resets = Resets(self.guard, options, getattr(self.driver, kinematics, None))
         self._reset_done: Future | None = None
         self._heard = -math.inf  # when a command came last, on the steady clock [s]
         self._reset_is_accompanied = False  # by somebody who goes on sending
@@ -140,10 +103,16 @@ class ArmNode(DeviceNode):
         self._pose = publisher(PoseStamped, "current_pose", sensors)
         self._twist = publisher(TwistStamped, "current_twist", sensors)
         self._wrench = publisher(WrenchStamped, "current_wrench", sensors)
-        self._applied = publisher(PoseStamped, "applied_pose", sensors)
+        targets = self._targets
+        self._applied = publisher(targets.kind, targets.applied_topic, sensors)
         self._mode = publisher(String, "mode", qos.latched())
+        self._gripper: Any = None
+        if hasattr(self.driver, "grip"):  # it is on the arm's own wire
+            self._gripper = publisher(JointState, "gripper/state", sensors)
+            fingers = SoleSource(SILENCE_S, SETTLE_S)
+            self.subscribe_to_commands(Float64, "gripper/command", fingers, self._take_grip)
         source = SoleSource(self.guard.limits.command_deadline)
-        self.subscribe_to_commands(PoseStamped, "target_pose", source, self._take_target)
+        self.subscribe_to_commands(targets.kind, targets.topic, source, self._take_target)
         self.serve("stop", self._stop)
         if hasattr(self.driver, "zero_ft"):  # its force sensor drifts
             self.serve("zero_ft", self._zero_ft)
@@ -169,15 +138,20 @@ class ArmNode(DeviceNode):
             self._forget("who commands this arm fell silent in the middle of its reset")
 
     def publish_state(self, state: ArmState) -> None:
-        """Publish a new measurement; a velocity and a wrench only where they are known."""
+        """Publish a new measurement; pose, velocity and wrench only where they are known."""
         stamp, joints = state.stamp_ns, self.driver.joint_names
         measured = (state.joint_positions, state.joint_velocities, stamp)
         self._joint_states.publish(messages.joint_state_message(joints, *measured))
-        self._pose.publish(messages.pose_message(state.tcp_pose, stamp, state.frame))
+        if np.isfinite(state.tcp_pose).all() or isinstance(self._targets, PoseTargets):
+            self._pose.publish(messages.pose_message(state.tcp_pose, stamp, state.frame))
         if np.isfinite(state.tcp_velocity).all():
             self._twist.publish(messages.twist_message(state.tcp_velocity, stamp, state.frame))
         if np.isfinite(state.tcp_wrench).all():
             self._wrench.publish(messages.wrench_message(state.tcp_wrench, stamp, state.frame))
+
+        if self._gripper is not None:
+            grip = [self.driver.gripper_position]
+            self._gripper.publish(messages.joint_state_message([JOINT], grip, None, stamp))
 
     def _drive(self) -> ArmState:
         """One turn from a measurement to a target."""
@@ -194,7 +168,7 @@ class ArmNode(DeviceNode):
         try:
             target = guard.tick(time.monotonic(), state)
             if target is not None:
-                driver.command(target)
+                self._send(target)
         except DriverFault as fault:  # it came up since it was read
             self._stop_guard(str(fault))
         finally:
@@ -240,7 +214,7 @@ class ArmNode(DeviceNode):
         """Hold: nobody knows which of them is right."""
         self.guard.refuse("publishers", problem)
 
-    def _take_target(self, message: PoseStamped) -> None:
+    def _take_target(self, message: Any) -> None:
         """Take a command: check it, and move at once instead of at the next poll."""
         guard = self.guard
         self._heard = now = time.monotonic()
@@ -248,11 +222,18 @@ class ArmNode(DeviceNode):
             self._reset_is_accompanied = True
             return
         stamp = to_nanoseconds(message.header.stamp)
-        goal = guard.command(messages.pose_numbers(message.pose), stamp, now, time.time_ns())
+        goal = guard.command(self._targets.numbers(message), stamp, now, time.time_ns())
         self.last_refusal = ""
-        self._applied.publish(messages.pose_message(goal, stamp))
+        self._applied.publish(self._targets.message(goal, stamp))
         with contextlib.suppress(RobotRLError):  # the next poll meets the same, and reports it
             self._drive()
+
+    def _take_grip(self, message: Float64) -> None:
+        """Take a command for the gripper; it goes to the arm with the next target."""
+        if self.guard.mode is Mode.STOPPED:
+            problem = "the gripper does not move while its arm is stopped"
+            raise DriverFault(problem, got=self.guard.reason, hint="call clear_errors")
+        self.driver.grip(check_position(message.data))
 
     # -- what people ask for ----------------------------------------------------------------------
 
@@ -312,7 +293,7 @@ class ArmNode(DeviceNode):
             if not (self.is_connected and self.is_polling):
                 missing = "connected" if self.is_polling else "active"
                 raise DriverError(f"the arm's node is not {missing}")
-            self._resets.begin(self._reset_end())
+            self._resets.begin(self._given.reset_end(self.guard))
         except RobotRLError as error:
             answer.success, answer.message = False, str(error)
             return answer
@@ -321,16 +302,6 @@ class ArmNode(DeviceNode):
         answer.success, answer.message = await self._reset_done
         self._reset_done = None
         return answer
-
-    def _reset_end(self) -> Any:
-        """Where a reset ends, a pose (7,) or waypoints (k, n); `DriverError` if not one of both."""
-        pose = self.get_parameter(_RESET_POSE).value
-        given = [end for end in (pose, self._waypoints) if end is not None and len(end)]
-        if len(given) != 1:
-            problem = "a reset needs one of the parameters reset.pose and reset.joints"
-            hint = "see hardware/arms.md, section Resets"
-            raise DriverError(problem, got="both" if given else "neither", hint=hint)
-        return given[0]
 
     def _conclude_reset(self, outcome: ResetOutcome | None) -> None:
         if outcome is not None and self._reset_done is not None:
@@ -386,17 +357,6 @@ class ArmNode(DeviceNode):
         if self.guard.mode is Mode.STOPPED:
             return f"stopped: {self.guard.reason}"
         return super().warning()
-
-
-def _checked(parameters: Sequence[Parameter]) -> SetParametersResult:
-    """Refuse a reset pose that is none."""
-    try:
-        for parameter in parameters:
-            if parameter.name == _RESET_POSE:
-                checked_reset_pose(parameter.value)
-    except CommandRefused as refusal:
-        return SetParametersResult(successful=False, reason=str(refusal))
-    return SetParametersResult(successful=True)
 
 
 main = partial(run_node, ArmNode)  # its driver is in the parameter `driver`

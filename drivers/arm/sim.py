@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from drivers.arm.base import JointLimits, Vector, check_free
-from drivers.errors import Stale
+from drivers.errors import DriverError, Stale
 from drivers.live_world import LiveWorld
 from robot_rl.safety import ArmState, Compliance
+
+# Damping of a simulated joint over its stiffness: it swings little, and is at its target soon [s].
+_DAMPING_SECONDS = 0.08
 
 
 @dataclass(eq=False)
@@ -68,7 +72,7 @@ class SimArm(LiveWorld):
     def hold(self) -> None:
         """Let the target be the measured pose."""
         with self._lock:
-            self._world.set_target(self._world.tcp_pose())
+            self._stay()
 
     def stop(self) -> None:
         """Brake, and refuse motion until `clear_errors`."""
@@ -82,7 +86,7 @@ class SimArm(LiveWorld):
             self._wrenches.clear()
             self.fault, self._stopped = None, False
             self._world.set_braking(False)
-            self._world.set_target(self._world.tcp_pose())
+            self._stay()
 
     def reset(self, seed: int) -> Vector:
         """Begin the episode of a seed, as `SimRobot` does; returns the arm's pose (7,).
@@ -118,6 +122,44 @@ class SimArm(LiveWorld):
             self.fault = f"collision reflex at {force:.0f} N"
             self._brake()
 
+    def _stay(self) -> None:
+        self._world.set_target(self._world.tcp_pose())
+
     def _lean(self) -> None:
         if self.posture is not None:
             self._world.set_posture(self.posture)
+
+
+@dataclass(eq=False)
+class SimJointArm(SimArm):
+    """The same arm, but it takes joint targets: each joint has a spring and a damper."""
+
+    # Of the springs (n,) [Nm/rad]; those of a Panda by its own joint impedance.
+    stiffness: Sequence[float] = (600.0, 600.0, 600.0, 400.0, 200.0, 100.0, 50.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.stiffness) != len(self.joint_names):
+            raise DriverError(
+                "stiffness of the simulated arm is for another number of joints",
+                got=len(self.stiffness),
+                expected=len(self.joint_names),
+            )
+        stiffness = np.array(self.stiffness)
+        self._world.control_joints(stiffness, _DAMPING_SECONDS * stiffness)
+
+    def command_joints(self, joints: Vector) -> None:
+        """Set the joints' targets (n,) [rad]; raises as `Arm.command`."""
+        self.check_running()
+        with self._lock:
+            check_free("simulated arm", self.fault, self._stopped)
+            self._world.set_posture(joints)
+
+    def _stay(self) -> None:
+        self._world.set_posture(self._world.joint_positions())
+
+    def _brake(self) -> None:
+        self._stay()
+
+    def _lean(self) -> None:
+        """Its target is its posture."""

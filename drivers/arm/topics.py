@@ -207,7 +207,7 @@ class TrajectoryTopicArm(TopicArm):
     def __post_init__(self) -> None:
         import mujoco
 
-        from robot_rl.env.sim.world import Chain
+        from robot_rl.env.sim.kinematics import Chain
 
         super().__post_init__()
         check_ranges("arm on topics", self, horizon_s=(0.01, 1.0), max_joint_step=(0.01, 1.0))
@@ -245,7 +245,7 @@ class TrajectoryTopicArm(TopicArm):
 
     def forward_kinematics(self, joints: Vector) -> Vector:
         """The pose (7,) of the TCP, base frame, at joint positions (n,) [rad]."""
-        from robot_rl.env.sim.world import forward_kinematics
+        from robot_rl.env.sim.kinematics import forward_kinematics
 
         return forward_kinematics(self._model, self._data, self._chain, joints)
 
@@ -256,7 +256,7 @@ class TrajectoryTopicArm(TopicArm):
         return "trajectory_msgs/msg/JointTrajectory", self.command_topic
 
     def _solved(self, target_pose: Vector) -> Vector:
-        from robot_rl.env.sim.world import solve_inverse_kinematics
+        from robot_rl.env.sim.kinematics import solve_inverse_kinematics
 
         measured = self.read().joint_positions
         try:

@@ -27,7 +27,7 @@ from robot_rl.safety import SoleSource
 
 JOINT = "gripper"
 # Another publisher may begin after this silence, and is heard once it was alone for this time [s].
-_SILENCE_S, _SETTLE_S = 1.0, 1.5
+SILENCE_S, SETTLE_S = 1.0, 1.5
 
 
 class GripperNode(DeviceNode):
@@ -51,7 +51,7 @@ class GripperNode(DeviceNode):
         """Make the topics and services."""
         profile = qos.sensor_publisher(self.rate_hz)
         self._state = self.create_publisher(JointState, "gripper/state", profile)
-        source = SoleSource(_SILENCE_S, _SETTLE_S)
+        source = SoleSource(SILENCE_S, SETTLE_S)
         self.subscribe_to_commands(Float64, "gripper/command", source, self._take)
         self.serve("gripper/stop", self._stop)
         self._clearing = self.serve("gripper/clear_errors", self._clear_errors)

@@ -76,7 +76,7 @@ class IdleController(_WithoutPolicy):
     def act(self, observation: Seen, active: Active = None) -> Decision:
         """Hold still."""
         grippers = observation[LAST_COMMAND][0, gripper_columns(self._names)]
-        return decided(action_of_motion(self._names, np.zeros(6), grippers)[None])
+        return decided(action_of_motion(self._names, None, grippers)[None])
 
 
 class ControllerWrapper(Generic[_Wrapped]):

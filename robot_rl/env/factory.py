@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -93,8 +93,13 @@ def make_expert(
     """
     check_expert(config, part)
     task = getattr(env.robot, "simulated_task", None) or env.task
-    expert: Expert = registry.make(config["task"][part], task=task, **replaced)
-    return expert
+    expert: Any = registry.make(config["task"][part], task=task, **replaced)
+    joints = config["robot"].get("joints")
+    if joints is None:
+        return cast("Expert", expert)
+    from robot_rl.env.sim.task import JointExpert  # late: loads MuJoCo
+
+    return JointExpert(expert, joints["step"])
 
 
 def check_expert(config: Mapping[str, Any], part: str = "expert") -> None:
@@ -134,6 +139,12 @@ def make_intervention(
     operator = config["operator"]
     attendants: list[Attendant] = []
     if operator["simulated"] is not None:
+        if config["robot"].get("joints") is not None:
+            raise RobotRLError(
+                "the simulated operator moves a tool, and this robot takes joint targets",
+                got="operator=simulated",
+                expected="operator=none",
+            )
         # Where nobody knows the true state there is neither; the error is about the expert.
         known = config["task"]["expert"] is not None
         part = "hand" if known and "hand" in config["task"] else "expert"

@@ -23,6 +23,7 @@ from robot_rl.env.robot import (
     PersonNeeded,
     RobotInterrupted,
     gripper_columns,
+    joint_columns,
     watchers_of,
 )
 from robot_rl.env.robot_env import Begun, Options, RobotEnv, RobotEnvWrapper, Stepped
@@ -103,6 +104,7 @@ class Intervention(RobotEnvWrapper):
         self._observation: Observation = {}
         self._names = self.schema.action_names
         inbox.unmovable = unmovable_columns(self._names)
+        inbox.joints = joint_columns(self._names)
         self._hold_steps = max(1, math.ceil(hand_back_s / self.clock.period - 1e-9))
         self.let_go()
         self._gripper_columns = gripper_columns(self._names)
@@ -171,7 +173,7 @@ class Intervention(RobotEnvWrapper):
         intervened = self._takes_over(said) and not over  # who halts the robot teaches nothing
         if over:
             self.robot.hold()
-            said = said._replace(motion=np.zeros(6), gripper=None)
+            said = said._replace(motion=np.zeros_like(said.motion), gripper=None)
         if intervened or over:
             told = self._observation[LAST_COMMAND][self._gripper_columns]
             grippers = told if said.gripper is None else said.gripper
@@ -354,16 +356,21 @@ class Intervention(RobotEnvWrapper):
 
 
 def unmovable_columns(names: Sequence[str]) -> tuple[str, ...]:
-    """Those of the action columns that no operator can move: of any but one arm and its gripper."""
+    """Those of the action columns that no motion of a tool moves: of any but one arm's."""
     return tuple(name for name in names if name not in (*ARM_ACTIONS, GRIPPER_ACTION))
 
 
-def action_of_motion(names: Sequence[str], motion: Motion, grippers: npt.ArrayLike) -> Action:
-    """The action (d,) of a motion (6,) in [-1, 1], base frame; 0 in columns of other names.
+def action_of_motion(
+    names: Sequence[str], motion: Motion | None, grippers: npt.ArrayLike
+) -> Action:
+    """The action (d,) of a motion in [-1, 1]; 0 in columns of other names.
 
-    Grippers are -1 open to +1 closed: of each gripper's column, or one number for all.
+    The motion is one of the tool (6,), base frame, or of each joint (n,) where there are columns of
+    joints; None for none. Grippers are -1 open to +1 closed: of each gripper's column, or one
+    number for all.
     """
-    values = dict(zip(ARM_ACTIONS, motion.tolist(), strict=True))
+    moved = joint_columns(names) or ARM_ACTIONS
+    values = {} if motion is None else dict(zip(moved, motion.tolist(), strict=True))
     action = np.array([values.get(name, 0.0) for name in names], np.float32)
     action[gripper_columns(names)] = grippers
     return action

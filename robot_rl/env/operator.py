@@ -55,7 +55,7 @@ class OperatorInput(NamedTuple):
 
     events: tuple[OperatorEvent, ...]  # in the order in which they came
     # (6,) float64 in [-1, 1], translation and rotation vector in the base frame, in units of the
-    # largest action; zero without motion.
+    # largest action; zero without motion. Of an arm that takes joint targets, of each joint (n,).
     motion: Motion
     gripper: float | None  # what it was told anew, -1 open to +1 closed; None: leave it as it is
     moving: bool  # whether the operator moves the arm or has told the gripper something
@@ -79,8 +79,9 @@ class OperatorInbox:
         gripper: What the gripper was told last, -1 open to +1 closed, by whomever; the loop sets
             it, for buttons that open and close in turn.
         advice: What a coach tells the operator now; empty where it says nothing.
-        unmovable: Action columns that no operator can move; the loop sets it. Where there are any,
-            every motion is refused.
+        unmovable: Action columns that no operator can move by a motion of the tool; the loop sets
+            it. Where there are any, every such motion is refused.
+        joints: Those of them that move joints, which a leader arm can; the loop sets it too.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class OperatorInbox:
         self.gripper = -1.0
         self.advice = ""
         self.unmovable: tuple[str, ...] = ()
+        self.joints: tuple[str, ...] = ()
 
     def listen(self, listener: Callable[[OperatorEvent], None]) -> None:
         """Let every event that is posted be told at once too, before the loop polls.
@@ -199,8 +201,24 @@ class OperatorInbox:
             raise OperatorError(
                 f"{source} cannot move this robot",
                 got=f"the action columns {', '.join(self.unmovable)}",
-                hint="only a policy can drive it; events such as stop are heard as ever",
+                hint="a policy can drive it, or a leader arm its joints; events are heard as ever",
             )
+        self._take(values, gripper, source)
+
+    def lead(
+        self, motion: npt.ArrayLike, gripper: float | None = None, *, source: str = "leader"
+    ) -> None:
+        """As `jog`, with a motion of each of `joints` (n,) in [-1, 1]: from a leader arm."""
+        values = np.array(motion, np.float64)
+        if values.shape != (len(self.joints),) or not (np.abs(values) <= 1.0).all():
+            raise OperatorError(
+                f"a motion from {source} is no motion of this robot's joints",
+                got=f"shape {values.shape}: {values.tolist()}",
+                expected=f"{len(self.joints)} numbers in [-1, 1]: {', '.join(self.joints)}",
+            )
+        self._take(values, gripper, source)
+
+    def _take(self, values: Motion, gripper: float | None, source: str) -> None:
         if gripper is not None:
             if not abs(gripper) <= 1.0:
                 raise OperatorError(
@@ -219,7 +237,8 @@ class OperatorInbox:
         return OperatorInput(events, motion, grippers[-1] if grippers else None, moving)
 
     def _newest_motion(self) -> Motion:
-        motion, newest = NOTHING.motion, self._clock() - self._timeout
+        motion = np.zeros(len(self.joints)) if self.joints else NOTHING.motion
+        newest = self._clock() - self._timeout
         for given, seconds in tuple(self._jogs.values()):
             if seconds >= newest and given.any():
                 motion, newest = given, seconds

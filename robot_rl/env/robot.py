@@ -16,22 +16,31 @@ Action = npt.NDArray[np.float32]
 
 # Motion of the target in the base frame: translation, then rotation vector.
 ARM_ACTIONS = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
+# Motion of the target of one joint: the joint's name, and this.
+JOINT_ACTION = ".delta"
 # Absolute: -1 open, +1 closed.
 GRIPPER_ACTION = "gripper"
 GRIPPER_OPEN = -1.0
 
 
 def state_fields(
-    joints: int, *, velocity: bool = True, wrench: bool = True, gripper: bool = True
+    joints: int,
+    *,
+    pose: bool = True,
+    velocity: bool = True,
+    wrench: bool = True,
+    gripper: bool = True,
+    lead: int = len(ARM_ACTIONS),
 ) -> tuple[Field, ...]:
     """What an arm with so many joints observes of itself, if it measures these: SI, base frame."""
     widths = {
-        "state/tcp_pose": 7,  # position [m], quaternion xyzw
+        "state/tcp_pose": 7 * pose,  # position [m], quaternion xyzw
         "state/tcp_velocity": 6 * velocity,  # linear [m/s], angular [rad/s]
         # What the surroundings exert on the tool: force [N], and torque about the TCP [Nm].
         "state/tcp_wrench": 6 * wrench,
-        # From the measured pose to the target: translation [m], rotation vector [rad].
-        "state/target_lead": 6,
+        # From the measured pose to the target: translation [m], rotation vector [rad]; of an arm
+        # that takes joint targets, of each joint [rad].
+        "state/target_lead": lead,
         "state/joint_positions": joints,  # [rad]
         "state/joint_velocities": joints,  # [rad/s]
         "state/gripper_position": 1 * gripper,  # 0 open to 1 closed
@@ -43,6 +52,11 @@ def gripper_columns(action_names: Sequence[str]) -> list[int]:
     """Which columns are grippers: `gripper`, or of several arms `<arm>/gripper` for each."""
     names = enumerate(action_names)
     return [column for column, name in names if name.rpartition("/")[2] == GRIPPER_ACTION]
+
+
+def joint_columns(action_names: Sequence[str]) -> tuple[str, ...]:
+    """Those of the columns that move the targets of joints."""
+    return tuple(name for name in action_names if name.endswith(JOINT_ACTION))
 
 
 class RobotInterrupted(RobotRLError):

@@ -173,6 +173,23 @@ class ScriptedEpisodes:
             time.sleep(_COMMAND_SECONDS)
 
 
+@dataclass(frozen=True)
+class JointEpisodes:
+    """Lets the arm's node move to joint positions, its `reset.joints`: there episodes begin."""
+
+    opens_grippers: ClassVar[bool] = False  # see `robot_rl.env.robot.Robot`
+
+    service: str  # reset service of the arm's node
+    timeout_s: float  # for the motion [s]
+
+    def perform(self, robot: RosRobot, start_pose: Vector, rng: np.random.Generator) -> None:
+        """Move there; raises `RobotInterrupted` where it is cut, or does not arrive.
+
+        The task's `start_pose` does not count: where joints put the tool is not known.
+        """
+        robot.client.trigger(self.service, self.timeout_s, robot.accompany)
+
+
 def _seed_of(rng: np.random.Generator) -> int:
     """The seed that a generator was made from, so that a scene is the same in every simulation."""
     sequence = rng.bit_generator.seed_seq

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,12 +16,12 @@ from sensor_msgs.msg import Image, JointState
 from std_msgs.msg import Bool
 
 from robot_rl.data.schema import Field, Observation
-from robot_rl.env.robot import state_fields
+from robot_rl.env.robot import ARM_ACTIONS, state_fields
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import messages
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.sensors import NodeHealth, Sensor, together, wait_for_all
-from robot_rl.safety import Plausibility, rotations
+from robot_rl.safety import CartesianLimits, JointActionLimits, Plausibility
 from robot_rl.safety.limits import check_positive
 
 if TYPE_CHECKING:
@@ -57,8 +58,9 @@ class Measurements:
     Args:
         client: The node that subscribes.
         limits: How fresh they must be.
-        plausibility: Judges the measured poses.
+        motion: Of the targets: poses, or joint positions. What is measured must be possible too.
         joint_names: Of the arm, in the order of the observation.
+        pose: Whether it measures the pose of its TCP; one that takes poses must.
         twist: Whether it measures the velocity of its TCP.
         wrench: Whether it measures what the environment exerts on its TCP.
         gripper: Whether there is a gripper, whose position is then observed.
@@ -78,8 +80,9 @@ class Measurements:
         self,
         client: RosClient,
         limits: SensorLimits,
-        plausibility: Plausibility,
+        motion: CartesianLimits | JointActionLimits,
         joint_names: Sequence[str],
+        pose: bool,
         twist: bool,
         wrench: bool,
         gripper: bool,
@@ -92,7 +95,8 @@ class Measurements:
         self.tracked: dict[str, Any] = {}
         self.stamps_ns: dict[str, int] = {}
         self._optional: dict[str, Sensor] = {}  # by the name of what is observed of them
-        self._subscribe_to_arm(tuple(joint_names), twist, wrench, plausibility)
+        self._motion, by_joints = motion, isinstance(motion, JointActionLimits)
+        self._subscribe_to_arm(tuple(joint_names), pose or not by_joints, twist, wrench, by_joints)
         if gripper:
             jaws = self._sensor(JointState, "gripper/state", limits.gripper_s, _first_position)
             self._optional["state/gripper_position"] = jaws
@@ -116,12 +120,20 @@ class Measurements:
         self._newest += self._images.values()
         signals = [self.success] if self.success else []
         self.all_sensors = (*self._aligned, *self._newest, *signals)
-        own = state_fields(len(joint_names), velocity=twist, wrench=wrench, gripper=gripper)
+        measured = {"pose": self.pose is not None, "velocity": twist, "wrench": wrench}
+        lead = len(joint_names) if by_joints else len(ARM_ACTIONS)
+        own = state_fields(len(joint_names), **measured, gripper=gripper, lead=lead)
         self.fields = (*own, *(field for field, _ in pictures))
 
     def tcp_pose(self) -> Vector:
         """The newest measured pose (7,), base frame; `RobotInterrupted` without a good one."""
+        assert self.pose is not None, "only an arm that takes joint targets measures no pose"
         return np.asarray(self.pose.value(self.pose.newest()))
+
+    def place(self) -> Vector:
+        """Where the arm is, as its targets are: the newest pose, or joint positions (n,) [rad]."""
+        sensor = self._placed
+        return np.asarray(sensor.place(sensor.value(sensor.newest())))
 
     def contact_force(self) -> Vector | None:
         """The newest contact force (3,) [N], None without a wrench; raises as `tcp_pose`."""
@@ -139,7 +151,7 @@ class Measurements:
         # The first to arrive may have been on its way already.
         wait_for_all(self.all_sensors, 2, self._limits.start_timeout_s)
         # The arm's node believes three that agree, and refuses a reset before.
-        wait_for_all([self.pose], 4, self._limits.start_timeout_s)
+        wait_for_all([self._placed], 4, self._limits.start_timeout_s)
 
     def wait_for_pictures(self) -> None:
         """Wait until each camera has given a new picture, so that a loop begins with young ones.
@@ -153,23 +165,24 @@ class Measurements:
         time.sleep(_UNSURE_S)
 
     def observe(self, target: Vector) -> Observation:
-        """The measurements that were taken together, and the lead of a target (7,) over the pose.
+        """The measurements that were taken together, and how far a target leads the arm.
 
         Raises as `tcp_pose`.
         """
         taken = together(self._aligned, self._newest, self._limits.skew_s)
         self.stamps_ns = {sensor.topic: one.stamp_ns for sensor, one in taken.items()}
-        pose = self.pose.value(taken[self.pose])
         positions, velocities = self.joints.value(taken[self.joints])
-        state = {
-            "state/tcp_pose": pose,
-            "state/target_lead": rotations.between(pose, target),
+        pose = None if self.pose is None else self.pose.value(taken[self.pose])
+        place = positions if pose is None or self._placed is self.joints else pose
+        state = {} if pose is None else {"state/tcp_pose": pose}
+        state |= {
+            "state/target_lead": self._motion.between(place, target),
             "state/joint_positions": positions,
             "state/joint_velocities": velocities,
         }
         for name, sensor in self._optional.items():
             state[name] = sensor.value(taken[sensor])
-        self.tracked = {"tcp_pose": pose}
+        self.tracked = {} if pose is None else {"tcp_pose": pose}
         if self.objects is not None:
             self.tracked["object_poses"] = self.objects.value(taken[self.objects])
         if self.success is not None:
@@ -183,17 +196,26 @@ class Measurements:
         return Sensor(self._client, kind, topic, limit, decode, health=self._health, **more)
 
     def _base_frame(self) -> str:
-        return self.pose.frame  # whatever the arm's driver calls it
+        return "" if self.pose is None else self.pose.frame  # whatever the arm's driver calls it
 
     def _subscribe_to_arm(
-        self, names: tuple[str, ...], twist: bool, wrench: bool, plausibility: Plausibility
+        self, names: tuple[str, ...], pose: bool, twist: bool, wrench: bool, by_joints: bool
     ) -> None:
         late = self._limits.arm_s
         joints = partial(messages.joint_states, names=names)
-        self.joints = self._sensor(JointState, "joint_states", late, joints)
-        judged = {"sole": True, "plausibility": plausibility}
-        self.pose = self._sensor(PoseStamped, "current_pose", late, messages.pose_array, **judged)
-        self._aligned = [self.joints, self.pose]
+        judged = {"sole": True, "plausibility": Plausibility(self._motion)}
+        of_joints = {**judged, "place": itemgetter(0)} if by_joints else {}
+        self.joints = self._placed = self._sensor(
+            JointState, "joint_states", late, joints, **of_joints
+        )
+        self._aligned = [self.joints]
+        self.pose = None
+        if pose:
+            of_pose = {"sole": True} if by_joints else judged
+            decode = messages.pose_array
+            self.pose = self._sensor(PoseStamped, "current_pose", late, decode, **of_pose)
+            self._aligned.append(self.pose)
+            self._placed = self.joints if by_joints else self.pose
         common = {"sole": True, "in_frame": self._base_frame}
         self.twist = self.wrench = None
         if twist:

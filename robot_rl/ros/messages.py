@@ -144,12 +144,18 @@ def joint_state_message(
 
 def joint_positions(message: JointState, names: Sequence[str]) -> Vector:
     """Positions (n,) of the joints `names`, in that order; `MessageError` names a missing one."""
+    return _finite(joint_numbers(message, names), "the position of joint", names)
+
+
+def joint_numbers(message: JointState, names: Sequence[str]) -> Vector:
+    """As `joint_positions`, but as they were sent, finite or not."""
     return _of_joints(message, names, "position")
 
 
 def joint_states(message: JointState, names: Sequence[str]) -> tuple[Vector, Vector]:
     """Positions and velocities, each (n,), of the joints `names`; see `joint_positions`."""
-    return joint_positions(message, names), _of_joints(message, names, "velocity")
+    velocities = _of_joints(message, names, "velocity")
+    return joint_positions(message, names), _finite(velocities, "the velocity of joint", names)
 
 
 def _of_joints(message: JointState, names: Sequence[str], what: str) -> Vector:
@@ -169,8 +175,7 @@ def _of_joints(message: JointState, names: Sequence[str], what: str) -> Vector:
             got=f"{len(values)} values for {len(message.name)} joints",
             hint="the joints' driver must publish positions and velocities",
         )
-    taken = np.array([values[places[name]] for name in names])
-    return _finite(taken, f"the {what} of joint", names)
+    return np.array([values[places[name]] for name in names])
 
 
 def to_pose(pose: npt.ArrayLike) -> Pose:

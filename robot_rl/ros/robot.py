@@ -16,18 +16,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from geometry_msgs.msg import PoseStamped
 from std_msgs.msg import Float64
 
 from robot_rl.data.schema import Observation
 from robot_rl.env.operator import OperatorInbox
-from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, RobotInterrupted
+from robot_rl.env.robot import GRIPPER_ACTION, Action, RobotInterrupted
 from robot_rl.env.several_arms import SeveralArms, SeveralTasks
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.task import Task, Tracked
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.waiting import wait_until
-from robot_rl.ros import messages, qos
+from robot_rl.ros import qos
 from robot_rl.ros.client import RosClient, publisher_names
 from robot_rl.ros.environment import clean_shared_memory, prepare_environment
 from robot_rl.ros.episodes import SceneMirror
@@ -36,8 +35,9 @@ from robot_rl.ros.measurements import Measurements, SensorLimits
 from robot_rl.ros.nodes import joined
 from robot_rl.ros.operator_services import ArmMode, OperatorServices
 from robot_rl.ros.sensors import Sensor, check_all
+from robot_rl.ros.targets import JointTargets, PoseTargets, Targets
 from robot_rl.ros.work_report import WorkReport
-from robot_rl.safety import ActionLimiter, CartesianLimits, Plausibility, rotations
+from robot_rl.safety import ActionLimiter, CartesianLimits, JointActionLimits
 
 Vector = npt.NDArray[np.float64]
 
@@ -45,10 +45,6 @@ Vector = npt.NDArray[np.float64]
 _SHOWN_SECONDS = 0.05
 # ROS finds what runs already within so long [s].
 _FOUND_SECONDS = 2.0
-# Of what the arm's node applied to what was sent [m, rad]: a tenth of what an action of 1 does.
-# Where both keep the same lead, theirs differs by as much as the arm has moved between the two
-# measurements: 0.03 mm at most in a simulated insertion.
-_TOLERANCES = np.repeat([1e-3, 5e-3], 3)
 
 
 @dataclasses.dataclass(eq=False)
@@ -65,6 +61,7 @@ class RosRobot:
     client: RosClient  # its node
     task: Tracked  # which may need poses of objects and the success signal
     limiter: ActionLimiter  # makes targets of actions
+    targets: Targets  # how they go to the arm's node
     measurements: Measurements  # what arrives on topics
     limits: SensorLimits  # how fresh they must be
     episodes: Any  # brings the arm to where an episode starts
@@ -73,18 +70,19 @@ class RosRobot:
     attended: bool = False  # whether it waits for a `start`; a robot without a mirror always does
 
     def __post_init__(self) -> None:
-        self.action_names = self.task.action_names
+        targets = self.targets
+        self.action_names = targets.action_names(self.task.action_names)
         self.opens_grippers = bool(self.episodes.opens_grippers)
-        self._columns = [ARM_ACTIONS.index(n) for n in self.action_names if n != GRIPPER_ACTION]
+        self._columns = [targets.columns.index(n) for n in self.action_names if n != GRIPPER_ACTION]
         self._gripper_column = GRIPPER_ACTION in self.action_names
         self._problem: RobotInterrupted | None = None  # why nothing more is published
         command, node = qos.command_publisher(self.control_rate_hz), self.client.node
-        self._target = node.create_publisher(PoseStamped, "target_pose", command)
+        self._target = node.create_publisher(targets.kind, targets.topic, command)
         self._grip = node.create_publisher(Float64, "gripper/command", command)
         self.all_sensors = self.measurements.all_sensors
         self.observation_fields = self.measurements.fields
         self._applied = Sensor(
-            self.client, PoseStamped, "applied_pose", math.inf, messages.pose_array
+            self.client, targets.kind, targets.applied_topic, math.inf, targets.target
         )
         self._sent, self._sent_ns = self.limiter.target, -1  # the newest command and its stamp
         self.clamped = False
@@ -124,19 +122,17 @@ class RosRobot:
 
         Raises `RobotInterrupted` where the robot holds; nothing was published.
         """
-        motion = np.zeros(len(ARM_ACTIONS))
+        motion = np.zeros(len(self.targets.columns))
         motion[self._columns] = action[: len(self._columns)]
         with self._holding_at_trouble():
             check_all(self.all_sensors)
-            pose, force = self.tcp_pose(), self.measurements.contact_force()
-            target, self.clamped = self.limiter.advance(motion, pose, force)
-            if (problem := self.limiter.straying.problem(pose)) is not None:
+            place, force = self.measurements.place(), self.measurements.contact_force()
+            target, self.clamped = self.limiter.advance(motion, place, force)
+            if (problem := self.limiter.straying.problem(place)) is not None:
                 raise RobotInterrupted(
                     problem, hint="check what is pushing it, and check its tool centre point"
                 )
-        stamp = time.time_ns()
-        self._sent, self._sent_ns = target, stamp
-        self._target.publish(messages.pose_message(target, stamp))
+        self._sent, self._sent_ns = target, self._send(target)
         if self._gripper_column:
             self._grip.publish(Float64(data=0.5 * (1.0 + float(action[-1]))))
         return action
@@ -152,13 +148,13 @@ class RosRobot:
             return self._assembled()
 
     def hold(self) -> None:
-        """Let the target be the newest measured pose; without a fresh one nothing is sent."""
+        """Let the target be where the arm is; without a fresh measurement nothing is sent."""
         try:
-            pose = self.tcp_pose()
+            place = self.measurements.place()
         except RobotInterrupted:
             return  # where the arm is, is not known: its node holds by itself, without commands
-        self.limiter.reset(pose)
-        self._target.publish(messages.pose_message(pose, time.time_ns()))
+        self.limiter.reset(place)
+        self._send(place)
 
     def check_free(self) -> None:
         """Raise `ArmStopped` where the arm's node says that the arm is stopped."""
@@ -217,16 +213,16 @@ class RosRobot:
         now = time.monotonic()
         if now - self._shown > _SHOWN_SECONDS:
             self._shown = now
-            self._target.publish(messages.pose_message(self.tcp_pose(), time.time_ns()))
+            self._send(self.measurements.place())
 
     def move_target(self, target: Vector) -> None:
-        """Publish a target pose (7,), base frame, outside of episodes.
+        """Publish a target outside of episodes.
 
         `RobotInterrupted` as `attend`, and where a measurement is too old.
         """
         self.attend()
         check_all(self.all_sensors)
-        self._target.publish(messages.pose_message(target, time.time_ns()))
+        self._send(target)
 
     def wait_until_fresh(self) -> None:
         """Wait until every topic has given new measurements: not inside the control loop."""
@@ -261,7 +257,13 @@ class RosRobot:
         """From now on the arm may move."""
         self.measurements.wait_for_pictures()
         self.attend()
-        self.limiter.reset(self.tcp_pose())
+        self.limiter.reset(self.measurements.place())
+
+    def _send(self, target: Vector) -> int:
+        """Publish a target; returns its stamp [ns]."""
+        stamp = time.time_ns()
+        self._target.publish(self.targets.message(target, stamp))
+        return stamp
 
     def _was_limited(self) -> bool:
         """Whether the arm's node applied another target than was sent, as far as it has answered.
@@ -273,8 +275,8 @@ class RosRobot:
         answer = self._applied.of_stamp(self._sent_ns)
         if answer is None:
             return False
-        difference = rotations.between(self._sent, self._applied.value(answer))
-        return bool((np.abs(difference) > _TOLERANCES).any())
+        difference = self.limiter.limits.between(self._sent, self._applied.value(answer))
+        return bool((np.abs(difference) > self.targets.tolerances).any())
 
     def _assembled(self) -> Observation:
         seen = self.measurements.observe(self.limiter.target)
@@ -283,7 +285,7 @@ class RosRobot:
         return seen
 
     def _check_alone(self) -> None:
-        topic = self.client.topic("target_pose")
+        topic = self.client.topic(self.targets.topic)
         mine = self.client.node.get_fully_qualified_name()
         others = [name for name in publisher_names(self.client.node, topic) if name != mine]
         if others:
@@ -314,12 +316,14 @@ def make_ros_robot(
     control_rate_hz: float,
     namespace: str,
     joint_names: Sequence[str],
+    pose: bool,
     twist: bool,
     wrench: bool,
     gripper: bool,
     cameras: Sequence[Any],
     track_objects: bool,
     limits: CartesianLimits,
+    joints: JointActionLimits | None,
     sensors: SensorLimits,
     episodes: Any,
     mirror: Any,
@@ -327,7 +331,8 @@ def make_ros_robot(
 ) -> RosRobot:
     """Make a robot on topics that does a `robot_rl.env.task.Tracked`.
 
-    `clock` must be `realtime`: a robot does not wait for a simulated one. Without `wrench`,
+    `clock` must be `realtime`: a robot does not wait for a simulated one. With `joints` its targets
+    are joint positions, within these limits; else they are poses, within `limits`. Without `wrench`
     `limits.max_force` does not apply; with `track_objects`, poses of objects are observed. For
     `discovery_range` see `robot_rl.ros.environment`, for `episodes`, `mirror`, `attended` and the
     rate `RosRobot`, and for the others `Measurements`. Raises `RobotRLError`, as for another kind
@@ -356,8 +361,9 @@ def make_ros_robot(
         measurements = Measurements(
             client,
             sensors,
-            Plausibility(limits),
+            joints or limits,
             joint_names,
+            pose,
             twist,
             wrench,
             gripper,
@@ -365,11 +371,11 @@ def make_ros_robot(
             task.objects if track_objects else 0,
             task.reports_success,
         )
-        limiter = ActionLimiter(limits)
         return RosRobot(
             client,
             task,
-            limiter,
+            ActionLimiter(joints or limits),
+            PoseTargets() if joints is None else JointTargets(joint_names),
             measurements,
             sensors,
             episodes,

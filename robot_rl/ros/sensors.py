@@ -84,8 +84,10 @@ class Sensor:
     health: NodeHealth | None = None  # tells why the topic is silent
     sole: bool = False  # whether nobody knows what is right as soon as there are two publishers
     restarts: bool = True  # whether publishers of one node name count as one, started again
-    # Of what is decoded, a pose. After one that cannot be true nothing is believed until `forget`.
+    # Of where the arm is, in what is decoded. After a place that cannot be true nothing is believed
+    # until `forget`.
     plausibility: Plausibility | None = None
+    place: Callable[[Any], Any] = lambda value: value
     without: str = ""  # which setting does without this topic, said where no message ever came
     accepts: Callable[[Any], bool] = lambda _: True  # which messages count
     # Tells the frame that messages must be in; empty where it is not known, or any will do. A
@@ -232,10 +234,10 @@ class Sensor:
         if self.plausibility is None:
             return None
         try:
-            pose = self.decode(received.message)
+            place = self.place(self.decode(received.message))
         except MessageError:
             return None  # `value` says so
-        return self.plausibility.problem(pose, received.stamp_ns, received.received)
+        return self.plausibility.problem(place, received.stamp_ns, received.received)
 
 
 def check_all(sensors: Iterable[Sensor]) -> None:

@@ -247,6 +247,31 @@ class ScriptedExpert:
 
 
 @dataclass
+class JointExpert:
+    """Lets a scripted expert move an arm that takes joint targets, by inverse kinematics."""
+
+    expert: ScriptedExpert
+    steps: Sequence[float]  # motion of each joint's target for an action of 1 (n,) [rad]
+
+    def reset(self, rng: np.random.Generator) -> None:
+        """Begin an episode."""
+        self.expert.reset(rng)
+
+    def act(self, rng: np.random.Generator) -> Action:
+        """The action (n,), and of the gripper where the task has one, in [-1, 1]."""
+        expert, task = self.expert, self.expert.task
+        action = dict(zip(task.action_names, expert.act(rng).tolist(), strict=True))
+        motion = np.array([action.get(name, 0.0) for name in ARM_ACTIONS])
+        turn = rotations.from_rotation_vector(expert.rotation_step * motion[3:])
+        shift = expert.translation_step * motion[:3]
+        wanted = rotations.displaced(task.world.tcp_pose(), shift, turn)
+        joints = task.world.joint_way(wanted) / np.array(self.steps)
+        joints /= max(1.0, float(np.abs(joints).max()))
+        gripper = [action[GRIPPER_ACTION]] if GRIPPER_ACTION in action else []
+        return np.array([*joints, *gripper], np.float32)
+
+
+@dataclass
 class TopGrasp:
     """Leads an expert's gripper to an object from above and closes it."""
 

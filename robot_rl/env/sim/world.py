@@ -18,6 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.env.sim.domain import IDEAL, Conditions, Sensors
+from robot_rl.env.sim.kinematics import (
+    Chain,
+    forward_kinematics,
+    joint_step,
+    site_pose,
+    solve_inverse_kinematics,
+)
 from robot_rl.errors import RobotRLError
 from robot_rl.safety import rotations
 
@@ -35,17 +42,6 @@ _IMPEDANCE = tuple(f"impedance_{axis}" for axis in ("x", "y", "z", "rx", "ry", "
 _BRAKE = 8.0
 # Distance to the commanded opening, of each finger, below which its motor eases off [m].
 _BAND = 0.004
-_DAMPING = 1e-4  # of inverse kinematics
-
-
-class Chain(NamedTuple):
-    """The n joints that move a site, by their places in a model."""
-
-    site: int  # its id
-    qpos: npt.NDArray[np.int32]  # places of the joints' positions (n,)
-    dofs: npt.NDArray[np.int32]  # places of the joints' velocities (n,)
-    low: Vector  # lowest positions (n,) [rad]
-    high: Vector  # highest positions (n,) [rad]
 
 
 class Event(NamedTuple):
@@ -53,59 +49,6 @@ class Event(NamedTuple):
 
     after: int  # physics steps from the beginning
     happen: Callable[[], None]
-
-
-def site_pose(data: mujoco.MjData, site: int) -> Vector:
-    """Pose (7,) of a site in the base frame."""
-    quaternion = np.zeros(4)
-    mujoco.mju_mat2Quat(quaternion, data.site_xmat[site])
-    return np.concatenate([data.site_xpos[site], quaternion[_XYZW]])
-
-
-def forward_kinematics(
-    model: mujoco.MjModel, data: mujoco.MjData, chain: Chain, joints: Vector
-) -> Vector:
-    """Pose (7,) in which joint positions (n,) put a site; they are set in the state `data`."""
-    data.qpos[chain.qpos] = joints
-    mujoco.mj_kinematics(model, data)
-    return site_pose(data, chain.site)
-
-
-def solve_inverse_kinematics(
-    model: mujoco.MjModel,
-    data: mujoco.MjData,
-    chain: Chain,
-    pose: Vector,
-    joint_guess: Vector,
-    tolerance: float,
-) -> Vector:
-    """Joint angles (n,) that put a site at `pose` (7,), by damped least squares.
-
-    The state `data` of `model` is moved on the way; `joint_guess` (n,) [rad] is where to begin, and
-    `tolerance` the largest error that is left [m, rad].
-
-    Raises:
-        RobotRLError: The pose cannot be reached from the guess.
-    """
-    joints = np.array(joint_guess, np.float64)
-    jacobian = np.zeros((6, model.nv))
-    for _ in range(100):
-        data.qpos[chain.qpos] = joints
-        mujoco.mj_kinematics(model, data)
-        mujoco.mj_comPos(model, data)
-        reached = site_pose(data, chain.site)
-        error = rotations.between(reached, pose)
-        if np.abs(error).max() < tolerance:
-            return joints
-        mujoco.mj_jacSite(model, data, jacobian[:3], jacobian[3:], chain.site)
-        arm = jacobian[:, chain.dofs]
-        joints += arm.T @ np.linalg.solve(arm @ arm.T + _DAMPING * np.eye(6), error)
-        joints = np.clip(joints, chain.low, chain.high)
-    raise RobotRLError(
-        "the arm cannot reach the pose",
-        got=np.round(pose, 4).tolist(),
-        expected=f"a pose within reach of joints {np.round(joint_guess, 3).tolist()}",
-    )
 
 
 class World:
@@ -219,6 +162,23 @@ class World:
     def forward_kinematics(self, joints: Vector) -> Vector:
         """The pose (7,) of the TCP at joint positions (n,) [rad], wherever the arm is."""
         return forward_kinematics(self.model, self._thought_of, self.chain, joints)
+
+    def joint_way(self, pose: Vector) -> Vector:
+        """About how far each joint (n,) [rad] is from where the TCP is at a pose (7,) nearby."""
+        reached = self.forward_kinematics(self.joint_positions())
+        return joint_step(
+            self.model, self._thought_of, self.chain, rotations.between(reached, pose)
+        )
+
+    def control_joints(self, stiffness: Vector, damping: Vector) -> None:
+        """From now on hold each joint (n,) with a spring [Nm/rad] and a damper [Nms/rad].
+
+        Nothing controls the TCP's pose any more; `set_posture` sets where the springs rest.
+        """
+        self._stiffness, self._own_damping, self._damping = np.zeros((3, len(self._impedance)))
+        self.model.actuator_biasprm[self._impedance, 1:3] = 0.0
+        self.model.jnt_stiffness[self.model.dof_jntid[self._dofs]] = stiffness
+        self.model.dof_damping[self._dofs] = damping
 
     def set_posture(self, joints: Vector) -> None:
         """Draw the arm, where its target leaves it free, towards joint positions (n,) [rad]."""

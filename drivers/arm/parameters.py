@@ -1,0 +1,131 @@
+"""The ROS parameters of the arm's node, and the limits and resets that they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from rcl_interfaces.msg import SetParametersResult
+from rclpy.parameter import Parameter
+
+from drivers.arm.base import Vector, reset_waypoints
+from drivers.errors import DriverError
+from robot_rl.ros.device_node import DeviceNode
+from robot_rl.safety import (
+    ArmGuard,
+    ArmLimits,
+    CommandRefused,
+    JointArmLimits,
+    JointResets,
+    ResetOptions,
+    Resets,
+    checked_reset_pose,
+    default_stop_folder,
+    refuse_stiff_contact,
+)
+
+_RESET_POSE = "reset.pose"
+
+
+class ArmParameters:
+    """What the node of an arm is told: `limits.*`, `reset.*`, `contact_task` and `stop_folder`.
+
+    Of an arm that takes poses `limits.workspace_low` and `limits.workspace_high` are required; of
+    one that takes joint targets its driver knows the ranges, and no limit of a pose counts.
+    """
+
+    def __init__(self, node: DeviceNode) -> None:
+        self._node = node
+        self._limits = self._numbers("limits", ArmLimits)
+        self._joint_limits = self._numbers("limits", JointArmLimits)
+        for name in ("max_force", "max_torque"):
+            self._limits[name] = self._limits[name] or None
+        for name, default, text in (
+            ("workspace_low", [0.0] * 3, "lowest position of the target (3,) [m]"),
+            ("workspace_high", [0.0] * 3, "highest position of the target (3,) [m]"),
+            (
+                "reference_orientation",
+                [1.0, 0.0, 0.0, 0.0],
+                "quaternion xyzw (4,) of no tilt and yaw",
+            ),
+        ):
+            self._limits[name] = tuple(node.parameter(f"limits.{name}", default, text))
+        text = "whether the task makes contact: stiff arms are then refused"
+        self._contact_task: bool = node.parameter("contact_task", True, text)
+        self._reset = self._numbers("reset", ResetOptions)
+        text = "where `reset` moves to: position [m], quaternion xyzw (7,)"
+        node.parameter(_RESET_POSE, [], text, read_only=False)
+        text = "instead: joint positions of waypoints in a row, to the last of which it moves [rad]"
+        self._reset_joints: list[float] = node.parameter("reset.joints", [], text)
+        node.add_on_set_parameters_callback(_checked)
+        text = "where a stop of the arm is kept"
+        self.stop_folder = Path(node.parameter("stop_folder", str(default_stop_folder()), text))
+
+    def limits(self, driver: Any) -> ArmLimits | JointArmLimits:
+        """The limits of a driver's arm.
+
+        Raises `RobotRLError` for limits that could not hold, limits of a pose for an arm that takes
+        joint targets, and an arm too stiff for a contact task.
+        """
+        low, high = map(tuple, driver.joint_limits)
+        limits: ArmLimits | JointArmLimits
+        if not hasattr(driver, "command_joints"):
+            limits = ArmLimits(**self._limits, joint_low=low, joint_high=high)
+        elif any((*self._limits["workspace_low"], *self._limits["workspace_high"])):
+            raise DriverError(
+                "an arm that takes joint targets keeps no workspace",
+                got="limits.workspace_low and limits.workspace_high",
+                hint="leave them out: nobody may know where its tool is; bound its joints instead",
+            )
+        else:
+            limits = JointArmLimits(**self._joint_limits, joint_low=low, joint_high=high)
+        if self._contact_task:
+            refuse_stiff_contact(driver.compliance, limits)
+        return limits
+
+    def resets(self, driver: Any, guard: ArmGuard) -> Resets:
+        """What resets a driver's arm; `RobotRLError` for `reset.joints` that it cannot go to."""
+        self._waypoints: Vector = reset_waypoints(driver, self._reset_joints, guard.limits)
+        options = ResetOptions(**self._reset)
+        if isinstance(guard.limits, JointArmLimits):
+            return JointResets(guard, options)
+        return Resets(guard, options, getattr(driver, "forward_kinematics", None))
+
+    def reset_end(self, guard: ArmGuard) -> Any:
+        """Where a reset ends, a pose (7,) or waypoints (k, n); `DriverError` if not one of both."""
+        pose = self._node.get_parameter(_RESET_POSE).value
+        given = [end for end in (pose, self._waypoints) if end is not None and len(end)]
+        hint = "see hardware/arms.md, section Resets"
+        if isinstance(guard.limits, JointArmLimits) and (pose or not given):
+            problem = "a reset of an arm that takes joint targets needs reset.joints alone"
+            raise DriverError(problem, got="reset.pose" if pose else "neither", hint=hint)
+        if len(given) != 1:
+            problem = "a reset needs one of the parameters reset.pose and reset.joints"
+            raise DriverError(problem, got="both" if given else "neither", hint=hint)
+        return given[0]
+
+    def _numbers(
+        self, group: str, options: type[ArmLimits | JointArmLimits | ResetOptions]
+    ) -> dict[str, Any]:
+        """Those of the options that are parameters; some are of both kinds of limits."""
+        node = self._node
+        numbers = {f"{group}.{each.name}": each for each in fields(options) if each.metadata}
+        return {
+            each.name: float(node.get_parameter(name).value or 0.0)
+            if node.has_parameter(name)
+            else node.parameter(name, each.default, **each.metadata)
+            for name, each in numbers.items()
+        }
+
+
+def _checked(parameters: Sequence[Parameter]) -> SetParametersResult:
+    """Refuse a reset pose that is none."""
+    try:
+        for parameter in parameters:
+            if parameter.name == _RESET_POSE:
+                checked_reset_pose(parameter.value)
+    except CommandRefused as refusal:
+        return SetParametersResult(successful=False, reason=str(refusal))
+    return SetParametersResult(successful=True)
