@@ -11,13 +11,10 @@ import json
 import sys
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, TextIO
+from typing import Any, TextIO
 
 from policies import registry
 from robot_rl.errors import RobotRLError
-
-if TYPE_CHECKING:
-    from robot_rl.env.factory import Device
 
 _WATCHED_SECONDS, _WATCHED_PERIOD, _PICTURE_SECONDS = 6.0, 0.05, 5.0
 _AXES = ("front", "left", "up", "turn x", "turn y", "turn z")
@@ -64,7 +61,7 @@ def look(kind: str, driver: str) -> str:
         return f"{name}, a picture of {width}×{height}"
 
 
-def watch(device: Device, seconds: float, live: TextIO) -> str:
+def watch(device: Any, seconds: float, live: TextIO) -> str:
     """Read a connected device, once or, where `live` is a terminal that shows it, for some seconds.
 
     Returns what it did; raises `RobotRLError` where it fails.
@@ -79,7 +76,10 @@ def watch(device: Device, seconds: float, live: TextIO) -> str:
         buttons |= state.buttons
         if time.monotonic() >= until:
             break
-        shown = "  ".join(f"{n} {v:+.2f}" for n, v in zip(_AXES, state.motion, strict=True))
+        # Of a leader arm its joints [rad]: only a robot tells how far they would move it.
+        leader = getattr(device, "joint_names", None)
+        axes = (_AXES, state.motion) if leader is None else (leader, device.positions()[0])
+        shown = "  ".join(f"{n} {v:+.2f}" for n, v in zip(*axes, strict=True))
         print(f"\r{shown}  {' '.join(sorted(buttons))}\x1b[K", end="", file=live, flush=True)
         time.sleep(_WATCHED_PERIOD)
     if live.isatty():

@@ -14,7 +14,14 @@ from robot_rl.data.schema import Observation, RowSchema
 from robot_rl.env.clock import make_clock
 from robot_rl.env.intervention import Attendant, Intervention, unmovable_columns
 from robot_rl.env.operator import JOG_TIMEOUT_S, OperatorInbox
-from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, OperatorServer, Robot, RobotInterrupted
+from robot_rl.env.robot import (
+    ARM_ACTIONS,
+    GRIPPER_ACTION,
+    OperatorServer,
+    Robot,
+    RobotInterrupted,
+    joint_columns,
+)
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.several_arms import SeveralArms
 from robot_rl.env.task import Expert, Task
@@ -165,14 +172,24 @@ def _make_device_attendant(
     config: Mapping[str, Any], action_names: Sequence[str], inbox: OperatorInbox
 ) -> DeviceAttendant:
     """Connect the device of `teleop`, with which a person drives what has these columns."""
-    device = config["teleop"]["device"]
+    device, joints = config["teleop"]["device"], joint_columns(action_names)
+    leads = registry.takes(device, "engage_within")  # it is a leader arm
     unmovable = unmovable_columns(action_names)
-    if unmovable:
+    one_arm = not any("/" in name for name in joints)
+    if leads and not (joints and one_arm and len(joints) == len(device["joint_names"])):
+        raise RobotRLError(
+            "the leader arm of teleop.device cannot move this robot",
+            got=f"{len(device['joint_names'])} joints for the columns {', '.join(action_names)}",
+            expected="one arm that takes joint targets, with as many joints",
+            hint="take robot=lerobot or another with robot.joints, or another device of teleop",
+        )
+    if unmovable and not leads:
         raise RobotRLError(
             "the device of teleop.device cannot move this robot",
             got=f"{device['_target_']} for the action columns {', '.join(unmovable)}",
             expected=f"columns among {', '.join((*ARM_ACTIONS, GRIPPER_ACTION))}",
-            hint="take teleop=none; what an operator says is heard from the console",
+            hint="take teleop=none; what an operator says is heard from the console. A leader arm"
+            " moves joints: teleop=leader_topic or lerobot_leader",
         )
     if config["clock"] != "realtime":
         raise RobotRLError(
@@ -180,6 +197,9 @@ def _make_device_attendant(
             got=f"clock={config['clock']} with a device of teleop",
             hint="add clock=realtime",
         )
+    if leads:
+        steps = np.array(config["robot"]["joints"]["step"])
+        return LeaderAttendant(registry.make(device), inbox, steps)
     return DeviceAttendant(registry.make(device), inbox)
 
 
@@ -267,3 +287,35 @@ class DeviceAttendant:
                 got=error,
                 hint="connect it again",
             ) from error
+
+
+class LeaderAttendant(DeviceAttendant):
+    """The same for a leader arm (`drivers.teleop.leader`), which moves joints.
+
+    Attributes:
+        steps: What an action of 1 changes each joint's target by (n,) [rad].
+    """
+
+    def __init__(self, device: Any, inbox: OperatorInbox, steps: npt.NDArray[np.float64]) -> None:
+        super().__init__(device, inbox)
+        self._leader, self.steps = device, steps
+
+    def begin(self, seed: int) -> None:
+        """As of any device; the robot follows no leader into an episode."""
+        super().begin(seed)
+        self._leader.let_go()
+        self._inbox.lead(np.zeros(len(self.steps)), source="device")
+
+    def watch(self, observation: Observation) -> None:
+        """Read the leader; raises `RobotInterrupted` where it has failed."""
+        measured, lead = observation["state/joint_positions"], observation["state/target_lead"]
+        target = measured.astype(np.float64) + lead
+        state = self._or_lost(lambda: self._leader.read(target, self.steps))
+        self._inbox.advice = self._leader.hint
+        self._inbox.lead(state.motion, state.gripper, source="device")
+
+    def listen(self, observation: Observation) -> None:
+        """Look whether the leader is there; between episodes nobody moves the robot with it."""
+        if self._lost:
+            self.begin(0)
+        self._or_lost(self._leader.read)

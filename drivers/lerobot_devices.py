@@ -1,0 +1,204 @@
+"""Devices of the LeRobot library, followers and leaders: how they are made, and their units.
+
+Nothing of it is imported before a device is connected: it loads torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import pkgutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from drivers.errors import DriverError, DriverTimeout
+from robot_rl.errors import did_you_mean, require
+
+Vector = npt.NDArray[np.float64]
+
+EXTRA = "lerobot-arms"
+_POSITION = ".pos"
+# Where a device says of its motors what their positions are in: `MotorNormMode`.
+_ANGLES = {"degrees": math.pi / 180.0, "radians": 1.0}
+
+
+def connected_device(
+    family: Literal["robots", "teleoperators"], kind: str, settings: Mapping[str, Any]
+) -> Any:
+    """Make and connect a device of LeRobot, which must be calibrated already.
+
+    Args:
+        family: Whether it is a follower or a leader.
+        kind: Its type, as LeRobot names it, such as `so101_follower`.
+        settings: Further fields of its configuration, such as `port` and `id`.
+
+    Raises:
+        DriverError: There is no such type, a setting is wrong, or the device is not calibrated.
+        DriverTimeout: It does not answer.
+        MissingExtra: LeRobot is not installed, or a library that this device needs.
+    """
+    device = _made(family, kind, settings)
+    try:
+        device.connect(calibrate=False)
+    except Exception as error:  # each device raises errors of its own
+        release(device)
+        if isinstance(error, OSError):
+            raise DriverTimeout(f"LeRobot does not reach the {kind}", got=error) from error
+        raise DriverError(f"LeRobot does not connect the {kind}", got=repr(error)) from error
+    if not device.is_calibrated:
+        release(device)
+        group, given = family[:-1].replace("teleoperator", "teleop"), {"type": kind, **settings}
+        words = " ".join(f"--{group}.{key}={value}" for key, value in given.items())
+        raise DriverError(
+            f"the {kind} is not calibrated",
+            got=f"nothing that fits the motors in {device.calibration_fpath}",
+            hint=f"run lerobot-calibrate {words}",
+        )
+    return device
+
+
+def release(device: Any) -> None:
+    """Disconnect a device, as far as it is connected."""
+    with contextlib.suppress(Exception):  # it was not, or is gone
+        device.disconnect()
+
+
+def _made(family: str, kind: str, settings: Mapping[str, Any]) -> Any:
+    require("lerobot", EXTRA)
+    draccus = importlib.import_module("draccus")
+    package = importlib.import_module(f"lerobot.{family}")
+    unusable: dict[str, str] = {}
+    for module in pkgutil.iter_modules(package.__path__):
+        if not module.ispkg:
+            continue
+        try:  # each registers its types
+            importlib.import_module(f"{package.__name__}.{module.name}")
+        except ImportError as error:
+            unusable[module.name] = str(error)
+    importlib.import_module("lerobot.utils.import_utils").register_third_party_plugins()
+    robots = family == "robots"
+    config_class = package.RobotConfig if robots else package.TeleoperatorConfig
+    known = sorted(config_class.get_known_choices())
+    if kind not in known:
+        raise DriverError(
+            f"LeRobot knows no {kind!r} among its {family}",
+            got="; ".join(f"{name}: {problem}" for name, problem in unusable.items()) or None,
+            expected=known,
+            hint=did_you_mean(kind, known),
+        )
+    try:
+        config = draccus.decode(config_class, {"type": kind, **settings})
+        utils = importlib.import_module(f"lerobot.{family}.utils")
+        make = utils.make_robot_from_config if robots else utils.make_teleoperator_from_config
+        return make(config)
+    except ImportError as error:
+        hint = "install what this device needs, as pip install 'lerobot[feetech]' or '[dynamixel]'"
+        raise DriverError(f"LeRobot cannot make the {kind}", got=error, hint=hint) from error
+    except Exception as error:  # of draccus, and of each device's own checks
+        raise DriverError(
+            f"LeRobot refuses the settings of the {kind}",
+            got=error,
+            hint="settings are the fields of its configuration class in LeRobot",
+        ) from error
+
+
+@dataclass(frozen=True)
+class Fingers:
+    """A gripper among the motors of a LeRobot device."""
+
+    name: str = "gripper"  # of its motor
+    open_at: float = 100.0  # position when it is open, in LeRobot's own unit
+    closed_at: float = 0.0  # position when it is closed
+
+    def __post_init__(self) -> None:
+        if self.open_at == self.closed_at:
+            problem = "open_at and closed_at of the gripper are the same"
+            raise DriverError(problem, got=self.open_at, expected="two positions of its motor")
+
+    def share(self, position: float) -> float:
+        """How far it is closed, 0 open to 1 closed, at a position of its motor."""
+        share = (position - self.open_at) / (self.closed_at - self.open_at)
+        return min(max(share, 0.0), 1.0)
+
+    def position(self, share: float) -> float:
+        """The other way round."""
+        return self.open_at + share * (self.closed_at - self.open_at)
+
+
+class Positions:
+    """What of a device's numbers are joints and a gripper, in our units.
+
+    Args:
+        device: One of LeRobot.
+        features: Its numbers, `action_features`: keys such as `elbow_flex.pos`.
+        joints: Names of its joints, in our order.
+        fingers: Its gripper, if it has one.
+        units: Of its joints, `degrees` or `radians`; None: what the device says.
+
+    Raises:
+        DriverError: It has other numbers, or joints that it does not measure as angles.
+    """
+
+    def __init__(
+        self,
+        device: Any,
+        features: Sequence[str],
+        joints: Sequence[str],
+        fingers: Fingers | None,
+        units: str | None,
+    ) -> None:
+        named = [*joints, *([fingers.name] if fingers else [])]
+        keys = [name + _POSITION for name in named]
+        if sorted(keys) != sorted(features):
+            raise DriverError(
+                "this LeRobot device has other motors than it is configured with",
+                got=sorted(features),
+                expected=sorted(keys),
+                hint="correct joint_names, and fingers (null for none); what moves by other numbers"
+                " than positions, such as a mobile base, cannot be driven here",
+            )
+        self._joints, self._fingers = keys[: len(joints)], fingers
+        self._factor = np.array([_radians(device, name, units) for name in joints])
+
+    def taken(self, numbers: Mapping[str, Any]) -> tuple[Vector, float | None]:
+        """Joint positions (n,) [rad], and how far the gripper is closed, 0 to 1."""
+        joints = self._factor * np.array([float(numbers[key]) for key in self._joints])
+        fingers = self._fingers
+        if fingers is None:
+            return joints, None
+        return joints, fingers.share(float(numbers[fingers.name + _POSITION]))
+
+    def given(self, joints: Vector, grip: float | None) -> dict[str, float]:
+        """The numbers for the device, of joint positions (n,) [rad] and of the gripper."""
+        numbers = dict(zip(self._joints, (joints / self._factor).tolist(), strict=True))
+        if self._fingers is not None and grip is not None:
+            numbers[self._fingers.name + _POSITION] = self._fingers.position(grip)
+        return numbers
+
+
+def _radians(device: Any, joint: str, units: str | None) -> float:
+    """Radians in one unit of a joint's position."""
+    if units is not None:
+        if units not in _ANGLES:
+            raise DriverError("units of the joints", got=units, expected=" or ".join(_ANGLES))
+        return _ANGLES[units]
+    motor = getattr(getattr(device, "bus", None), "motors", {}).get(joint)
+    if motor is None:
+        raise DriverError(
+            f"LeRobot does not say in what unit this device measures the joint {joint!r}",
+            hint="give units: degrees or radians, as the device's own documents say",
+        )
+    mode = str(motor.norm_mode.value)
+    if mode not in _ANGLES:
+        raise DriverError(
+            f"LeRobot measures the joint {joint!r} as a share of its range, which is no angle",
+            got=mode,
+            expected="degrees",
+            hint="set use_degrees: true in its settings, where its type has that",
+        )
+    return _ANGLES[mode]
