@@ -44,6 +44,8 @@ def connected_device(
     """
     device = _made(family, kind, settings)
     try:
+        if family == "robots":
+            _set_goals(device)
         device.connect(calibrate=False)
     except Exception as error:  # each device raises errors of its own
         release(device)
@@ -66,6 +68,21 @@ def release(device: Any) -> None:
     """Disconnect a device, as far as it is connected."""
     with contextlib.suppress(Exception):  # it was not, or is gone
         device.disconnect()
+
+
+def _set_goals(device: Any) -> None:
+    """Let the goal of each servo be where it is: LeRobot turns their torque on when it connects.
+
+    They would set out for the goals that they were given last, whenever that was.
+    """
+    bus, kind = getattr(device, "bus", None), "lerobot.motors.motors_bus"
+    if isinstance(bus, importlib.import_module(kind).SerialMotorsBus):
+        bus.connect()
+        try:
+            present = bus.sync_read("Present_Position", normalize=False)
+            bus.sync_write("Goal_Position", present, normalize=False)
+        finally:
+            bus.disconnect(disable_torque=False)
 
 
 def _made(family: str, kind: str, settings: Mapping[str, Any]) -> Any:

@@ -236,7 +236,8 @@ class ArmGuard:
         elif problem is not None and self.mode is Mode.STOPPED:
             self.goal = self.target  # it has come to rest: where it is is not known any more
         elif problem is not None:
-            self._disbelieve(f"{problem}; look at what measures it, and at the arm")
+            what = self.limits.place_name
+            self._disbelieve(f"{problem}; look at what measures the {what}, and at the arm")
         if self._plausibility.settled:
             self._place = place
 

@@ -30,6 +30,7 @@ _NUMBERS_OF_JOINTS = ("joint_low", "joint_high", "step")
 class JointRanges:
     """Where the joints of an arm may be, and how far their targets may lead them."""
 
+    place_name: ClassVar[str] = "joints"
     # No force is limited: where an arm measures one, let it take poses.
     max_force: ClassVar[None] = None
     max_torque: ClassVar[None] = None

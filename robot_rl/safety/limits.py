@@ -58,6 +58,7 @@ class PoseLimits:
     `robot_rl.safety.joint_limits` it is joint positions.
     """
 
+    place_name: ClassVar[str] = "pose"
     strayed: ClassVar[Vector] = _STRAYED
     noise: ClassVar[Vector] = _NOISE
 

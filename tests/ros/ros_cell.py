@@ -36,7 +36,8 @@ def configuration(namespace, *overrides):
 
 def arm_node(config, further=None, **changed_limits):
     parameters = OmegaConf.to_container(config.nodes.arm.parameters, resolve=True)
-    limits = {f"limits.{name}": value for name, value in parameters.pop("limits").items()}
+    given = {name: value for name, value in parameters.pop("limits").items() if value is not None}
+    limits = {f"limits.{name}": value for name, value in given.items()}
     limits |= {f"limits.{name}": value for name, value in changed_limits.items()}
     driver = {**parameters.pop("driver"), **PATIENT_DRIVER}
     return Running(

@@ -16,7 +16,7 @@ from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.env.controllers import ExpertController, IdleController
 from robot_rl.env.factory import check_expert, make_expert
 from robot_rl.env.operator import OperatorEvent
-from robot_rl.env.robot import RobotInterrupted
+from robot_rl.env.robot import RobotInterrupted, joint_columns
 from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_seed
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.demonstrations import demonstrated
@@ -244,7 +244,11 @@ class TeleoperatedSession:
             counting, halted = time.monotonic() < begins, self._operated.waiting()
             asked = OperatorEvent.START in said.events or said.moving
             if halted or not (counting or asked):
-                self._tell_waiting(halted or f"episode {number}: say start, or move the device")
+                # A leader arm that is moved may just be brought near the robot.
+                moves = (
+                    "" if joint_columns(self._env.schema.action_names) else ", or move the device"
+                )
+                self._tell_waiting(halted or f"episode {number}: say start{moves}")
             if not (counting or halted) and (asked or not self._config.recording.wait_for_start):
                 return
             time.sleep(_POLL_SECONDS)
