@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # An arm whose joints are all slower stands still [rad/s].
 _STILL = 0.02
-_STILL_SECONDS, _FIRST_SECONDS, _STALE_SECONDS = 2.0, 10.0, 0.5
+_STILL_SECONDS, _FIRST_SECONDS, _POSE_SECONDS, _STALE_SECONDS = 2.0, 10.0, 2.0, 0.5
 
 
 def run(**options: str | None) -> None:
@@ -43,36 +43,45 @@ def run(**options: str | None) -> None:
         joints = Sensor(client, JointState, "joint_states", _STALE_SECONDS, of_all, sole=True)
         kind = message_type("geometry_msgs/msg/PoseStamped")
         pose = Sensor(client, kind, "current_pose", _STALE_SECONDS, messages.pose_array, sole=True)
-        wait_for_all([joints, pose], 1, _FIRST_SECONDS)
+        wait_for_all([joints], 1, _FIRST_SECONDS)
+        known = wait_until(lambda: pose.count > 0, _POSE_SECONDS)  # not of every arm
         _say("guide the arm by hand; Enter keeps where it is, Ctrl-D ends")
-        taught: list[tuple[Vector, Vector]] = []
+        taught: list[tuple[Vector, Vector | None]] = []
         for _ in sys.stdin:
-            _keep(joints, pose, taught)
+            _keep(joints, pose if known else None, taught)
         if not taught:
-            _keep(joints, pose, taught)
+            _keep(joints, pose if known else None, taught)
     if not taught:
         raise RobotRLError("the arm moved, and nothing was taught", hint="hold it still, and again")
     print(lines(taught), end="", flush=True)
 
 
-def lines(taught: Sequence[tuple[Vector, Vector]]) -> str:
-    """The YAML of a reset by joint positions (n,) [rad], with the TCP's poses (7,) there."""
-    text = "nodes:\n  arm:\n    parameters:\n      reset:\n"
-    text += f"        pose: null   # or, without joints: {_shown(taught[-1][1])}\n"
+def lines(taught: Sequence[tuple[Vector, Vector | None]]) -> str:
+    """The YAML of a reset by joint positions (n,) [rad], with the TCP's poses (7,) there.
+
+    Without a pose there is none: of an arm that takes joint targets nobody may know it.
+    """
+    text, last = "nodes:\n  arm:\n    parameters:\n      reset:\n", taught[-1][1]
+    if last is not None:
+        text += f"        pose: null   # or, without joints: {_shown(last)}\n"
     text += "        joints:      # rad; a reset ends at the last\n"
-    rows = (f"          - {_shown(joints)}   # TCP at {_shown(p[:3])} m\n" for joints, p in taught)
-    return text + "".join(rows)
+    for joints, pose in taught:
+        where = "" if pose is None else f"   # TCP at {_shown(pose[:3])} m"
+        text += f"          - {_shown(joints)}{where}\n"
+    return text
 
 
-def _keep(joints: Sensor, pose: Sensor, taught: list[tuple[Vector, Vector]]) -> None:
+def _keep(joints: Sensor, pose: Sensor | None, taught: list[tuple[Vector, Vector | None]]) -> None:
     def still() -> bool:
         return bool(abs(joints.value(joints.newest())[1]).max() <= _STILL)
 
     if not wait_until(still, _STILL_SECONDS):
         _say("the arm moves, so nothing was kept: hold it still, and press Enter again")
         return
-    taught.append((joints.value(joints.newest())[0], pose.value(pose.newest())))
-    _say(f"{len(taught)}: joints {_shown(taught[-1][0])} rad, TCP {_shown(taught[-1][1])}")
+    at = None if pose is None else pose.value(pose.newest())
+    taught.append((joints.value(joints.newest())[0], at))
+    tool = "" if at is None else f", TCP {_shown(at)}"
+    _say(f"{len(taught)}: joints {_shown(taught[-1][0])} rad{tool}")
 
 
 def _shown(values: Vector) -> str:

@@ -76,7 +76,8 @@ def kept_stop(folder: Path, node: str, driver: Mapping[str, Any]) -> str | None:
 
 def _file(folder: Path, node: str, driver: Mapping[str, Any]) -> Path:
     domain, kind = os.environ.get("ROS_DOMAIN_ID", "0"), str(driver.get("_target_", ""))
-    address = driver.get("host") or driver.get("namespace") or ""
+    port = driver.get("settings", {}).get("port")  # of an arm of LeRobot
+    address = driver.get("host") or port or driver.get("namespace") or ""
     words = (domain + node.replace("/", "."), kind.rpartition(".")[2], str(address))
     return folder / re.sub(r"[^\w.-]", "_", ".".join(filter(None, ("stop", *words))))
 
