@@ -308,7 +308,7 @@ class LeaderAttendant(DeviceAttendant):
 
     def watch(self, observation: Observation) -> None:
         """Read the leader; raises `RobotInterrupted` where it has failed."""
-        measured, lead = observation["state/joint_positions"], observation["state/target_lead"]
+        measured, lead = observation["state/joint_positions"], observation["state/joint_lead"]
         target = measured.astype(np.float64) + lead
         state = self._or_lost(lambda: self._leader.read(target, self.steps))
         self._inbox.advice = self._leader.hint

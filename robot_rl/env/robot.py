@@ -30,17 +30,20 @@ def state_fields(
     velocity: bool = True,
     wrench: bool = True,
     gripper: bool = True,
-    lead: int = len(ARM_ACTIONS),
+    by_joints: bool = False,
 ) -> tuple[Field, ...]:
-    """What an arm with so many joints observes of itself, if it measures these: SI, base frame."""
+    """What an arm with so many joints observes of itself, if it measures these: SI, base frame.
+
+    One that takes joint targets observes how far these lead it, `by_joints`.
+    """
     widths = {
         "state/tcp_pose": 7 * pose,  # position [m], quaternion xyzw
         "state/tcp_velocity": 6 * velocity,  # linear [m/s], angular [rad/s]
         # What the surroundings exert on the tool: force [N], and torque about the TCP [Nm].
         "state/tcp_wrench": 6 * wrench,
-        # From the measured pose to the target: translation [m], rotation vector [rad]; of an arm
-        # that takes joint targets, of each joint [rad].
-        "state/target_lead": lead,
+        # From the measured pose to the target: translation [m], rotation vector [rad].
+        "state/target_lead": len(ARM_ACTIONS) * (not by_joints),
+        "state/joint_lead": joints * by_joints,  # from measured joints to their targets [rad]
         "state/joint_positions": joints,  # [rad]
         "state/joint_velocities": joints,  # [rad/s]
         "state/gripper_position": 1 * gripper,  # 0 open to 1 closed

@@ -16,7 +16,7 @@ from sensor_msgs.msg import Image, JointState
 from std_msgs.msg import Bool
 
 from robot_rl.data.schema import Field, Observation
-from robot_rl.env.robot import ARM_ACTIONS, state_fields
+from robot_rl.env.robot import state_fields
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import messages
 from robot_rl.ros.client import RosClient
@@ -96,6 +96,7 @@ class Measurements:
         self.stamps_ns: dict[str, int] = {}
         self._optional: dict[str, Sensor] = {}  # by the name of what is observed of them
         self._motion, by_joints = motion, isinstance(motion, JointActionLimits)
+        self._lead = "state/joint_lead" if by_joints else "state/target_lead"
         self._subscribe_to_arm(tuple(joint_names), pose or not by_joints, twist, wrench, by_joints)
         if gripper:
             jaws = self._sensor(JointState, "gripper/state", limits.gripper_s, _first_position)
@@ -121,8 +122,7 @@ class Measurements:
         signals = [self.success] if self.success else []
         self.all_sensors = (*self._aligned, *self._newest, *signals)
         measured = {"pose": self.pose is not None, "velocity": twist, "wrench": wrench}
-        lead = len(joint_names) if by_joints else len(ARM_ACTIONS)
-        own = state_fields(len(joint_names), **measured, gripper=gripper, lead=lead)
+        own = state_fields(len(joint_names), **measured, gripper=gripper, by_joints=by_joints)
         self.fields = (*own, *(field for field, _ in pictures))
 
     def tcp_pose(self) -> Vector:
@@ -176,7 +176,7 @@ class Measurements:
         place = positions if pose is None or self._placed is self.joints else pose
         state = {} if pose is None else {"state/tcp_pose": pose}
         state |= {
-            "state/target_lead": self._motion.between(place, target),
+            self._lead: self._motion.between(place, target),
             "state/joint_positions": positions,
             "state/joint_velocities": velocities,
         }

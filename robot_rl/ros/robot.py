@@ -70,28 +70,27 @@ class RosRobot:
     attended: bool = False  # whether it waits for a `start`; a robot without a mirror always does
 
     def __post_init__(self) -> None:
-        targets = self.targets
+        client, targets = self.client, self.targets
         self.action_names = targets.action_names(self.task.action_names)
         self.opens_grippers = bool(self.episodes.opens_grippers)
         self._columns = [targets.columns.index(n) for n in self.action_names if n != GRIPPER_ACTION]
         self._gripper_column = GRIPPER_ACTION in self.action_names
         self._problem: RobotInterrupted | None = None  # why nothing more is published
-        command, node = qos.command_publisher(self.control_rate_hz), self.client.node
+        command, node = qos.command_publisher(self.control_rate_hz), client.node
         self._target = node.create_publisher(targets.kind, targets.topic, command)
         self._grip = node.create_publisher(Float64, "gripper/command", command)
         self.all_sensors = self.measurements.all_sensors
         self.observation_fields = self.measurements.fields
-        self._applied = Sensor(
-            self.client, targets.kind, targets.applied_topic, math.inf, targets.target
-        )
+        applied = targets.applied_topic
+        self._applied = Sensor(client, targets.kind, applied, math.inf, targets.target)
         self._sent, self._sent_ns = self.limiter.target, -1  # the newest command and its stamp
         self.clamped = False
-        self._mode = ArmMode(self.client)
+        self._mode = ArmMode(client)
         self._stops = 0  # of the arm, when the reset began
         self._shown = 0.0  # when the arm's node was last shown that somebody is there [s]
         self._operator: OperatorServices | None = None
         self._attend: Callable[[], None] = lambda: None
-        self.watchers = WorkReport(self.client)
+        self.watchers = WorkReport(client)
         self.task.tracker = self.measurements
 
     # -- Robot ------------------------------------------------------------------------------------
@@ -112,7 +111,7 @@ class RosRobot:
         self._begin()
 
     def resume(self, rng: np.random.Generator) -> None:
-        """Hold where the arm is, which may move again; raises `RobotInterrupted` as `reset`."""
+        """Hold where the arm is, which may move again; raises as `reset`."""
         self._prepare()
         self.hold()
         self._begin()
@@ -129,9 +128,8 @@ class RosRobot:
             place, force = self.measurements.place(), self.measurements.contact_force()
             target, self.clamped = self.limiter.advance(motion, place, force)
             if (problem := self.limiter.straying.problem(place)) is not None:
-                raise RobotInterrupted(
-                    problem, hint="check what is pushing it, and check its tool centre point"
-                )
+                hint = "check what is pushing it, and check its tool centre point"
+                raise RobotInterrupted(problem, hint=hint)
         self._sent, self._sent_ns = target, self._send(target)
         if self._gripper_column:
             self._grip.publish(Float64(data=0.5 * (1.0 + float(action[-1]))))

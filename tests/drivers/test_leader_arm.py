@@ -53,7 +53,7 @@ class Follower:
         """One step of the loop, after the leader was moved; whether it moves the robot."""
         if leader is not None:
             self.leader.at = np.array(leader, np.float64)
-        observed = {"state/joint_positions": self.joints, "state/target_lead": np.zeros(3)}
+        observed = {"state/joint_positions": self.joints, "state/joint_lead": np.zeros(3)}
         self.attendant.watch({n: v.astype(np.float32) for n, v in observed.items()})
         said = self.inbox.poll()
         before = self.joints.copy()

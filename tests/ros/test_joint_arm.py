@@ -164,7 +164,7 @@ def test_actions_move_joints_and_an_expert_reaches_its_goal_with_them():
     try:
         assert env.schema.action_names == tuple(f"{name}.delta" for name in JOINTS)
         seen, _ = env.reset(seed=3)
-        assert seen["state/target_lead"].shape == (7,)
+        assert seen["state/joint_lead"].shape == (7,)
         began, action = seen["state/joint_positions"], np.zeros(7, np.float32)
         action[6] = 1.0
         for _ in range(6):
