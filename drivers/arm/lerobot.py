@@ -130,7 +130,11 @@ class LeRobotArm:
         self._grip = position
 
     def _measured(self) -> tuple[Vector, float | None]:
-        numbers = self._asked("measure", lambda device: device.get_observation())
+        observe = lambda device: device.get_observation()  # noqa: E731
+        try:
+            numbers = self._asked("measure", observe)
+        except DriverTimeout:  # a servo's answer is lost now and then
+            numbers = self._asked("measure", observe)
         return self._positions.taken(numbers)
 
     def _send(self, joints: Vector) -> None:
