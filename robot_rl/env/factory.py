@@ -15,7 +15,7 @@ from robot_rl.env.clock import make_clock
 from robot_rl.env.intervention import Attendant, Intervention, unmovable_columns
 from robot_rl.env.operator import JOG_TIMEOUT_S, OperatorInbox
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, OperatorServer, Robot, RobotInterrupted
-from robot_rl.env.robot_env import RobotEnv
+from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
 from robot_rl.env.several_arms import SeveralArms
 from robot_rl.env.task import Expert, Task
 from robot_rl.errors import RobotRLError
@@ -81,7 +81,10 @@ def has_domain(config: Mapping[str, Any]) -> bool:
 
 
 def make_expert(
-    config: Mapping[str, Any], env: RobotEnv, part: str = "expert", **replaced: Any
+    config: Mapping[str, Any],
+    env: RobotEnv | RobotEnvWrapper,
+    part: str = "expert",
+    **replaced: Any,
 ) -> Expert:
     """Make the scripted expert of the configured task, looking at `env`'s true state.
 
