@@ -107,8 +107,8 @@ class RosRobot:
         """
         self._prepare()
         self.episodes.perform(self, start_pose, rng)
-        if self.opens_grippers and self._gripper_column:
-            self._grip.publish(Float64(data=0.0))  # its node is to know of it too
+        if self.opens_grippers:
+            self.tell_gripper(0.0)  # its node is to know of it too
         self.wait_until_fresh()
         self._check_goal_is_ahead()
         self._begin()
@@ -137,8 +137,7 @@ class RosRobot:
         stamp = time.time_ns()
         self._sent, self._sent_ns = target, stamp
         self._target.publish(messages.pose_message(target, stamp))
-        if self._gripper_column:
-            self._grip.publish(Float64(data=0.5 * (1.0 + float(action[-1]))))
+        self.tell_gripper(0.5 * (1.0 + float(action[-1])))
         return action
 
     def advance(self, period: float) -> None:
@@ -227,6 +226,11 @@ class RosRobot:
         self.attend()
         check_all(self.all_sensors)
         self._target.publish(messages.pose_message(target, time.time_ns()))
+
+    def tell_gripper(self, position: float) -> None:
+        """Publish where the gripper is to be, 0 open to 1 closed, if the task moves one."""
+        if self._gripper_column:
+            self._grip.publish(Float64(data=position))
 
     def wait_until_fresh(self) -> None:
         """Wait until every topic has given new measurements: not inside the control loop."""
