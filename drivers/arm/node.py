@@ -55,6 +55,7 @@ from robot_rl.safety import (
     checked_reset_pose,
     default_stop_folder,
     refuse_stiff_contact,
+    sole_reset_end,
 )
 
 _NUMBER = re.compile(r"[\d.]+")
@@ -75,8 +76,6 @@ class ArmNode(DeviceNode):
     def __init__(self, name: str = "arm", **options: Any) -> None:
         super().__init__(name, **options)
         self._limits = self._numbers("limits", ArmLimits)
-        for name in ("max_force", "max_torque"):
-            self._limits[name] = self._limits[name] or None
         for name, default, text in (
             ("workspace_low", [0.0] * 3, "lowest position of the target (3,) [m]"),
             ("workspace_high", [0.0] * 3, "highest position of the target (3,) [m]"),
@@ -112,7 +111,8 @@ class ArmNode(DeviceNode):
         `reset.joints` that it cannot go to, or a stop that could not be kept.
         """
         low, high = self.driver.joint_limits
-        limits = ArmLimits(**self._limits, joint_low=tuple(low), joint_high=tuple(high))
+        joints = {"joint_low": tuple(low), "joint_high": tuple(high)}
+        limits = ArmLimits.of_parameters(self._limits, **joints)
         if self._contact_task:
             refuse_stiff_contact(self.driver.compliance, limits)
         self._waypoints = reset_waypoints(self.driver, self._reset_joints, limits)
@@ -312,7 +312,8 @@ class ArmNode(DeviceNode):
             if not (self.is_connected and self.is_polling):
                 missing = "connected" if self.is_polling else "active"
                 raise DriverError(f"the arm's node is not {missing}")
-            self._resets.begin(self._reset_end())
+            pose = self.get_parameter(_RESET_POSE).value
+            self._resets.begin(sole_reset_end(pose, self._waypoints))
         except RobotRLError as error:
             answer.success, answer.message = False, str(error)
             return answer
@@ -321,16 +322,6 @@ class ArmNode(DeviceNode):
         answer.success, answer.message = await self._reset_done
         self._reset_done = None
         return answer
-
-    def _reset_end(self) -> Any:
-        """Where a reset ends, a pose (7,) or waypoints (k, n); `DriverError` if not one of both."""
-        pose = self.get_parameter(_RESET_POSE).value
-        given = [end for end in (pose, self._waypoints) if end is not None and len(end)]
-        if len(given) != 1:
-            problem = "a reset needs one of the parameters reset.pose and reset.joints"
-            hint = "see hardware/arms.md, section Resets"
-            raise DriverError(problem, got="both" if given else "neither", hint=hint)
-        return given[0]
 
     def _conclude_reset(self, outcome: ResetOutcome | None) -> None:
         if outcome is not None and self._reset_done is not None:

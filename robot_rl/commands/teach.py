@@ -1,4 +1,4 @@
-"""`robot-rl teach`: from an arm that a person guides by hand to the lines of a reset.
+"""`robot-rl teach`: from an arm that a person guides by hand to the lines of a cell or a task.
 
 It listens to the topics of the arm's node: nothing is sent, and nothing moves.
 """
@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.waiting import wait_until
@@ -23,7 +25,7 @@ _STILL_SECONDS, _FIRST_SECONDS, _STALE_SECONDS = 2.0, 10.0, 0.5
 
 
 def run(**options: str | None) -> None:
-    """Print the lines of a reset through where Enter was pressed, to be kept in a file.
+    """Print the lines of a `part` through where Enter was pressed, to be kept in a file.
 
     Where the input ends without any, they are of where the arm is. Raises `RobotRLError` where it
     never stood still, or its node is silent.
@@ -52,16 +54,34 @@ def run(**options: str | None) -> None:
             _keep(joints, pose, taught)
     if not taught:
         raise RobotRLError("the arm moved, and nothing was taught", hint="hold it still, and again")
-    print(lines(taught), end="", flush=True)
+    print(LINES[options.get("part") or "reset"](taught), end="", flush=True)
 
 
-def lines(taught: Sequence[tuple[Vector, Vector]]) -> str:
+def reset_lines(taught: Sequence[tuple[Vector, Vector]]) -> str:
     """The YAML of a reset by joint positions (n,) [rad], with the TCP's poses (7,) there."""
     text = "nodes:\n  arm:\n    parameters:\n      reset:\n"
     text += f"        pose: null   # or, without joints: {_shown(taught[-1][1])}\n"
     text += "        joints:      # rad; a reset ends at the last\n"
     rows = (f"          - {_shown(joints)}   # TCP at {_shown(p[:3])} m\n" for joints, p in taught)
     return text + "".join(rows)
+
+
+def start_lines(taught: Sequence[tuple[Vector, Vector]]) -> str:
+    """The YAML of a task's start: the box about all positions, with the last orientation."""
+    positions = np.array([pose[:3] for _, pose in taught])
+    low, high = positions.min(0), positions.max(0)
+    start = np.concatenate([0.5 * (low + high), taught[-1][1][3:]])
+    text = f"task:\n  tracked:\n    start_pose: {_shown(start)}   # m, xyzw\n"
+    region = f"    start_noise: {_shown(0.5 * (high - low))}   # m\n"
+    return text + (region if len(taught) > 1 else "")
+
+
+def goal_lines(taught: Sequence[tuple[Vector, Vector]]) -> str:
+    """The YAML of a task's goal, for reward=pose: the last pose."""
+    return f"task:\n  goal_pose: {_shown(taught[-1][1])}   # m, xyzw\n"
+
+
+LINES = {"reset": reset_lines, "start": start_lines, "goal": goal_lines}
 
 
 def _keep(joints: Sensor, pose: Sensor, taught: list[tuple[Vector, Vector]]) -> None:

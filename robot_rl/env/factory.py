@@ -49,7 +49,8 @@ def make_env(
         raise RobotRLError(
             f"the task {config['task']['name']!r} cannot be done on this robot",
             got=f"task.{form} is missing",
-            hint="add it to the task's configuration, as in configs/task/reach.yaml",
+            hint="add it to the task's configuration, as in configs/task/reach.yaml"
+            + (", or name its robot with cell=PATH" if "tracked" in config["task"] else ""),
         )
     task: Task = registry.make(config["task"][form])
     if further_cameras:

@@ -249,6 +249,8 @@ class RosRobot:
         self.wait_until_fresh()
         if self._operator is not None:
             self._operator.check_stop(self.limits.start_timeout_s)
+        if self.task.gripper_closed:
+            self._grip.publish(Float64(data=1.0))
 
     def _check_goal_is_ahead(self) -> None:
         """Look whether there is something left to do: else every episode would be a success."""
@@ -351,6 +353,8 @@ def make_ros_robot(
             expected="robot_rl.env.task.Tracked",
             hint="give its configuration a section `tracked`, as configs/task/reach.yaml has",
         )
+    if task.gripper_closed and not gripper:
+        raise RobotRLError(f"the task {task.name!r} closes a gripper", got="robot.gripper=false")
     if not wrench:
         limits = dataclasses.replace(limits, max_force=None)
     prepare_environment(discovery_range)
