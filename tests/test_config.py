@@ -147,6 +147,8 @@ def test_a_written_task_asks_only_for_what_the_lab_knows_and_says_what_success_i
         config = compose(["cell=lab", f"task={reward}", *given])
         assert config.choices.reward == reward  # the cell's is human
         assert config.reward.source.get("pose") == config.task.get("goal_pose")
+        if reward == "classifier":
+            assert config.reward.cameras == config.observation.cameras
         task = registry.make(config.task.tracked)
         assert task.action_names[6:] == (("gripper",) if gripper == "moves" else ())
         assert (task.gripper_closed, task.instruction) == (gripper == "closed", words[1][12:])

@@ -46,6 +46,10 @@ task:
 _GOAL = """\
   goal_pose: {goal}             # of the TCP at success, m, xyzw; robot-rl teach part=goal prints it
 """
+_CLASSIFIER = """\
+classifier:
+  cameras: ${observation.cameras}   # by whose pictures it judges
+"""
 _JUDGES = {
     "human": "     # you say success and failure; others: docs/rewards.md",
     "pose": "      # near goal_pose; how near: reward.source",
@@ -100,7 +104,7 @@ def write(
         reported=str(reward == "task").lower(),
         seen=", ".join(f"state/{n}" for n in (*_SEEN, *(["gripper_position"] if moves else []))),
     )
-    write_new(file, text)
+    write_new(file, text + (_CLASSIFIER if reward == "classifier" else ""))
     words = f"cell={folder} task={name}"
     if reward == "classifier":
         labels = "classifier.collection.labels=operator"

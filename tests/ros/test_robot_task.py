@@ -6,6 +6,13 @@ The nodes of the cell are simulated; the robot is the one of `robot=ros`, which 
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +20,16 @@ import pytest
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
 import listening  # noqa: F401  # its ROS domain is the commands' too
+from omegaconf import OmegaConf
 
 from policies import registry
+from robot_rl.commands import teach
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.env.factory import make_env
 from robot_rl.errors import RobotRLError
+from robot_rl.processes.waiting import wait_until
+from robot_rl.ros.nodes import node_table
 
 START, NOISE = [0.45, 0.1, 0.2, 1.0, 0.0, 0.0, 0.0], 0.005
 WORLD = """
@@ -79,12 +90,13 @@ nodes:
     module: drivers.camera.node
     parameters:
       camera: front
-      crop: [16, 0, 32, 24]
+      crop: [16, 0, 96, 72]
+      size: [32, 24]
 {WORLD.format(name="front", driver="drivers.camera.sim.SimCamera")}
         namespace: ""
         camera: front
-        width: 64
-        height: 48
+        width: 128
+        height: 96
 # So small that all of it takes a minute.
 observation:
   cameras: [{{name: front, width: 32, height: 24}}]
@@ -122,6 +134,21 @@ class Person(TeleopDevice):
 DEVICE = "device: {{_target_: person.Person, down: {}, events: {{go: start}}}}"
 
 
+TASK = (
+    *("task", "lab/push", "instruction=push down", "reward=pose", "gripper=closed"),
+    *("steps=40", f"noise={NOISE}", f"start={START}", "goal=[0.45,0.1,0.14,1,0,0,0]"),
+)
+
+
+def write_lab(folder):
+    """A lab's folder: its cell, and a device that a test plays."""
+    (folder / "lab/configs/teleop").mkdir(parents=True)
+    (folder / "lab/cell.yaml").write_text(CELL)
+    (folder / "lab/person.py").write_text(PERSON)
+    for name, down in (("pushes", 1.0), ("waits", 0.0)):
+        (folder / f"lab/configs/teleop/{name}.yaml").write_text(DEVICE.format(down))
+
+
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -133,15 +160,8 @@ def test_a_task_of_a_lab_goes_from_its_file_to_daily_use(tmp_path, robot_rl_comm
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    (tmp_path / "lab/configs/teleop").mkdir(parents=True)
-    (tmp_path / "lab/cell.yaml").write_text(CELL)
-    (tmp_path / "lab/person.py").write_text(PERSON)
-    (tmp_path / "lab/configs/teleop/pushes.yaml").write_text(DEVICE.format(1.0))
-    (tmp_path / "lab/configs/teleop/waits.yaml").write_text(DEVICE.format(0.0))
-    told(
-        *("task", "lab/push", "instruction=push down", "reward=pose", "gripper=closed"),
-        *("steps=40", f"noise={NOISE}", f"start={START}", "goal=[0.45,0.1,0.14,1,0,0,0]"),
-    )
+    write_lab(tmp_path)
+    told(*TASK)
     wide = "reward.source.position_tolerance=[0.04,0.04,0.025]"
     told("collect", "cell=lab", "task=push", "teleop=pushes", "demonstrations=2", wide)
     run = (tmp_path / "runs/latest").resolve()
@@ -161,6 +181,73 @@ def test_a_task_of_a_lab_goes_from_its_file_to_daily_use(tmp_path, robot_rl_comm
     attempts = lines(run / "attempts.jsonl")
     assert [attempt["counters"]["attempts"] for attempt in attempts] == [1, 2]
     assert not any(attempt["interrupted"] for attempt in attempts)
+
+
+@contextmanager
+def going_on(folder, said, *words):
+    """A command while it runs, from when it has said something; gives its output."""
+    output = folder / f"{words[0]}.txt"
+    with output.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "robot_rl.cli", *words], cwd=folder, stdout=file, stderr=file
+        )
+    try:
+        assert wait_until(lambda: said in output.read_text() or process.poll(), 300.0)
+        assert process.poll() is None, output.read_text()
+        yield output.read_text()
+    finally:
+        process.terminate()
+        process.wait(60.0)
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_a_part_of_a_live_picture_is_chosen_for_the_cell(tmp_path, monkeypatch, robot_rl_command):
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra browser")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("needs chromium: apt-get install chromium")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROBOT_RL_PATH", os.environ["ROBOT_RL_PATH"])  # which the cell adds to
+    write_lab(tmp_path)
+    assert robot_rl_command(*TASK).returncode == 0
+    collecting = ("collect", "cell=lab", "task=push", "teleop=waits")
+    with (
+        going_on(tmp_path, "run directory: ", *collecting),
+        going_on(tmp_path, "console: http", "console", "console.port=0") as told,
+        playwright.sync_playwright() as started,
+    ):
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1360, "height": 850})
+        page.set_default_timeout(300_000)
+        page.goto(re.findall(r"http\S+", told)[0])
+        page.wait_for_function("document.querySelector('#cameras-live img')?.naturalWidth == 32")
+        place = page.locator("#cameras-live img").bounding_box()
+        scale = place["height"] / 24  # it is wider than the picture, which is in its middle
+
+        def drag(*ends):
+            left = place["x"] + 0.5 * (place["width"] - 32 * scale)
+            start, end = ((left + x * scale, place["y"] + y * scale) for x, y in ends)
+            page.mouse.move(*start)
+            page.mouse.down()
+            page.mouse.move(*end, steps=3)
+            page.mouse.up()
+            return page.locator("#crop-lines").inner_text()
+
+        # A pixel of the picture is three of the camera, of which 16 on the left are cut away.
+        assert ".crop: [40, 18, 48, 36] " in drag((8, 6), (24, 23))  # in the picture's own shape
+        assert ".crop: [40, 18, 48, 36] " in drag((24, 18), (8, 5))  # from the other corner
+        assert ".crop: [64, 36, 48, 36] " in drag((16, 12), (400, 300))  # not beyond it
+        lines = drag((8, 6), (24, 18))
+        if folder := os.environ.get("ROBOT_RL_SCREENSHOTS"):
+            page.screenshot(path=Path(folder) / "crop.png")
+        page.locator("#crop-close").click()
+        assert not page.locator("#crop, .crop").first.is_visible()
+        browser.close()
+    (tmp_path / "lab/cell.yaml").write_text(CELL + lines)
+    table = {node.name: node for node in node_table(compose(["cell=lab", "task=push"]))}
+    parameters = table["front_camera"].parameters
+    assert (parameters["crop"], parameters["size"]) == ([40, 18, 48, 36], [32, 24])
 
 
 def tracked(**changes):
@@ -208,3 +295,16 @@ def test_a_robot_without_a_gripper_holds_no_tool():
     config = compose([*words, "+task.tracked.gripper_closed=true"])
     with pytest.raises(RobotRLError, match=r"'reach' closes a gripper; got: robot\.gripper=false"):
         make_env(config)
+
+
+def test_taught_poses_are_the_start_and_the_goal_of_a_task():
+    corners = [[0.40, 0.1, 0.2], [0.50, 0.1, 0.3], [0.45, 0.2, 0.2]]
+    taught = [(np.zeros(7), np.array([*corner, *START[3:]])) for corner in corners]
+    section = OmegaConf.create(teach.LINES["start"](taught)).task.tracked
+    assert list(section.start_pose) == [0.45, 0.15, 0.25, 1.0, 0.0, 0.0, 0.0]
+    assert list(section.start_noise) == [0.05, 0.05, 0.05]
+    registry.make(tracked(**section))
+    alone = OmegaConf.create(teach.LINES["start"](taught[:1])).task.tracked
+    assert list(alone) == ["start_pose"]  # it says nothing of a region
+    goal = OmegaConf.create(teach.LINES["goal"](taught)).task.goal_pose
+    assert list(goal) == [0.45, 0.2, 0.2, 1.0, 0.0, 0.0, 0.0]
