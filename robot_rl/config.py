@@ -97,11 +97,8 @@ def group_choices() -> dict[str, tuple[str, ...]]:
     for path in (path for place in config_places() for path in sorted(place.glob("*/*.yaml"))):
         group, name = path.parent.name, path.stem
         if (group, name) in files:
-            raise ConfigError(
-                f"two files describe {group}={name}",
-                got=f"{files[group, name]} and {path}",
-                hint="rename yours",
-            )
+            problem, both = f"two files describe {group}={name}", f"{files[group, name]} and {path}"
+            raise ConfigError(problem, got=both, hint="rename yours")
         files[group, name] = path
     # A leading underscore marks what several choices share; it is no choice itself.
     named = sorted((group, name) for group, name in files if not name.startswith("_"))
@@ -203,11 +200,9 @@ def _complete_cameras(config: DictConfig) -> None:
     cameras = config.observation.cameras
     for number, camera in enumerate(cameras if isinstance(cameras, ListConfig) else ()):
         if not isinstance(camera, DictConfig) or not isinstance(camera.get("name"), str):
-            raise ConfigError(
-                f"observation.cameras[{number}] has no name",
-                got=camera,
-                expected="observation.cameras=[{name:front,width:128,height:128}], for example",
-            )
+            expected = "observation.cameras=[{name:front,width:128,height:128}], for example"
+            problem = f"observation.cameras[{number}] has no name"
+            raise ConfigError(problem, got=camera, expected=expected)
         camera.setdefault("_target_", _CAMERA)
         if camera.name in [other.name for other in cameras[:number]]:
             raise ConfigError("two of observation.cameras have one name", got=camera.name)

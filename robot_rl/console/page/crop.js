@@ -6,7 +6,7 @@ const $ = id => document.getElementById(id);
 
 export class Crop {
   constructor(place) {
-    this.views = {};  // camera → its node, which part of the device's picture it shows, and the size of that
+    this.views = {};  // camera → its node, the part of the device's picture that it shows, and its size
     this.frame = document.createElement("div");
     this.frame.className = "crop";
     place.addEventListener("pointerdown", event => this.begin(event));
