@@ -170,8 +170,8 @@ def _page(name: str, command: Command, words: Sequence[str]) -> str:
 def _settings(command: Command, words: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Keys of the configuration with their values and meanings."""
     # Late: Hydra takes a moment.
-    from robot_rl.config import choice_file, compose, flatten, group_choices
-    from robot_rl.processes.resources import find_resource
+    from robot_rl.config import compose, flatten, group_choices
+    from robot_rl.processes.resources import choice_file, find_resource
 
     config, groups = compose([word for word in words if "=" in word]), group_choices()
     values = {k: v for k, v in flatten(config).items() if not k.startswith("choices.")}
@@ -196,7 +196,7 @@ def _meanings(file: Path, group: str) -> dict[str, str]:
 
     Those of the group are at its top, those of a key above or beside it.
     """
-    from robot_rl.config import choice_file
+    from robot_rl.processes.resources import choice_file
 
     lines = file.read_text(encoding="utf-8").splitlines()
     top = list(itertools.takewhile(lambda line: line.startswith("#"), lines))

@@ -14,6 +14,7 @@ import json
 import operator
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,16 +25,17 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from policies import registry
 from robot_rl.errors import RobotRLError, nearest
-from robot_rl.processes.resources import find_resource
+from robot_rl.processes.resources import choice_file, config_places, find_resource
 from robot_rl.run import CELL_FILE
 
 # Strings of which only some are valid.
 VALUES = {"clock": ("stepped", "realtime"), "device": ("auto", "cpu", "cuda")}
 # How a value that must be given is written, by the last word of its key.
-_WRITTEN = {"pose": "[x,y,z,qx,qy,qz,qw]", "joint_names": "[NAME,NAME,...]"}
+_WRITTEN = {"pose": "[x,y,z,qx,qy,qz,qw]", "names": "[NAME,NAME,...]"}
 _NOT_GIVEN = "not given"
 # What an entry of `observation.cameras` is that does not say so.
 _CAMERA = "robot_rl.env.sim.cameras.CameraOptions"
@@ -51,19 +53,19 @@ class Cell(NamedTuple):
     values: Mapping[str, Any]  # of the configuration, nested
 
 
-def cell_path(named: str) -> Path:
-    """The file of a cell, `cell.yaml` of a folder; `ConfigError` where that is inside robot_rl."""
+def own_file(named: str | Path) -> Path:
+    """A file of the user's own, `cell.yaml` of a folder; `ConfigError` where it is in robot_rl."""
     path = Path(named).expanduser().resolve()
     path = path / CELL_FILE if path.is_dir() else path
     own, code = find_resource("configs"), Path(__file__).resolve().parent
     if path.parent == own.parent or path.is_relative_to(own) or path.is_relative_to(code):
-        raise ConfigError(f"the cell {path} is inside robot_rl", hint="put it elsewhere, as in lab")
+        raise ConfigError(f"{path} is inside robot_rl", hint="put it elsewhere, as in lab")
     return path
 
 
 def read_cell(named: str) -> Cell:
     """Read a cell; its folder joins the registry. `ConfigError` where it is not there or none."""
-    path = cell_path(named)
+    path = own_file(named)
     if not path.is_file():
         hint = f"write one: robot-rl cell {named} arm=ur"
         raise ConfigError("there is no such cell", got=path, expected="a YAML file", hint=hint)
@@ -86,26 +88,17 @@ def read_cell(named: str) -> Cell:
     return Cell(path, {group: str(choice) for group, choice in choices.items()}, values)
 
 
-def choice_file(group: str, choice: str) -> Path | None:
-    """The file of a choice, robot_rl's own or the user's; None where there is none."""
-    files = (place / group / f"{choice}.yaml" for place in _places())
-    return next((file for file in files if file.is_file()), None)
-
-
 def group_choices() -> dict[str, tuple[str, ...]]:
     """Return the valid choices of each configuration group, for example of `task`.
 
     `ConfigError` where a folder of the user's own has a choice that there is already.
     """
     files: dict[tuple[str, str], Path] = {}
-    for path in (path for place in _places() for path in sorted(place.glob("*/*.yaml"))):
+    for path in (path for place in config_places() for path in sorted(place.glob("*/*.yaml"))):
         group, name = path.parent.name, path.stem
         if (group, name) in files:
-            raise ConfigError(
-                f"two files describe {group}={name}",
-                got=f"{files[group, name]} and {path}",
-                hint="rename yours",
-            )
+            problem, both = f"two files describe {group}={name}", f"{files[group, name]} and {path}"
+            raise ConfigError(problem, got=both, hint="rename yours")
         files[group, name] = path
     # A leading underscore marks what several choices share; it is no choice itself.
     named = sorted((group, name) for group, name in files if not name.startswith("_"))
@@ -159,7 +152,10 @@ def _with_cell(cell: Cell, groups: Mapping[str, Sequence[str]], typed: Sequence[
         for group, choice in cell.choices.items():
             check_value("group", group, list(groups))
             check_value(group, choice, groups[group])
-        config = _compose([*(f"{g}={c}" for g, c in cell.choices.items()), *typed])
+        tasks = [word.removeprefix("task=") for word in typed if word.startswith("task=")]
+        settled = _chosen_by_task((tasks or [cell.choices.get("task", "")])[-1])
+        words = (f"{g}={c}" for g, c in cell.choices.items() if g not in settled)
+        config = _compose([*words, *typed])
         robot, asked = cell.choices.get("robot"), config.choices.robot
         if robot not in (None, asked):
             hint = "leave out one of cell= and robot="
@@ -172,6 +168,17 @@ def _with_cell(cell: Cell, groups: Mapping[str, Sequence[str]], typed: Sequence[
     except ConfigError as error:
         raise ConfigError(f"{cell.path}: {error}") from error
     return OmegaConf.merge(config, values)  # type: ignore[return-value]
+
+
+def _chosen_by_task(task: str) -> set[str]:
+    """The groups that a task's file, or one that it builds on, chooses: `override /reward: …`."""
+    file, found = choice_file("task", task), OmegaConf.create()
+    with suppress(YAMLError):  # which the composition tells
+        found = OmegaConf.load(file) if file else found  # type: ignore[assignment]
+    entries = found.get("defaults") or [] if isinstance(found, DictConfig) else []
+    own = {str(key) for entry in entries if isinstance(entry, DictConfig) for key in entry}
+    further = (_chosen_by_task(entry) for entry in entries if isinstance(entry, str))
+    return {key.removeprefix("override /") for key in own}.union(*further)
 
 
 def _apply(override: Override, config: DictConfig, defaults: Mapping[str, Any]) -> None:
@@ -193,11 +200,9 @@ def _complete_cameras(config: DictConfig) -> None:
     cameras = config.observation.cameras
     for number, camera in enumerate(cameras if isinstance(cameras, ListConfig) else ()):
         if not isinstance(camera, DictConfig) or not isinstance(camera.get("name"), str):
-            raise ConfigError(
-                f"observation.cameras[{number}] has no name",
-                got=camera,
-                expected="observation.cameras=[{name:front,width:128,height:128}], for example",
-            )
+            expected = "observation.cameras=[{name:front,width:128,height:128}], for example"
+            problem = f"observation.cameras[{number}] has no name"
+            raise ConfigError(problem, got=camera, expected=expected)
         camera.setdefault("_target_", _CAMERA)
         if camera.name in [other.name for other in cameras[:number]]:
             raise ConfigError("two of observation.cameras have one name", got=camera.name)
@@ -222,13 +227,8 @@ def flatten(config: DictConfig | Mapping[str, Any], prefix: str = "") -> dict[st
     return flat
 
 
-def _places() -> tuple[Path, ...]:
-    """The folders that hold configuration: robot_rl's own, then the user's."""
-    return (find_resource("configs"), *registry.config_folders())
-
-
 def _compose(overrides: Sequence[str]) -> DictConfig:
-    return copy.deepcopy(_composed_once(_places(), tuple(overrides)))
+    return copy.deepcopy(_composed_once(config_places(), tuple(overrides)))
 
 
 @functools.cache  # Hydra takes half a second, and a command asks for the same ones again and again
@@ -238,7 +238,7 @@ def _composed_once(places: tuple[Path, ...], overrides: tuple[str, ...]) -> Dict
     try:
         with initialize_config_dir(str(places[0]), job_name="robot_rl", version_base="1.3"):
             config = hydra_compose("config.yaml", [*words, *overrides], return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(
             "the configuration cannot be composed",
             got=" ".join(str(error).split()),
@@ -274,12 +274,14 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
 def check_missing(config: DictConfig) -> None:
     """Raise `ConfigError` where something is missing that must be given."""
     missing = sorted(OmegaConf.missing_keys(config))
-    written = " ".join(f"{k}={_WRITTEN.get(k.rpartition('.')[2], 'VALUE')}" for k in missing)
     if missing:
-        raise ConfigError(
-            f"these values have no default and must be given: {', '.join(missing)}",
-            hint=(f"write them into {config.cell}, or " if config.cell else "") + f"add {written}",
-        )
+        ends = (re.split("[._]", key)[-1] for key in missing)
+        given = (f"{k}={_WRITTEN.get(e, 'VALUE')}" for k, e in zip(missing, ends, strict=True))
+        task = choice_file("task", config.choices.task)
+        files = {task if key.startswith("task.") else config.cell for key in missing} - {None}
+        into = f"write them into {' and '.join(sorted(map(str, files)))}, or " if files else ""
+        problem = f"these values have no default and must be given: {', '.join(missing)}"
+        raise ConfigError(problem, hint=f"{into}add {' '.join(given)}")
 
 
 def parse(text: str) -> Override:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from policies import registry
 from robot_rl import cli
 from robot_rl.commands.runs import compose_for_run, kept_cell, load_resolved, save_resolved
 from robot_rl.config import ConfigError, compose
@@ -131,6 +132,58 @@ def test_a_cell_that_cannot_be_written_leaves_nothing(lab, capsys, words, said):
     assert cli.main(words) == cli.EXIT_ERROR
     assert said in capsys.readouterr().err
     assert not Path("other").exists()
+
+
+def test_a_written_task_asks_only_for_what_the_lab_knows_and_says_what_success_is(lab, capsys):
+    rewards = ("human", "pose", "classifier", "task")
+    for reward, gripper in zip(rewards, ("none", "none", "closed", "moves"), strict=True):
+        words = [f"lab/{reward}", 'instruction=it\'s "in": #1', f"reward={reward}"]
+        assert cli.main(["task", *words, f"gripper={gripper}"]) == 0
+        told = re.findall(r"to fill in: (.*)", capsys.readouterr().out)[0].split(", ")
+        asked = ["task.goal_pose"] if reward == "pose" else []
+        assert told == [*asked, "task.tracked.start_pose"]
+        path = ["reward.source.path=any"] if reward == "classifier" else []
+        given = [RESET, *(f"{key}={POSE}" for key in told), *path]
+        config = compose(["cell=lab", f"task={reward}", *given])
+        assert config.choices.reward == reward  # the cell's is human
+        assert config.reward.source.get("pose") == config.task.get("goal_pose")
+        if reward == "classifier":
+            assert config.reward.cameras == config.observation.cameras
+        task = registry.make(config.task.tracked)
+        assert task.action_names[6:] == (("gripper",) if gripper == "moves" else ())
+        assert (task.gripper_closed, task.instruction) == (gripper == "closed", words[1][12:])
+    (lab / "configs/task/tight.yaml").write_text(
+        "# @package _global_\ndefaults: [pose, _self_]\ntask: {name: tight}\n"
+    )
+    given = [RESET, f"task.tracked.start_pose={POSE}", f"task.goal_pose={POSE}"]
+    assert compose(["cell=lab", "task=tight", *given]).choices.reward == "pose"
+    assert compose(["cell=lab", "task=tight", *given, "reward=human"]).choices.reward == "human"
+    with pytest.raises(ConfigError, match=r"write them into .*cell.yaml and .*/tight.yaml, or add"):
+        compose(["cell=lab", "task=tight"])
+    (lab / "configs/task/tight.yaml").write_text("a: [")
+    with pytest.raises(ConfigError, match=r"composed; got: .*tight.yaml., line 1"):
+        compose(["cell=lab", "task=tight"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["lab/new"], "what is the robot to do?"),
+        (["lab/new.yaml", "instruction=a"], "the name of a task; got: new.yaml"),
+        (["lab/reach", "instruction=a"], "there is a task reach already"),
+        (["lab/new", "instruction=a", "start=[1,2]"], "start is no pose; got: (2,)"),
+        (["lab/new", "instruction=a", "start=[0,0,0,0,0,0,0]"], "is not a rotation"),
+        (["lab/new", "instruction=a", "start=here"], "start cannot be read; got: here"),
+        (["lab/new", "instruction=a", "steps=0"], "steps is out of range; got: 0"),
+        (["lab/new", "instruction=a", "noise=nan"], "noise is out of range; got: nan"),
+        (["lab/new", "instruction=a", f"goal={POSE}"], "only reward=pose has a goal"),
+        ([str(find_resource("configs") / "new"), "instruction=a"], "is inside robot_rl"),
+    ],
+)
+def test_a_task_that_cannot_be_written_leaves_nothing(lab, capsys, words, said):
+    assert cli.main(["task", *words]) == cli.EXIT_ERROR
+    assert said in capsys.readouterr().err
+    assert not (lab / "configs").exists()
 
 
 @pytest.mark.parametrize("change", ["changed", "gone"])

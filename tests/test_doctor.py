@@ -14,8 +14,9 @@ from scripted_device import ScriptedDevice
 
 from robot_rl import cli
 from robot_rl.commands import doctor as probes
-from robot_rl.commands.devices import watch
+from robot_rl.commands.devices import look, watch
 from robot_rl.commands.doctor import CHECKS, Unusable, ask, examine, run
+from robot_rl.errors import RobotRLError
 
 LIGHT = {name: CHECKS[name] for name in ("python", "mujoco", "hidraw", "disk", "memory")}
 
@@ -176,3 +177,49 @@ def test_the_devices_of_a_cell_are_looked_at_one_by_one(capsys, tmp_path, monkey
     assert checks["wrist_camera"]["found"] == "there is no camera /dev/nothing"
     assert "ls -l /dev/v4l/by-id" in checks["wrist_camera"]["mend"]
     assert "the robot of lab cannot run here without cell, arm, gripper, wrist_c" in told.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"      limits:  ": "      limits:\n        max_spede_rotation: 1.0\n      #"},
+            "nodes.arm.parameters: unknown key limits.max_spede_rotation",
+        ),
+        (
+            {"pose: ???": "pose: [0.4, 0, 0.3, 1, 0, 0, 0]", "joints: null": "joints: [[0.0]]"},
+            "needs one of the parameters reset.pose and reset.joints; got: both",
+        ),
+        ({"pose: ???": "pose: [0.4, 0, 0.3, 1, 0, 0]"}, "reset.pose is no pose; got: (6,)"),
+        ({"  max_force: 60.0   ": "  max_force: 900.0 "}, "limits.max_force is out of range"),
+        ({"_low: [0.30": "_low: [0.90"}, "robot.limits: the workspace is empty along x"),
+    ],
+)
+def test_values_of_an_arm_that_cannot_be_are_named_without_it(
+    capsys, tmp_path, monkeypatch, changes, said
+):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["cell", "lab", "arm=ur"]) == 0
+    text = (tmp_path / "lab/cell.yaml").read_text()
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "lab/cell.yaml").write_text(text)
+    assert cli.main(["doctor", "cell=lab"]) == cli.EXIT_ERROR
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rate", "published", "said"),
+    [
+        (0, {}, "'rate_hz' of the camera is out of range; got: 0"),
+        (30, {"frame_rate_hz": -1.0}, "frame_rate_hz is not a positive number; got: -1"),
+        (30, {"crop": [1.0, 2.0]}, "this part of a camera's pictures is impossible"),
+        (30, {}, "there is no camera /dev/nothing"),
+    ],
+)
+def test_values_of_a_camera_that_cannot_be_are_named_without_it(rate, published, said):
+    driver = {"_target_": "drivers.camera.uvc.UvcCamera", "device": "/dev/nothing", "rate_hz": rate}
+    with pytest.raises(RobotRLError) as refusal:
+        look("camera", json.dumps(driver), json.dumps(published))
+    assert said in str(refusal.value)

@@ -24,6 +24,7 @@ from robot_rl.safety import (
     checked_reset_pose,
     default_stop_folder,
     refuse_stiff_contact,
+    sole_reset_end,
 )
 
 _RESET_POSE = "reset.pose"
@@ -40,8 +41,6 @@ class ArmParameters:
         self._node = node
         self._limits = self._numbers("limits", ArmLimits)
         self._joint_limits = self._numbers("limits", JointArmLimits)
-        for name in ("max_force", "max_torque"):
-            self._limits[name] = self._limits[name] or None
         for name, default, text in (
             ("workspace_low", [0.0] * 3, "lowest position of the target (3,) [m]"),
             ("workspace_high", [0.0] * 3, "highest position of the target (3,) [m]"),
@@ -72,7 +71,7 @@ class ArmParameters:
         low, high = map(tuple, driver.joint_limits)
         limits: ArmLimits | JointArmLimits
         if not hasattr(driver, "command_joints"):
-            limits = ArmLimits(**self._limits, joint_low=low, joint_high=high)
+            limits = ArmLimits.of_parameters(self._limits, joint_low=low, joint_high=high)
         elif any((*self._limits["workspace_low"], *self._limits["workspace_high"])):
             raise DriverError(
                 "an arm that takes joint targets keeps no workspace",
@@ -94,17 +93,19 @@ class ArmParameters:
         return Resets(guard, options, getattr(driver, "forward_kinematics", None))
 
     def reset_end(self, guard: ArmGuard) -> Any:
-        """Where a reset ends, a pose (7,) or waypoints (k, n); `DriverError` if not one of both."""
+        """Where a reset ends, a pose (7,) or waypoints (k, n).
+
+        Raises `CommandRefused` where both or neither is given, `DriverError` for a pose of an arm
+        that takes joint targets.
+        """
         pose = self._node.get_parameter(_RESET_POSE).value
-        given = [end for end in (pose, self._waypoints) if end is not None and len(end)]
-        hint = "see hardware/arms.md, section Resets"
-        if isinstance(guard.limits, JointArmLimits) and (pose or not given):
-            problem = "a reset of an arm that takes joint targets needs reset.joints alone"
-            raise DriverError(problem, got="reset.pose" if pose else "neither", hint=hint)
-        if len(given) != 1:
-            problem = "a reset needs one of the parameters reset.pose and reset.joints"
-            raise DriverError(problem, got="both" if given else "neither", hint=hint)
-        return given[0]
+        if isinstance(guard.limits, JointArmLimits) and (pose or not len(self._waypoints)):
+            raise DriverError(
+                "a reset of an arm that takes joint targets needs reset.joints alone",
+                got="reset.pose" if pose else "neither",
+                hint="see hardware/arms.md, section Resets",
+            )
+        return sole_reset_end(pose, self._waypoints)
 
     def _numbers(
         self, group: str, options: type[ArmLimits | JointArmLimits | ResetOptions]

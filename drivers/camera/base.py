@@ -13,6 +13,9 @@ from PIL import Image as Picture
 from drivers.errors import DriverError
 from robot_rl.calibration.board import Intrinsics
 
+# Of pictures that a camera may give or publish, lowest and highest [Hz].
+RATES = (0.1, 1000.0)
+
 Image = npt.NDArray[np.uint8]
 Depth = npt.NDArray[np.uint16]
 

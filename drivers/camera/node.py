@@ -16,7 +16,7 @@ from typing import Any
 
 from sensor_msgs.msg import CameraInfo, Image
 
-from drivers.camera.base import Frame, View
+from drivers.camera.base import RATES, Frame, View
 from drivers.errors import DriverTimeout
 from robot_rl.calibration.board import Intrinsics
 from robot_rl.ros import qos
@@ -44,7 +44,11 @@ class CameraNode(DeviceNode):
         super().__init__(name, **options)
         self._camera: str = self.parameter("camera", "camera", "its name in topics and frames")
         self._frame_rate: float = self.parameter(
-            "frame_rate_hz", 30.0, "pictures per second that it should give", low=0.1, high=1000.0
+            "frame_rate_hz",
+            30.0,
+            "pictures per second that it should give",
+            low=RATES[0],
+            high=RATES[1],
         )
         crop = self.parameter("crop", [], "left, top, width, height of the part to publish")
         size = self.parameter("size", [], "width and height in which that is published")

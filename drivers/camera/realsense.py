@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from drivers.camera.base import Depth, Frame, check_color
-from drivers.errors import DriverError, DriverTimeout
+from drivers.camera.base import RATES, Depth, Frame, check_color
+from drivers.errors import DriverError, DriverTimeout, check_ranges
 from robot_rl.calibration.board import Intrinsics
 from robot_rl.errors import MissingExtra, require
 
@@ -52,6 +52,7 @@ class RealSenseCamera:
     context: Callable[[], Any] | None = None  # makes the library's context
 
     def __post_init__(self) -> None:
+        check_ranges("camera", self, rate_hz=RATES)
         if self.serial is not None and self.recording is not None:
             raise DriverError(
                 "a camera is either a serial number or a recording",

@@ -6,8 +6,8 @@ import math
 import time
 from dataclasses import dataclass
 
-from drivers.camera.base import Frame
-from drivers.errors import DriverError, DriverTimeout
+from drivers.camera.base import RATES, Frame
+from drivers.errors import DriverError, DriverTimeout, check_ranges
 from drivers.topics import SimDevice
 from robot_rl.calibration.board import Intrinsics
 from robot_rl.env.sim.cameras import SceneRenderer
@@ -29,6 +29,7 @@ class SimCamera(SimDevice):
     depth: bool = False  # whether it sees depth too
 
     def __post_init__(self) -> None:
+        check_ranges("camera", self, rate_hz=RATES)
         super().__post_init__()
         compiled = self._world.model
         known = [compiled.camera(i).name for i in range(compiled.ncam)]

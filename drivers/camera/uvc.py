@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drivers.camera.base import Frame, check_color
-from drivers.errors import DriverError, DriverTimeout
+from drivers.camera.base import RATES, Frame, check_color
+from drivers.errors import DriverError, DriverTimeout, check_ranges
 from robot_rl.calibration.board import Intrinsics
 from robot_rl.errors import require
 
@@ -56,7 +56,8 @@ class UvcCamera:
         self._av = require("av", "uvc")
         self.device = device
         self._size = (width, height)
-        self._rate = rate_hz
+        self.rate_hz = rate_hz
+        check_ranges("camera", self, rate_hz=RATES)
         self._encoding = encoding
         self._repeat = repeat
         self._intrinsics = None if intrinsics is None else _intrinsics(intrinsics, width, height)
@@ -117,7 +118,7 @@ class UvcCamera:
             "format": "v4l2",
             "options": {
                 "video_size": f"{width}x{height}",
-                "framerate": str(self._rate),
+                "framerate": str(self.rate_hz),
                 "input_format": self._encoding,
                 "timestamps": "abs",  # the system clock
             },
@@ -128,7 +129,7 @@ class UvcCamera:
             raise DriverError(
                 f"the camera {self.device} cannot be opened",
                 got=error,
-                expected=f"{width}×{height} at {self._rate} Hz as {self._encoding}"
+                expected=f"{width}×{height} at {self.rate_hz} Hz as {self._encoding}"
                 if self._is_camera
                 else "a film",
                 hint="another program may use it, it may lack this size, or this user lacks the"

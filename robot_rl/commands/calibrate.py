@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import yaml
 from PIL import Image as Picture
 
@@ -169,6 +170,8 @@ def _calibrate(folder: ViewFolder, board: Board, mount: str, which: str) -> None
         f"  position {' '.join(f'{value:.4f}' for value in result.pose[:3])} m, orientation"
         f" {' '.join(f'{value:.4f}' for value in result.pose[3:])} (xyzw), of the camera in the"
         f" frame of the {'TCP' if mount == 'wrist' else 'base'}\n"
+        f"  in ROS: ros2 run tf2_ros static_transform_publisher {_transform(result.pose)}"
+        f" --frame-id {content['frame']} --child-frame-id CAMERA_color_optical_frame\n"
         f"  residual over {len(views)} views: {1e3 * residual.translation:.2f} mm,"
         f" {math.degrees(residual.rotation):.2f} degrees, {residual.pixels:.2f} pixels",
         flush=True,
@@ -181,6 +184,12 @@ def _calibrate(folder: ViewFolder, board: Board, mount: str, which: str) -> None
             " again without camera and arm.",
             flush=True,
         )
+
+
+def _transform(pose: npt.NDArray[np.float64]) -> str:
+    """A pose (7,), as tf2's static_transform_publisher takes it."""
+    names = ("x", "y", "z", "qx", "qy", "qz", "qw")
+    return " ".join(f"--{name} {value:.6f}" for name, value in zip(names, pose, strict=True))
 
 
 def _intrinsics(folder: ViewFolder, views: Sequence[View], which: str) -> Intrinsics:

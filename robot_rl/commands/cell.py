@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from robot_rl.config import (
     ConfigError,
-    cell_path,
     check_value,
     flatten,
     group_choices,
-    read_cell,
+    own_file,
 )
 from robot_rl.processes.resources import find_resource
 from robot_rl.run import CELL_FILE
@@ -27,7 +28,7 @@ choices:                     # of configs/; one that is typed wins, as reward=cl
   robot: {robot}
   teleop: {teleop}
   observation: {observation}
-  reward: human              # people say what is success; others: docs/rewards.md
+  reward: human              # people say what is success, unless the task says who
 task:
   tracked:
     reports_success: false   # nobody publishes task/success; reward=task needs it
@@ -104,18 +105,22 @@ def write(path: str, *, arm: str | None, gripper: str, cameras: str, teleop: str
     check_value("teleop", teleop, group_choices()["teleop"])
     seen = _cameras(cameras)
     file = Path(path) if Path(path).suffix in (".yaml", ".yml") else Path(path) / CELL_FILE
-    file = cell_path(str(file))
+    write_new(own_file(file), _text(path, arm, gripper, seen, teleop))
+    print(f"next: robot-rl doctor cell={path}", flush=True)
+
+
+def write_new(file: Path, text: str) -> None:
+    """Write a YAML file and say which keys are to be filled in; `ConfigError` where it is there."""
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with file.open("x", encoding="utf-8") as out:
-            out.write(_text(path, arm, gripper, seen, teleop))
+            out.write(text)
     except FileExistsError as error:
         raise ConfigError(f"{file} is there already", hint="change it, or name another") from error
-    open_keys = [
-        key for key, value in flatten(read_cell(str(file)).values).items() if value == "???"
-    ]
-    print(f"written to {file}\nto fill in: {', '.join(open_keys)}", flush=True)
-    print(f"next: robot-rl doctor cell={path}", flush=True)
+    print(f"written to {file}", flush=True)
+    values = flatten(OmegaConf.create(text)).items()  # type: ignore[arg-type]
+    if open_keys := [key for key, value in values if value == "???"]:
+        print(f"to fill in: {', '.join(open_keys)}", flush=True)
 
 
 def _text(

@@ -16,6 +16,7 @@ from robot_rl.errors import require
 from robot_rl.processes.machine import yield_to_control_loop
 from robot_rl.processes.resources import find_resource
 from robot_rl.processes.signals import ending_signals
+from robot_rl.ros.nodes import node_table
 from robot_rl.run import RunDirectory
 
 
@@ -48,6 +49,7 @@ async def _serve(config: DictConfig, run: RunDirectory) -> None:
         "actor": actor,
         "rate": float(config.control_rate_hz),
         "clock": str(config.clock),
+        "views": views(config),
     }
     library, guard = EpisodeLibrary(run, dataset), gate.Gate(token, secure=encryption is not None)
     server = ConsoleServer(run, facts, loop_folder(run, actor), library, _scenes(config), guard)
@@ -62,6 +64,24 @@ async def _serve(config: DictConfig, run: RunDirectory) -> None:
     await server.serve(host, int(settings.port), encryption, stop, ready)
 
 
+def views(config: DictConfig) -> dict[str, dict[str, Any]]:
+    """For each camera with a node of its own: its name, and what it publishes of its picture.
+
+    `part` is left, top, width and height in the pixels of the device, the whole where none is cut;
+    `size` is the width and height in which that is published.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for node in node_table(config):
+        given, driver = node.parameters, node.driver
+        part = given.get("crop") or [0, 0, driver.get("width"), driver.get("height")]
+        if "camera" in given and node.name in config.nodes and None not in part:
+            part, size = (
+                [int(n) for n in numbers] for numbers in (part, given.get("size") or part[2:])
+            )
+            found[given["camera"]] = {"node": node.name, "part": part, "size": size}
+    return found
+
+
 def _scenes(config: DictConfig) -> dict[str, Any]:
     """The 3-D scenes of a robot that has a model; none of another."""
     model = config.console.model or config.robot.get("model")
@@ -70,7 +90,7 @@ def _scenes(config: DictConfig) -> dict[str, Any]:
     from robot_rl.console.pages import LIVE, REPLAY
     from robot_rl.console.scene import RobotScene
 
-    plain = OmegaConf.to_container(config.task.environment, resolve=True)
-    task = registry.make(plain)  # type: ignore[arg-type]
+    form = config.task.get("environment")  # which a task of a real robot has not
+    task = registry.make(OmegaConf.to_container(form, resolve=True)) if form else None  # type: ignore[arg-type]
     simulated = task if isinstance(task, SimTask) else None
     return {name: RobotScene(find_resource(model), simulated) for name in (LIVE, REPLAY)}

@@ -15,15 +15,18 @@ from typing import Any, TextIO
 
 from policies import registry
 from robot_rl.errors import RobotRLError
+from robot_rl.safety.limits import check_positive
 
 _WATCHED_SECONDS, _WATCHED_PERIOD, _PICTURE_SECONDS = 6.0, 0.05, 5.0
+_SHOWN = ("crop", "size", "frame_rate_hz")  # parameters of a camera's node
 _AXES = ("front", "left", "up", "turn x", "turn y", "turn z")
 
 
-def devices_of(*words: str) -> tuple[dict[str, tuple[str, str]], list[str]]:
+def devices_of(*words: str) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     """The devices of a configuration, and the keys that it has no values for yet.
 
-    A device has the name of its node, or `teleop`; it is its kind, and its driver as JSON.
+    A device has the name of its node, or `teleop`; it is its kind, and its driver as JSON, and of a
+    camera what its node publishes. `RobotRLError` for values that no device could have.
     """
     from omegaconf import OmegaConf  # late: Hydra takes a moment
 
@@ -31,22 +34,33 @@ def devices_of(*words: str) -> tuple[dict[str, tuple[str, str]], list[str]]:
     from robot_rl.ros.nodes import node_table
 
     config = composed(words)
-    found = {
-        node.process: ("camera" if "camera" in node.parameters else "", node.parameters["driver"])
-        for node in node_table(config)
-        if "driver" in node.parameters
-    }
+    if (limits := config.robot.get("limits")) and not OmegaConf.missing_keys(limits):
+        try:
+            registry.make(limits)
+        except RobotRLError as error:
+            raise RobotRLError(f"robot.limits: {error}") from error
+    found: dict[str, tuple[str, ...]] = {}
+    for node in node_table(config):
+        given = node.parameters
+        if "camera" in given:
+            shown = {key: given[key] for key in _SHOWN if key in given}
+            found[node.process] = ("camera", given["driver"], json.dumps(shown))
+        elif "driver" in given:
+            found[node.process] = ("", given["driver"])
     if config.teleop.device is not None:
         found["teleop"] = ("teleop", json.dumps(OmegaConf.to_container(config.teleop.device)))
     return found, sorted(OmegaConf.missing_keys(config))
 
 
-def look(kind: str, driver: str) -> str:
+def look(kind: str, driver: str, shown: str = "{}") -> str:
     """Say what one of `devices_of` is and does; `RobotRLError` with the way to mend it."""
     if open_keys := [key for key, value in json.loads(driver).items() if value == "???"]:
         raise RobotRLError(
             f"its {', '.join(open_keys)} is not given", hint="write it into the cell"
         )
+    published = json.loads(shown)
+    check_positive("frame_rate_hz", published.pop("frame_rate_hz", 1.0))
+    view = registry.make({"_target_": "drivers.camera.base.View", **published})
     made = registry.make(json.loads(driver))
     name = type(made).__name__
     if kind not in ("camera", "teleop"):
@@ -57,8 +71,10 @@ def look(kind: str, driver: str) -> str:
         made.connect()
         if kind == "teleop":
             return f"{name}, {watch(made, _WATCHED_SECONDS, sys.stderr)}"
-        height, width = made.read(_PICTURE_SECONDS).color.shape[:2]
-        return f"{name}, a picture of {width}×{height}"
+        picture = made.read(_PICTURE_SECONDS)
+        (height, width), (high, wide) = (p.color.shape[:2] for p in (picture, view.of(picture)))
+        part = f", published as {wide}×{high}" if (wide, high) != (width, height) else ""
+        return f"{name}, a picture of {width}×{height}{part}"
 
 
 def watch(device: Any, seconds: float, live: TextIO) -> str:

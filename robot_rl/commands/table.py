@@ -71,6 +71,7 @@ _PROOF = {
 }
 
 _ARMS = ("ur", "franka", "xarm", "topics")
+_REWARDS = ("human", "pose", "classifier", "task")
 
 COMMANDS: dict[str, Command] = {
     "collect": Command(
@@ -306,6 +307,24 @@ COMMANDS: dict[str, Command] = {
         example="robot-rl cell lab arm=ur gripper=robotiq cameras=wrist:realsense:SERIAL"
         " teleop=spacemouse",
     ),
+    "task": Command(
+        "robot_rl.commands.task:write",
+        "Write the file of a task of your robot, which no simulation has, for you to complete.",
+        "FOLDER/NAME is FOLDER/configs/task/NAME.yaml; nothing is overwritten. A cell in FOLDER"
+        " finds it: robot-rl collect cell=FOLDER task=NAME. What is marked with ??? is taught with"
+        " robot-rl teach. docs/own_task.md is about tasks in simulation.",
+        arguments=("FOLDER/NAME",),
+        options=(
+            Option("instruction", "what the robot is to do, in words"),
+            Option("reward", "who says what is success", "human", _REWARDS),
+            Option("gripper", "what it does in an episode", "none", ("none", "closed", "moves")),
+            Option("steps", "time limit, in steps of control_rate_hz", "200"),
+            Option("start", "TCP pose about which episodes start, [x,y,z,qx,qy,qz,qw]"),
+            Option("noise", "half range of the start position on each axis in m", "0.01"),
+            Option("goal", "TCP pose at success of reward=pose, [x,y,z,qx,qy,qz,qw]"),
+        ),
+        example="robot-rl task lab/plug instruction='push the plug into the socket' gripper=closed",
+    ),
     "calibrate": Command(
         "robot_rl.commands.calibrate:run",
         "Work out where a camera is (hand-eye calibration).",
@@ -337,11 +356,16 @@ COMMANDS: dict[str, Command] = {
     ),
     "teach": Command(
         "robot_rl.commands.teach:run",
-        "Print where a hand-guided arm is, as the lines that make it a robot's reset.",
-        "Listens to the arm's node, which runs, and never moves anything. Enter keeps a waypoint,"
-        " Ctrl-D ends; without any Enter it is where the arm is. robot-rl teach > reset.yaml keeps"
-        " the lines; hardware/arms.md, section Resets, has the steps.",
-        options=(Option("namespace", "of the arm's node", "/"),),
+        "Print where a hand-guided arm is, as the lines of a cell or a task.",
+        "Listens to the arm's node, which runs, and never moves anything. Enter keeps where it is,"
+        " Ctrl-D ends; without any Enter it is where the arm is. The lines are those of a cell's"
+        " reset through all of these, or, for the file of a task, of the region of the start that"
+        " they span, or of the goal: the last. robot-rl teach > reset.yaml keeps them;"
+        " hardware/arms.md, section Resets, has the steps.",
+        options=(
+            Option("part", "what the lines are for", "reset", ("reset", "start", "goal")),
+            Option("namespace", "of the arm's node", "/"),
+        ),
         example="robot-rl teach",
     ),
     "doctor": Command(

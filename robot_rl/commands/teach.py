@@ -1,4 +1,4 @@
-"""`robot-rl teach`: from an arm that a person guides by hand to the lines of a reset.
+"""`robot-rl teach`: from an arm that a person guides by hand to the lines of a cell or a task.
 
 It listens to the topics of the arm's node: nothing is sent, and nothing moves.
 """
@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.waiting import wait_until
 
@@ -17,13 +19,16 @@ if TYPE_CHECKING:
     from robot_rl.ros.sensors import Sensor
     from robot_rl.safety.limits import Vector
 
+    # Joint positions (n,) [rad], and the TCP's pose (7,) where it is known.
+    Taught = tuple[Vector, Vector | None]
+
 # An arm whose joints are all slower stands still [rad/s].
 _STILL = 0.02
 _STILL_SECONDS, _FIRST_SECONDS, _POSE_SECONDS, _STALE_SECONDS = 2.0, 10.0, 2.0, 0.5
 
 
 def run(**options: str | None) -> None:
-    """Print the lines of a reset through where Enter was pressed, to be kept in a file.
+    """Print the lines of a `part` through where Enter was pressed, to be kept in a file.
 
     Where the input ends without any, they are of where the arm is. Raises `RobotRLError` where it
     never stood still, or its node is silent.
@@ -45,18 +50,22 @@ def run(**options: str | None) -> None:
         pose = Sensor(client, kind, "current_pose", _STALE_SECONDS, messages.pose_array, sole=True)
         wait_for_all([joints], 1, _FIRST_SECONDS)
         known = wait_until(lambda: pose.count > 0, _POSE_SECONDS)  # not of every arm
+        part = options.get("part") or "reset"
+        if part != "reset" and not known:
+            hint = "of an arm that takes joint targets only part=reset can be taught"
+            raise RobotRLError("nobody knows where the tool is", got="no current_pose", hint=hint)
         _say("guide the arm by hand; Enter keeps where it is, Ctrl-D ends")
-        taught: list[tuple[Vector, Vector | None]] = []
+        taught: list[Taught] = []
         for _ in sys.stdin:
             _keep(joints, pose if known else None, taught)
         if not taught:
             _keep(joints, pose if known else None, taught)
     if not taught:
         raise RobotRLError("the arm moved, and nothing was taught", hint="hold it still, and again")
-    print(lines(taught), end="", flush=True)
+    print(LINES[part](taught), end="", flush=True)
 
 
-def lines(taught: Sequence[tuple[Vector, Vector | None]]) -> str:
+def reset_lines(taught: Sequence[Taught]) -> str:
     """The YAML of a reset by joint positions (n,) [rad], with the TCP's poses (7,) there.
 
     Without a pose there is none: of an arm that takes joint targets nobody may know it.
@@ -71,7 +80,25 @@ def lines(taught: Sequence[tuple[Vector, Vector | None]]) -> str:
     return text
 
 
-def _keep(joints: Sensor, pose: Sensor | None, taught: list[tuple[Vector, Vector | None]]) -> None:
+def start_lines(taught: Sequence[Taught]) -> str:
+    """The YAML of a task's start: the box about all positions, with the last orientation."""
+    poses = np.array([pose for _, pose in taught])
+    low, high = poses[:, :3].min(0), poses[:, :3].max(0)
+    start = np.concatenate([0.5 * (low + high), poses[-1, 3:]])
+    text = f"task:\n  tracked:\n    start_pose: {_shown(start)}   # m, xyzw\n"
+    region = f"    start_noise: {_shown(0.5 * (high - low))}   # m\n"
+    return text + (region if len(taught) > 1 else "")
+
+
+def goal_lines(taught: Sequence[Taught]) -> str:
+    """The YAML of a task's goal, for reward=pose: the last pose."""
+    return f"task:\n  goal_pose: {_shown(np.array(taught[-1][1]))}   # m, xyzw\n"
+
+
+LINES = {"reset": reset_lines, "start": start_lines, "goal": goal_lines}
+
+
+def _keep(joints: Sensor, pose: Sensor | None, taught: list[Taught]) -> None:
     def still() -> bool:
         return bool(abs(joints.value(joints.newest())[1]).max() <= _STILL)
 

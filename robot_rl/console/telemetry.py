@@ -81,6 +81,7 @@ class TelemetryEnv(RobotEnvWrapper):
             self._watchers.tell_step(self.schema.action_names, executed, float(reward))
             if terminated or truncated:
                 outcome = "success" if info["success"] else "failure"
+                outcome += "" if terminated else ", cut short"
                 self._watchers.tell_event(f"episode {self._episode} ends with {outcome}")
         if self._link.open_consoles or self._operated.waits_for:
             halted = self._halted()

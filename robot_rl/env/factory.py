@@ -22,7 +22,7 @@ from robot_rl.env.robot import (
     RobotInterrupted,
     joint_columns,
 )
-from robot_rl.env.robot_env import RobotEnv
+from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
 from robot_rl.env.several_arms import SeveralArms
 from robot_rl.env.task import Expert, Task
 from robot_rl.errors import RobotRLError
@@ -56,7 +56,8 @@ def make_env(
         raise RobotRLError(
             f"the task {config['task']['name']!r} cannot be done on this robot",
             got=f"task.{form} is missing",
-            hint="add it to the task's configuration, as in configs/task/reach.yaml",
+            hint="add it to the task's configuration, as in configs/task/reach.yaml"
+            + (", or name its robot with cell=PATH" if "tracked" in config["task"] else ""),
         )
     task: Task = registry.make(config["task"][form])
     if further_cameras:
@@ -88,7 +89,10 @@ def has_domain(config: Mapping[str, Any]) -> bool:
 
 
 def make_expert(
-    config: Mapping[str, Any], env: RobotEnv, part: str = "expert", **replaced: Any
+    config: Mapping[str, Any],
+    env: RobotEnv | RobotEnvWrapper,
+    part: str = "expert",
+    **replaced: Any,
 ) -> Expert:
     """Make the scripted expert of the configured task, looking at `env`'s true state.
 

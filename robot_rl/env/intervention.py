@@ -319,12 +319,13 @@ class Intervention(RobotEnvWrapper):
             )
         words = sorted(self._waits_for)  # `start` after all others
         why = "; ".join(dict.fromkeys(self._waits_for.values()))
-        hint = (
-            f"to go on say {', then '.join(words)} (with the device, in robot-rl console, or by the"
-            f" ROS service of that name, as with robot-rl doctor call=/{words[0]})"
+        serves = isinstance(robot := self.robot, OperatorServer)
+        hint = f"to go on say {', then '.join(words)} (with the device, or in robot-rl console" + (
+            f", or by the ROS service of that name, as with robot-rl doctor call=/{words[0]})"
+            if serves
+            else ")"
         )
         if OperatorEvent.START in self._waits_for:
-            robot = self.robot
             if missing := robot.missing() if isinstance(robot, OperatorServer) else "":
                 there = "start what is missing, unless it is starting now; docs/topics.md says what"
                 return _Halted(

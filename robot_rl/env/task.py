@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
-from robot_rl.env.robot import Action
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action
 from robot_rl.errors import RobotRLError
+from robot_rl.safety.commands import checked_pose
 
 Vector = npt.NDArray[np.float64]
 
@@ -96,31 +97,65 @@ class Tracker(Protocol):
 
 
 @dataclass(eq=False)
+class RobotTask:
+    """A `TaskView` that no simulation has: the robot and its cameras are all that is seen."""
+
+    name: str  # see `Task`, as the two below
+    instruction: str
+    time_limit_steps: int
+    # Some of `ARM_ACTIONS` in their order (the target does not move along the others), then
+    # `GRIPPER_ACTION` where the policy opens and closes the gripper.
+    action_names: Sequence[str]
+
+    def __post_init__(self) -> None:
+        self.observation_fields: tuple[Field, ...] = ()
+        known = (*ARM_ACTIONS, GRIPPER_ACTION)
+        names = self.action_names = tuple(self.action_names)
+        if not names or names != tuple(name for name in known if name in names):
+            expected = f"some of {', '.join(known)}, in this order"
+            raise RobotRLError("action_names of the task", got=", ".join(names), expected=expected)
+
+    def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
+        """Nothing."""
+        return {}
+
+
+@dataclass(eq=False)
 class Tracked:
-    """A task whose objects are tracked from outside: by cameras and markers, or by a simulation.
+    """A task on a robot, whose objects, if any, are tracked from outside: by cameras and markers.
 
     Observations and actions are those of the simulated task, so that a policy that was trained on
-    one runs on the other.
+    one runs on the other; or of a `RobotTask`.
     """
 
     task: TaskView  # what is seen, and done; a simulated one, which needs no world for this
     start_pose: Sequence[float]  # TCP pose (7,), m and xyzw, about which episodes start
-    start_noise: float  # half range of the start position per axis [m]
+    # Half range of the start position [m], of all axes or per axis (3,).
+    start_noise: float | Sequence[float]
     # Whether something tells when the goal is reached (`task/success`); if not, episodes end by
     # their time limit or by a person.
     reports_success: bool
+    # Whether the gripper closes before the arm goes to a start, and is never opened: it has a tool.
+    gripper_closed: bool = False
 
     def __post_init__(self) -> None:
         self.name, self.instruction = self.task.name, self.task.instruction
         self.time_limit_steps = self.task.time_limit_steps
         self.observation_fields = self.task.observation_fields
         self.action_names = self.task.action_names
-        self._start = np.array(self.start_pose, np.float64)
-        if self._start.shape != (7,):
+        self._start = checked_pose(self.start_pose, "task.tracked.start_pose")
+        self._noise = np.array(self.start_noise, np.float64)
+        if self._noise.shape not in ((), (3,)) or not (self._noise >= 0.0).all():
             raise RobotRLError(
-                "task.tracked.start_pose is no pose",
-                got=list(self.start_pose),
-                expected="7 numbers",
+                "task.tracked.start_noise is no half range",
+                got=self.start_noise,
+                expected="a number >= 0 [m], or one for each of x, y and z",
+            )
+        if self.gripper_closed and GRIPPER_ACTION in self.action_names:
+            raise RobotRLError(
+                "the gripper of the task is either kept closed or moved",
+                got="task.tracked.gripper_closed=true, and gripper in action_names",
+                hint="take one of them out",
             )
         self.tracker: Tracker  # set by the robot
 
@@ -132,7 +167,7 @@ class Tracked:
 
     def reset(self, rng: np.random.Generator) -> Vector:
         """Draw where the episode starts; the objects lie where they lie."""
-        shift = rng.uniform(-self.start_noise, self.start_noise, 3)
+        shift = rng.uniform(-self._noise, self._noise, 3)
         return np.concatenate([self._start[:3] + shift, self._start[3:]])
 
     def resume(self, rng: np.random.Generator) -> None:
@@ -140,6 +175,8 @@ class Tracked:
 
     def observe(self) -> Observation:
         """The task's part of the observation."""
+        if not self.objects:
+            return {}
         tracked = self.tracker.tracked
         return seen(self.task, tracked["object_poses"], tracked["tcp_pose"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property, partial
@@ -189,17 +189,12 @@ class Workbench:
         numbers = range(first + done, first + episodes)
         seeds = Seeds(training_seed(int(self.config.seed), stream, number) for number in numbers)
 
-        def once_free() -> Iterator[int]:
-            for seed in seeds:
-                env.wait_until_free(lambda: False, progress.note)
-                yield seed
-
         with closing(env), WorkProgress(episodes, "episodes") as progress:
             progress.phase(words)
             progress.note(_announcement(env, episodes - done, behaviour, words))
             progress.update(done)
-            acted = rollout([env], runner, once_free(), recorder=recorder, note=progress.note)
-            for result in acted:
+            free, note = once_free(env, seeds, progress.note), progress.note
+            for result in rollout([env], runner, free, recorder=recorder, note=note):
                 operated.keep_faults(self.run)
                 if not result.steps or operated.ended_by is OperatorEvent.DISCARD:
                     seeds.again(result.seed)
@@ -360,6 +355,15 @@ class Rows:
         if not self._prefetcher.ordered:  # the server was away, which has ended the order
             self._prefetcher.start(left)
         return self._prefetcher.next()
+
+
+def once_free(
+    env: TelemetryEnv, seeds: Iterable[int], note: Callable[[str], None]
+) -> Iterator[int]:
+    """Yield each seed once nobody halts the robot; until then `note` is told why."""
+    for seed in seeds:
+        env.wait_until_free(lambda: False, note)
+        yield seed
 
 
 def _announcement(env: TelemetryEnv, episodes: int, behaviour: Behaviour, words: str) -> str:

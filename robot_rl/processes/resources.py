@@ -43,6 +43,17 @@ def find_resource(relative: str | Path) -> Path:
     )
 
 
+def config_places() -> tuple[Path, ...]:
+    """The folders that hold configuration: robot_rl's own, then the user's."""
+    return (find_resource("configs"), *registry.config_folders())
+
+
+def choice_file(group: str, choice: str) -> Path | None:
+    """The file of a choice, robot_rl's own or the user's; None where there is none."""
+    files = (place / group / f"{choice}.yaml" for place in config_places())
+    return next((file for file in files if file.is_file()), None)
+
+
 def _resource_roots() -> list[Path]:
     """The folders that may hold the resources, most specific first, each once."""
     packages = Path(__file__).resolve().parents[2]

@@ -17,6 +17,7 @@ from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.sim.task import put_in_world
 from robot_rl.env.sim.world import GripperMotor, SceneState
 from robot_rl.env.task import Task
+from robot_rl.processes.waiting import wait_until
 from robot_rl.ros.client import RosClient
 from robot_rl.ros.errors import ResetFailed, ServiceFailed
 from robot_rl.ros.messages import MessageError
@@ -34,6 +35,7 @@ _COMMAND_SECONDS = 0.05
 _FEWEST_SETTLING, _MOST_SETTLING = 10, 60
 _AGAIN_SECONDS = 1.0  # a parameter may be set twice
 _LARGEST_SEED = 2**63
+_OPEN = 0.1  # position of a gripper that has opened, whatever play its fingers have
 
 
 class SceneMirror:
@@ -114,15 +116,14 @@ class ScriptedEpisodes:
     begins anew.
     """
 
-    # See `robot_rl.env.robot.Robot`: nobody tells the gripper anything.
-    opens_grippers: ClassVar[bool] = False
-
     service: str  # reset service of the arm's node
     timeout_s: float  # for the reset motion [s]
     speed: float  # of the motion to the start [m/s]
     turn_speed: float  # the same for its rotation [rad/s]
     tolerance: float  # distance from the start at which an episode may begin [m]
     turn_tolerance: float  # the same for the angle [rad]
+    # See `robot_rl.env.robot.Robot`. It opens before the arm moves, and drops what it holds.
+    opens_grippers: bool = False
     # Of a twin: puts the objects back once the arm is out of their way. On a robot people do that.
     scene: SimulatedEpisodes | None = None
 
@@ -130,8 +131,11 @@ class ScriptedEpisodes:
         """Move there; a motion that does not arrive is tried once more, one that is cut is not.
 
         Raises `RobotInterrupted` as `RosRobot.move_target`, or where a service does not answer, and
-        `ResetFailed` where the arm did not arrive in two attempts: a person has to look.
+        `ResetFailed` where the gripper did not open, or the arm did not arrive in two attempts: a
+        person has to look.
         """
+        if self.opens_grippers:
+            self._release(robot)
         for _ in range(_ATTEMPTS):
             robot.client.trigger(self.service, self.timeout_s, robot.accompany)
             if self.scene is not None:
@@ -151,6 +155,25 @@ class ScriptedEpisodes:
             hint="is it obstructed? See /diagnostics; if it is stopped call clear_errors; then let"
             " it go on: say start, or run the command again",
         )
+
+    def _release(self, robot: RosRobot) -> None:
+        """Let the gripper open where the arm is."""
+        jaws = robot.measurements.gripper
+        if jaws is None:
+            return
+        robot.tell_gripper(0.0)
+
+        def is_open() -> bool:
+            robot.accompany()
+            return bool(jaws.value(jaws.newest())[0] <= _OPEN)
+
+        if not wait_until(is_open, self.timeout_s):
+            raise ResetFailed(
+                "the gripper does not open",
+                got=f"position {float(jaws.value(jaws.newest())[0]):.2f}",
+                expected=f"at most {_OPEN:g}, where 0 is open",
+                hint="look what blocks it, and at its node in /diagnostics; then say start",
+            )
 
     def _is_there(self, robot: RosRobot, goal: Vector) -> bool:
         distance, angle = rotations.apart(robot.tcp_pose(), goal)

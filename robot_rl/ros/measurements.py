@@ -71,6 +71,7 @@ class Measurements:
 
     Attributes:
         all_sensors: Each of the topics.
+        gripper: That of the gripper; None without one.
         fields: What is observed.
         stamps_ns: Topic → stamp of what the newest observation has of it [ns, system clock].
         tracked: What the newest observation says of the task; see `robot_rl.env.task`.
@@ -98,9 +99,10 @@ class Measurements:
         self._motion, by_joints = motion, isinstance(motion, JointActionLimits)
         self._lead = "state/joint_lead" if by_joints else "state/target_lead"
         self._subscribe_to_arm(tuple(joint_names), pose or not by_joints, twist, wrench, by_joints)
+        self.gripper = None
         if gripper:
             jaws = self._sensor(JointState, "gripper/state", limits.gripper_s, _first_position)
-            self._optional["state/gripper_position"] = jaws
+            self.gripper = self._optional["state/gripper_position"] = jaws
         pictures = [picture for camera in cameras for picture in _pictures(camera)]
         self._images = {
             field.name: self._sensor(Image, topic, limits.image_s, _picture_decoder(field), keep=1)
@@ -117,7 +119,7 @@ class Measurements:
             self.success = self._sensor(
                 Bool, "task/success", limits.tracker_s, lambda m: bool(m.data), stamped=False
             )
-        self._newest = [jaws] if gripper else []
+        self._newest = [self.gripper] if self.gripper else []
         self._newest += self._images.values()
         signals = [self.success] if self.success else []
         self.all_sensors = (*self._aligned, *self._newest, *signals)

@@ -21,9 +21,20 @@ from omegaconf import DictConfig, OmegaConf
 
 from policies import registry
 from robot_rl.errors import RobotRLError
+from robot_rl.safety import (
+    ArmLimits,
+    JointArmLimits,
+    ResetOptions,
+    check_bounds,
+    checked_reset_pose,
+    sole_reset_end,
+)
 
 PACKAGE = "robot_rl"
 _DEVICE_KEYS = {"serial", "device", "address"}  # arguments of drivers that name a device
+# Parameters of an arm's node beside the fields of `ArmLimits` and `ResetOptions` that are bounded.
+_CORNERS = ("workspace_low", "workspace_high", "reference_orientation")
+_RESET_ENDS = ("pose", "joints")
 _KEYS = {"executable", "module", "parameters", "namespace", "remappings", "each_camera"}
 
 
@@ -83,6 +94,7 @@ def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
             if entry is None:
                 continue
             _check(str(name), entry)
+            _check_arm(str(name), entry)
             if entry.get("each_camera"):
                 _check_each_camera(str(name), entry, cameras)
             options = cameras if entry.get("each_camera") else [None]
@@ -144,6 +156,26 @@ def _check(name: str, entry: Mapping[str, Any]) -> None:
             got=f"unknown {unknown}" if unknown else f"no {missing[0]}",
             expected=sorted(_KEYS),
         )
+
+
+def _check_arm(name: str, entry: Mapping[str, Any]) -> None:
+    """Check what the node of an arm would refuse, or a mistyped limit, of which it never hears."""
+    if not str(entry["module"]).startswith("drivers.arm."):
+        return
+    groups = ((entry.get("parameters") or {}).get(group) for group in ("limits", "reset"))
+    given = [{k: v for k, v in (g or {}).items() if v not in (None, "???")} for g in groups]
+    try:
+        limits, reset = given
+        check_bounds("limits", (ArmLimits, JointArmLimits), limits, *_CORNERS)
+        check_bounds("reset", (ResetOptions,), reset, *_RESET_ENDS)
+        if limits.keys() >= set(_CORNERS[:2]):
+            ArmLimits.of_parameters(limits)
+        ends = [reset.pop(end, None) for end in _RESET_ENDS]
+        ResetOptions(**reset)
+        if any(ends) and (pose := sole_reset_end(*ends)) is ends[0]:
+            checked_reset_pose(pose)
+    except (RobotRLError, TypeError) as error:
+        raise NodeTableError(f"nodes.{name}.parameters: {error}") from error
 
 
 def _camera_node_name(camera: Mapping[str, Any]) -> str:

@@ -104,8 +104,8 @@ class RosRobot:
         """
         self._prepare()
         self.episodes.perform(self, start_pose, rng)
-        if self.opens_grippers and self._gripper_column:
-            self._grip.publish(Float64(data=0.0))  # its node is to know of it too
+        if self.opens_grippers:
+            self.tell_gripper(0.0)  # its node is to know of it too
         self.wait_until_fresh()
         self._check_goal_is_ahead()
         self._begin()
@@ -131,8 +131,7 @@ class RosRobot:
                 hint = "check what is pushing it, and check its tool centre point"
                 raise RobotInterrupted(problem, hint=hint)
         self._sent, self._sent_ns = target, self._send(target)
-        if self._gripper_column:
-            self._grip.publish(Float64(data=0.5 * (1.0 + float(action[-1]))))
+        self.tell_gripper(0.5 * (1.0 + float(action[-1])))
         return action
 
     def advance(self, period: float) -> None:
@@ -222,6 +221,11 @@ class RosRobot:
         check_all(self.all_sensors)
         self._send(target)
 
+    def tell_gripper(self, position: float) -> None:
+        """Publish where the gripper is to be, 0 open to 1 closed, if the task moves one."""
+        if self._gripper_column:
+            self._grip.publish(Float64(data=position))
+
     def wait_until_fresh(self) -> None:
         """Wait until every topic has given new measurements: not inside the control loop."""
         self.measurements.wait_until_fresh()
@@ -239,6 +243,8 @@ class RosRobot:
         self.wait_until_fresh()
         if self._operator is not None:
             self._operator.check_stop(self.limits.start_timeout_s)
+        if self.task.gripper_closed:
+            self._grip.publish(Float64(data=1.0))
 
     def _check_goal_is_ahead(self) -> None:
         """Look whether there is something left to do: else every episode would be a success."""
@@ -350,6 +356,8 @@ def make_ros_robot(
             expected="robot_rl.env.task.Tracked",
             hint="give its configuration a section `tracked`, as configs/task/reach.yaml has",
         )
+    if task.gripper_closed and not gripper:
+        raise RobotRLError(f"the task {task.name!r} closes a gripper", got="robot.gripper=false")
     if not wrench:
         limits = dataclasses.replace(limits, max_force=None)
     prepare_environment(discovery_range)

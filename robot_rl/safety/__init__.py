@@ -14,6 +14,7 @@ from robot_rl.safety.limits import ArmLimits as ArmLimits
 from robot_rl.safety.limits import CartesianLimits as CartesianLimits
 from robot_rl.safety.limits import Compliance as Compliance
 from robot_rl.safety.limits import MeasurementRefused as MeasurementRefused
+from robot_rl.safety.limits import check_bounds as check_bounds
 from robot_rl.safety.limits import refuse_stiff_contact as refuse_stiff_contact
 from robot_rl.safety.measurement import ArmState as ArmState
 from robot_rl.safety.measurement import Plausibility as Plausibility
@@ -22,6 +23,7 @@ from robot_rl.safety.reset_motion import ResetOutcome as ResetOutcome
 from robot_rl.safety.reset_motion import Resets as Resets
 from robot_rl.safety.reset_motion import checked_reset_joints as checked_reset_joints
 from robot_rl.safety.reset_motion import checked_reset_pose as checked_reset_pose
+from robot_rl.safety.reset_motion import sole_reset_end as sole_reset_end
 from robot_rl.safety.reset_way import ForwardKinematics as ForwardKinematics
 from robot_rl.safety.reset_way import ResetOptions as ResetOptions
 from robot_rl.safety.stop_latch import StopLatch as StopLatch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, nearest
 from robot_rl.safety import rotations
 from robot_rl.safety.commands import checked_pose
 
@@ -237,6 +237,12 @@ class ArmLimits(PoseLimits):
     # Also between commands, or signs of life, of whoever accompanies a reset.
     max_stamp_age: float = bounded(0.5, "of a command's stamp to the clock here [s]", 0.01, 10.0)
 
+    @classmethod
+    def of_parameters(cls, given: Mapping[str, Any], **of_arm: Any) -> ArmLimits:
+        """Of the parameters `limits.*` of an arm's node, where 0 is no limit of a force."""
+        values = {key: given[key] or None for key in _OPTIONAL if key in given}
+        return cls(**{**given, **values}, **of_arm)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for arm, target in (
@@ -270,6 +276,27 @@ class ArmLimits(PoseLimits):
         pose = np.array(measured.tcp_pose, np.float64)
         pose[3:] = rotations.normalize(pose[3:])
         return pose
+
+
+def check_bounds(group: str, kinds: Sequence[type], given: Mapping[str, Any], *others: str) -> None:
+    """Refuse what is no parameter of a node, of the kinds' fields that are `bounded` or `others`.
+
+    And a number that is out of its range.
+    """
+    ranges = {each.name: each.metadata for k in kinds for each in fields(k) if each.metadata}
+    for name, value in given.items():
+        if name not in (known := [*ranges, *others]):
+            close = nearest(name, known)
+            raise RobotRLError(
+                f"unknown key {group}.{name}",
+                expected=f"one of {', '.join(known)}",
+                hint=close and f"did you mean {group}.{close}?",
+            )
+        if name in ranges:
+            low, high = ranges[name]["low"], ranges[name]["high"]
+            if not (isinstance(value, int | float) and low <= value <= high):
+                problem, expected = f"{group}.{name} is out of range", f"{low:g} to {high:g}"
+                raise RobotRLError(problem, got=value, expected=expected)
 
 
 def refuse_stiff_contact(compliance: Compliance, limits: ArmLimits | JointArmLimits) -> None:

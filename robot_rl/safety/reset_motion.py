@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,16 @@ def checked_reset_joints(
                 hint="give radians, not degrees; or teach it again, farther from the limit",
             )
     return waypoints
+
+
+def sole_reset_end(pose: Sequence[float] | None, joints: npt.ArrayLike | None) -> Any:
+    """Which of the parameters `reset.pose` and `reset.joints` there is, or `CommandRefused`."""
+    given = [end for end in (pose, joints) if end is not None and np.size(end)]
+    if len(given) != 1:
+        problem = "a reset needs one of the parameters reset.pose and reset.joints"
+        got, hint = "both" if given else "neither", "see hardware/arms.md, section Resets"
+        raise CommandRefused("malformed", problem, got=got, hint=hint)
+    return given[0]
 
 
 class ResetOutcome(NamedTuple):

@@ -112,7 +112,7 @@ def test_a_reset_that_tells_the_gripper_nothing_leaves_it_told_what_it_was(episo
         node.close()
 
 
-def test_a_gripper_that_a_process_finds_closed_is_not_opened_by_staying():
+def test_a_gripper_that_a_process_finds_closed_opens_at_a_reset_alone_and_if_that_is_wanted():
     config = configuration("/found", "task=pick_cube", "robot.gripper=true", *SCRIPTED)
     driver = OmegaConf.to_container(config.nodes.gripper.parameters.driver, resolve=True)
     arm, where = arm_node(config, NEAR), config.robot.namespace
@@ -135,6 +135,14 @@ def test_a_gripper_that_a_process_finds_closed_is_not_opened_by_staying():
             staying = env.reset(seed=4)[0]["last_command"]
             assert staying[6] == pytest.approx(2.0 * closed - 1.0, abs=0.05)
             assert env.step(staying)[0]["state/gripper_position"] > 0.9
+        finally:
+            env.close()
+        opening = [word.replace("}", ",opens_grippers:true}") for word in SCRIPTED]
+        env = make_env(configuration("/found", "task=pick_cube", "robot.gripper=true", *opening))
+        try:
+            opened = env.reset(seed=4)[0]
+            assert opened["last_command"][6] == -1.0
+            assert opened["state/gripper_position"] < 0.1
         finally:
             env.close()
     finally:

@@ -105,6 +105,7 @@ socket.addEventListener("facts", ({ detail }) => {
   $("run").textContent = detail.run;
   document.title = `${detail.task} – robot_rl console`;
   live.scenes = detail.scenes;
+  live.crop.views = detail.views;
   episodes.offerSpeeds(detail.speeds);
   show(location.hash === "#episodes" ? "episodes" : "live");
 });

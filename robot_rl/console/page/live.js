@@ -2,6 +2,7 @@
 
 import { draw } from "./charts.js";
 import { layOver, showPicture } from "./cameras.js";
+import { Crop } from "./crop.js";
 
 const BLUE = "#0072b2", GREEN = "#00805c", ORANGE = "#b84a00";
 const SILENT_MS = 1500;
@@ -22,6 +23,7 @@ const DETAILS = {
 export class Live {
   constructor(socket) {
     this.scenes = null;
+    this.crop = new Crop($("cameras-live"));
     this.now = null;
     this.curves = null;
     this.status = { connected: false, round_trip_ms: null };

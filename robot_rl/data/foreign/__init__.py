@@ -1,10 +1,10 @@
 """Demonstrations that others recorded: a reader a format, and one mapping to rows.
 
 Reads HDF5 of robomimic 0.3 (`data/demo_0/obs/NAME`, filter keys in `mask`), of Minari 0.5
-(`episode_0/observations`) and of D4RL, NumPy's `.npz`, and LeRobot: v3.0 as of release 0.4.4, v2.1
-as of 0.3.3. D4RL, and a single `.npz`, have the steps of all episodes one after the other. The
-readers give columns as they are. What these mean, a person says in a mapping file (`mapping`), and
-`mapped` makes rows by it.
+(`episode_0/observations`) and of D4RL, NumPy's `.npz`, MCAP of ROS 2 topics, and LeRobot: v3.0 as
+of release 0.4.4, v2.1 as of 0.3.3. D4RL, and a single `.npz`, have the steps of all episodes one
+after the other. The readers give columns as they are. What these mean, a person says in a mapping
+file (`mapping`), and `mapped` makes rows by it.
 """
 
 from __future__ import annotations
@@ -61,10 +61,12 @@ class ForeignDataset:
     rate: float | None = None  # steps per second [Hz]; None where nothing says it
     # Values that the metadata gives to keys of the mapping file.
     answers: Mapping[str, Any] = field(default_factory=dict)
+    # Observations, and the columns that these are for certain.
+    observed: Mapping[str, str] = field(default_factory=dict)
 
 
 def open_foreign(path: Path) -> ForeignDataset:
-    """Open a LeRobot or Minari folder, a folder with one `.npz` an episode, or a file.
+    """Open a LeRobot or Minari folder, one with an `.npz` an episode or with MCAP, or a file.
 
     Raises:
         MissingExtra: The package that reads the format is not installed.
@@ -78,9 +80,11 @@ def open_foreign(path: Path) -> ForeignDataset:
         return _open_hdf5(minari if minari.is_file() else path)
     if path.suffix == ".npz" or any(path.glob("*.npz")):
         return _open_npz(path)
+    if path.suffix == ".mcap" or any(path.glob("*.mcap")):
+        return _open_mcap(path)
     raise NotADataset(
         f"{path} is no dataset that can be imported",
-        expected="an episode or LeRobot dataset, .hdf5 (robomimic, Minari, D4RL) or .npz",
+        expected="an episode or LeRobot dataset, .hdf5 (robomimic, Minari, D4RL), .npz or .mcap",
         hint="give the folder that `robot-rl export` or LeRobot wrote, or the file",
     )
 
@@ -218,6 +222,28 @@ def _minari_answers(path: Path) -> dict[str, Any]:
         low, high = (np.ravel(space[key]).tolist() for key in ("low", "high"))
         answers |= {"action_low": low, "action_high": high, "action_convention": "environment"}
     return {key: answer for key, answer in answers.items() if answer is not None}
+
+
+def _open_mcap(path: Path) -> ForeignDataset:
+    from robot_rl.data.foreign.mcap import Recording
+
+    recording = Recording(path)
+
+    def episodes(names: Collection[str], _: str) -> Episodes:
+        return ((columns, "") for columns in recording.episodes(names))
+
+    kind, answers = "MCAP", {"control_rate_hz": recording.rate, "action": recording.acting}
+    if recording.left_out:
+        kind += f", without {recording.left_out} episodes of which actions were lost"
+    if recording.ours:
+        own = {"action_convention": "joint", "action_low": -1.0, "action_high": 1.0}
+        answers |= own | {"reward": "success", "terminated": "terminated", "success": "success"}
+    else:
+        answers["action_convention"] = "absolute"
+    counts = {ALL: len(recording)}
+    return ForeignDataset(
+        kind, counts, recording.columns, episodes, None, answers, recording.observed
+    )
 
 
 def _open_lerobot(path: Path) -> ForeignDataset:

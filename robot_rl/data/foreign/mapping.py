@@ -50,7 +50,7 @@ observations:  # state/NAME or images/CAMERA, named as the robot or the environm
 {seen}
 action: {action}
 # environment: what a Gymnasium environment takes; its names are action_0, action_1, ...
-# joint: positions of joints, or anything else that your robot takes and that moves no tool
+# joint: positions of joints, or anything else that your robot takes as it is
 # delta: steps of the tool in the base frame [m, rad]
 # rates: velocity of the tool in the base frame [m/s, rad/s]
 # absolute: the pose that the tool is to reach, in the base frame [m, rad]
@@ -104,12 +104,15 @@ def propose(path: Path, out: Path, file: Path, dataset: ForeignDataset) -> None:
     told: dict[str, Any] = {key.name: BLANK for key in fields(ForeignMapping)}
     for key, names in _CALLED.items():
         told[key] = next((name for name in names if name in dataset.columns), BLANK)
-    if (action := told["action"]) != BLANK:
+    told.update(dataset.answers)
+    if (action := told["action"]) in dataset.columns:
         numbered = (f"action_{i}" for i in range(first[action][0].size))
         told["action_names"] = list(dataset.columns[action] or numbered)
-    told["control_rate_hz"] = dataset.rate or BLANK
-    told["episodes"] = ALL if ALL in dataset.counts else BLANK
-    seen = []
+    if dataset.rate:
+        told["control_rate_hz"] = dataset.rate
+    if ALL in dataset.counts:
+        told["episodes"] = ALL
+    seen = [f"  {_flow(own)}: {_flow(name)}" for own, name in dataset.observed.items()]
     for name, column in first.items():
         if called := _OBSERVED.fullmatch(name):
             kind = "images" if column.dtype == np.uint8 and column.ndim == 4 else "state"
@@ -127,7 +130,7 @@ def propose(path: Path, out: Path, file: Path, dataset: ForeignDataset) -> None:
         file=file,
         columns="\n".join(columns),
         seen="\n".join(seen) or f"  state/observation: {BLANK}",
-        **{key: _flow(value) for key, value in {**told, **dataset.answers}.items()},
+        **{key: _flow(value) for key, value in told.items()},
     )
     try:
         with file.open("x", encoding="utf-8") as opened:

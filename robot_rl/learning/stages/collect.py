@@ -21,11 +21,11 @@ from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_se
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.recipe import Stage
-from robot_rl.learning.workbench import Workbench, make_operated_env
+from robot_rl.learning.workbench import Workbench, make_operated_env, once_free
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import deferred_signals
 from robot_rl.rewards.source import HUMAN_VERSION
-from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env
+from robot_rl.rewards.wrapper import make_source
 from robot_rl.run import DEMONSTRATIONS, RunDirectory
 
 _MOST_FAILURES = 200
@@ -78,9 +78,9 @@ class Collect(Stage):
 
 def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
     """Let the task's scripted expert demonstrate."""
-    inner, hidden = make_watched_env(config)
-    env = RewardWrapper(inner, make_source(config), hidden=hidden)
-    robot = inner.robot
+    alone: DictConfig = OmegaConf.merge(config, {"operator": {"simulated": None}})  # type: ignore[assignment]
+    env, operated = make_operated_env(alone, run, resets=False)
+    robot = env.robot
     if not robot.simulated and getattr(robot, "simulated_task", None) is None:
         env.close()
         raise RobotRLError(
@@ -89,15 +89,17 @@ def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> N
             hint="demonstrate with teleop=keyboard, spacemouse or another of configs/teleop",
         )
     recorder = RowBuilder(env.schema, SOURCE_DEMONSTRATION)
-    controller = ExpertController(make_expert(config, inner))
+    controller = ExpertController(make_expert(config, env))
     wanted = int(config.demonstrations)
     facts = {"robot": config.choices.robot}
     with closing(env), EpisodeWriter(run.demonstrations, env.schema, facts) as writer:
         first, seeds = _attempts(config, run)
         attempts, failures = first, 0
         progress.update(len(writer))
+        free = once_free(env, seeds, progress.note)
         while len(writer) < wanted:
-            result = next(rollout([env], controller, seeds, recorder=recorder))
+            result = next(rollout([env], controller, free, recorder=recorder))
+            operated.keep_faults(run)
             attempts += 1
             progress.episode(result.success)
             failures = 0 if result.success else failures + 1

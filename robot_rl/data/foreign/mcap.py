@@ -1,0 +1,247 @@
+"""Recordings of ROS 2 topics, MCAP, as demonstrations: a step whenever the robot was told to act.
+
+In those of the flight recorder `action` tells it, which is published as a step ends, and `events`
+say where episodes begin and end. In those of others each message of `target_pose` is a step, and
+each file an episode. All else is what a topic said last at that moment.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robot_rl.data._episode_files import damage
+from robot_rl.data.episodes import DatasetError
+from robot_rl.data.schema import Array
+from robot_rl.errors import require
+from robot_rl.safety import rotations
+
+_ACTION, _TARGET, _POSE = "action", "target_pose", "current_pose"
+_EVENTS, _REWARD, _GRIPPER = "events", "reward", "gripper/state"
+_BEGUN = re.compile(r"episode \d+ begins")
+_ENDED = re.compile(r"episode \d+ ends with (success|failure)(, cut short)?")
+_LOST = 1.75  # lengths of a step after which an action between the two was lost
+# What the recorder's events tell, and what is made of the measured pose and the target.
+_TOLD, _LEAD = ("reward", "terminated", "success"), "target_lead"
+# What the topics of docs/topics.md are in a row.
+_OBSERVED = {
+    _POSE: "tcp_pose",
+    "current_twist": "tcp_velocity",
+    "current_wrench": "tcp_wrench",
+    "object_poses": "object_poses",
+}
+_PICTURE = re.compile(r"([\w/-]+)/color/image_raw")
+_PLACE = ("x", "y", "z", "qx", "qy", "qz", "qw")
+_COLORS = {"rgb8": slice(None), "bgr8": slice(None, None, -1)}
+
+
+def _vector(part: Any) -> list[float]:
+    return [part.x, part.y, part.z]
+
+
+def _pose(pose: Any) -> list[float]:
+    return [*_vector(pose.position), *_vector(pose.orientation), pose.orientation.w]
+
+
+def _picture(image: Any) -> Array:
+    pixels = np.frombuffer(bytes(image.data), np.uint8).reshape(image.height, image.step)
+    rows = pixels[:, : 3 * image.width].reshape(image.height, image.width, 3)
+    return np.asarray(rows[..., _COLORS[image.encoding]])
+
+
+_VALUES: dict[str, Callable[[Any], Any]] = {
+    "sensor_msgs/msg/JointState": lambda m: [*m.position, *m.velocity],
+    "sensor_msgs/msg/Image": _picture,
+    "geometry_msgs/msg/PoseStamped": lambda m: _pose(m.pose),
+    "geometry_msgs/msg/PoseArray": lambda m: [x for pose in m.poses for x in _pose(pose)],
+    "geometry_msgs/msg/TwistStamped": lambda m: _vector(m.twist.linear) + _vector(m.twist.angular),
+    "geometry_msgs/msg/WrenchStamped": lambda m: _vector(m.wrench.force) + _vector(m.wrench.torque),
+    "std_msgs/msg/Float64": lambda m: [m.data],
+    "std_msgs/msg/Bool": lambda m: [float(m.data)],
+}
+
+
+@dataclass
+class _Episode:
+    """When each step ended [ns], what was seen at the begin and then, and what was told of it."""
+
+    moments: list[int] = field(default_factory=list)
+    seen: list[dict[str, Any]] = field(default_factory=list)
+    rewards: list[tuple[int, float]] = field(default_factory=list)
+    success: bool = False
+    cut: bool = True
+
+
+class Recording:
+    """What MCAP files hold: episodes, and columns by the names of their topics.
+
+    Attributes:
+        ours: Whether the flight recorder wrote them.
+        acting: The topic that tells the robot to act.
+        rate: Steps a second [Hz].
+        columns: What the numbers of each column are called.
+        observed: Observations, and the columns that they are, where topics have the names of ours.
+        left_out: How many episodes lack an action.
+
+    Raises:
+        MissingExtra: The packages that read MCAP are not installed.
+        DatasetError: There is no episode, or a file cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        require("mcap_ros2", "mcap")
+        self._path, self._files = path, sorted(path.glob("*.mcap")) if path.is_dir() else [path]
+        with self._reading():
+            kinds = dict(topic for file in self._files for topic in _topics(file))
+        leading = [t for end in (_ACTION, _TARGET) for t in kinds if t.endswith(f"/{end}")]
+        space, slash, self.acting = [*leading, ""][0].rpartition("/")
+        self._space = space + slash
+        self.ours = self.acting == _ACTION
+        self._kinds = {self._name(topic): kind for topic, kind in kinds.items() if kind in _VALUES}
+        steps = [np.diff(episode.moments) for episode in self._read([])]
+        period = float(np.median(np.concatenate(steps))) if any(map(len, steps)) else 0.0
+        self._whole = [len(all_) > 0 and all_.max() < _LOST * period for all_ in steps]
+        if not any(self._whole):
+            raise DatasetError(
+                f"there is no whole episode in {path}",
+                got=f"topics {', '.join(sorted(kinds)) or 'none'}",
+                expected="action and events of the flight recorder, or target_pose",
+            )
+        self.left_out, self.rate = self._whole.count(False), round(1e9 / period, 1)
+        self.columns, self.observed = dict[str, tuple[str, ...]](), dict[str, Any]()
+        every = zip(self._read([*self._kinds]), self._whole, strict=True)
+        first = next(episode for episode, whole in every if whole)
+        for name, message in first.seen[-1].items():
+            if name in first.seen[0] or name == _ACTION:
+                self._add(name, message)
+        if _POSE in self.columns and _TARGET in first.seen[-1]:
+            self.columns[_LEAD], self.observed["state/target_lead"] = (), _LEAD
+        self.columns |= dict.fromkeys(_TOLD if self.ours else (), ())
+
+    def __len__(self) -> int:
+        return sum(self._whole)
+
+    def episodes(self, names: Collection[str]) -> Iterator[dict[str, Array]]:
+        """Yield these columns of each episode; the recorder's observations are one longer.
+
+        Raises:
+            DatasetDamaged: A message cannot be read, or has fewer or more numbers than another.
+        """
+        asked = [name for name in names if name not in _TOLD]
+        read = self._read({*asked, _POSE, _TARGET} if _LEAD in asked else asked)
+        for episode, whole in zip(read, self._whole, strict=True):
+            if whole:
+                with self._reading():
+                    columns = {name: self._column(name, episode.seen) for name in asked}
+                yield columns | (_told(episode) if self.ours else {})
+
+    def _add(self, name: str, message: Any) -> None:
+        """Take up a column, and what it is of an observation."""
+        arm, slash, topic = name.rpartition("/")
+        own = f"state/{arm}{slash}"
+        is_joints = hasattr(message, "position")
+        names = (*message.name, *message.name[: len(message.velocity)]) if is_joints else ()
+        self.columns[name] = _PLACE if name == _TARGET else tuple(names)
+        if topic == "joint_states":
+            half = len(message.position)
+            self.observed[f"{own}joint_positions"] = f"{name}[0:{half}]"
+            self.observed[f"{own}joint_velocities"] = f"{name}[{half}:{2 * half}]"
+        elif name.endswith(_GRIPPER):
+            self.observed[f"state/{name.removesuffix(_GRIPPER)}gripper_position"] = name
+        elif topic in _OBSERVED:
+            self.observed[own + _OBSERVED[topic]] = name
+        elif picture := _PICTURE.fullmatch(name):
+            self.observed[f"images/{picture[1]}"] = name
+
+    def _column(self, name: str, seen: list[dict[str, Any]]) -> Array:
+        if name == _LEAD:  # an episode begins at rest: where it is, is its target
+            poses = self._column(_POSE, seen)
+            targets = self._column(_TARGET, seen[self.ours :])
+            pairs = zip(poses[self.ours :], targets, strict=True)
+            return np.array(
+                [np.zeros(6)] * self.ours + [rotations.between(*pair) for pair in pairs]
+            )
+        value = _VALUES[self._kinds[name]]
+        return np.array([value(at[name]) for at in seen[name == _ACTION :]])
+
+    def _read(self, wanted: Collection[str]) -> Iterator[_Episode]:
+        """Yield every episode, with what these topics said last as it began and at each step."""
+        episode: _Episode | None = None
+        newest: dict[str, Callable[[], Any]] = {}
+        for file in self._files:
+            if not self.ours:
+                yield from [episode] if episode else []
+                episode = _Episode()
+            for topic, at, decode in self._messages(file, {*wanted, self.acting, _EVENTS, _REWARD}):
+                if topic == _EVENTS:
+                    words = decode().data
+                    if _BEGUN.match(words):
+                        yield from [episode] if episode else []
+                        episode = _Episode(seen=[_sample(newest, wanted)])
+                    elif episode and (ended := _ENDED.match(words)):
+                        episode.success, episode.cut = ended[1] == "success", bool(ended[2])
+                elif topic == _REWARD and episode:
+                    episode.rewards.append((at, decode().data))
+                newest[topic] = decode
+                if topic == self.acting and episode:
+                    episode.moments.append(at)
+                    episode.seen.append(_sample(newest, wanted))
+        yield from [episode] if episode else []
+
+    def _messages(
+        self, file: Path, wanted: Collection[str]
+    ) -> Iterator[tuple[str, int, Callable[[], Any]]]:
+        """Yield topic, time of receipt [ns] and what decodes it, in the order of receipt."""
+        from mcap.reader import make_reader
+        from mcap_ros2.decoder import DecoderFactory
+
+        factory, topics = DecoderFactory(), [self._space + name for name in wanted]
+        with self._reading(), file.open("rb") as opened:
+            for schema, channel, message in make_reader(opened).iter_messages(topics=topics):
+                decode = factory.decoder_for(channel.message_encoding, schema)
+                if decode is not None:
+                    name = self._name(channel.topic)
+                    yield name, message.log_time, partial(decode, message.data)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        from mcap.exceptions import McapError
+
+        with damage(self._path, also=(McapError, struct.error, ValueError, KeyError)):
+            yield
+
+    def _name(self, topic: str) -> str:
+        return topic.removeprefix(self._space)
+
+
+def _sample(newest: dict[str, Callable[[], Any]], wanted: Collection[str]) -> dict[str, Any]:
+    return {name: newest[name]() for name in wanted if name in newest}
+
+
+def _told(episode: _Episode) -> dict[str, Array]:
+    """Reward, termination and success (T,) of its steps; a reward belongs to the nearest action."""
+    moments = np.array(episode.moments)
+    at, rewards = np.array(episode.rewards or [(0, np.nan)]).T
+    nearest = np.abs(at - moments[:, None]).argmin(axis=1)
+    last = np.arange(len(moments)) == len(moments) - 1
+    told = (rewards[nearest], last & (not episode.cut), last & episode.success)
+    return dict(zip(_TOLD, told, strict=True))
+
+
+def _topics(file: Path) -> Iterator[tuple[str, str]]:
+    """Topics of a file, and their types."""
+    from mcap.reader import make_reader
+
+    with file.open("rb") as opened:
+        summary = make_reader(opened).get_summary()
+        if summary is not None:
+            for channel in summary.channels.values():
+                yield channel.topic, summary.schemas[channel.schema_id].name
