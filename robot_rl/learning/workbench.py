@@ -189,16 +189,20 @@ class Workbench:
         numbers = range(first + done, first + episodes)
         seeds = Seeds(training_seed(int(self.config.seed), stream, number) for number in numbers)
 
+        def note(text: str) -> None:
+            progress.note(text)
+            operated.keep_faults(self.run)
+
         def once_free() -> Iterator[int]:
             for seed in seeds:
-                env.wait_until_free(lambda: False, progress.note)
+                env.wait_until_free(lambda: False, note)
                 yield seed
 
         with closing(env), WorkProgress(episodes, "episodes") as progress:
             progress.phase(words)
             progress.note(_announcement(env, episodes - done, behaviour, words))
             progress.update(done)
-            acted = rollout([env], runner, once_free(), recorder=recorder, note=progress.note)
+            acted = rollout([env], runner, once_free(), recorder=recorder, note=note)
             for result in acted:
                 operated.keep_faults(self.run)
                 if not result.steps or operated.ended_by is OperatorEvent.DISCARD:
