@@ -59,6 +59,7 @@ class ArmGuard:
         self.goal: Vector | None = None
         self._pose: Vector | None = None  # measured, once measurements agree
         self._lost: Vector | None = None  # last target before measurements were forgotten
+        self._unheld = False  # since then
         self._is_displaced = False
         self._plausibility = Plausibility(limits)
         self._straying = Straying()
@@ -140,14 +141,16 @@ class ArmGuard:
         """
         if self.mode is Mode.STOPPED:
             self.mode = Mode.HOLD
-            self.forget(reason, elsewhere=self._is_displaced)
+            self.forget(reason, elsewhere=self._is_displaced, unheld=True)
 
-    def forget(self, reason: str, *, elsewhere: bool = False) -> None:
+    def forget(self, reason: str, *, elsewhere: bool = False, unheld: bool = False) -> None:
         """The last measurements hold no more: go on holding once the next ones agree.
 
         `elsewhere` says that the arm may be anywhere now. Else one that is then measured far from
-        its last target stops.
+        its last target stops. `unheld` says that it may have come away from that target meanwhile:
+        it then holds where it is, and does not go back.
         """
+        self._unheld = self._unheld or unheld
         if elsewhere:
             self._lost = self.target = None
         elif self.target is not None:
@@ -248,13 +251,14 @@ class ArmGuard:
     def _resumed(self, pose: Vector) -> bool:
         """Hold where the arm held before its measurements were lost; stop if it is not there."""
         if self._lost is None:
-            self.target, self.goal = pose.copy(), pose.copy()
+            self.target, self.goal, self._unheld = pose.copy(), pose.copy(), False
             self._straying.ask(pose, anew=True)
             return True
         target, _ = self.limits.led(self._lost, pose)
         distance, angle = rotations.apart(target, self._lost)
         if distance <= NOISE and angle <= NOISE_ANGLE:
-            self.target, self.goal = target, target.copy()
+            self.target = pose.copy() if self._unheld else target
+            self.goal, self._unheld = self.target.copy(), False
             return True
         distance, angle = rotations.apart(self._lost, pose)
         self._disbelieve(

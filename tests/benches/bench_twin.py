@@ -27,6 +27,7 @@ from training_runs import START_SECONDS, processes, train
 
 from robot_rl.commands.preparation import robot_nodes
 from robot_rl.config import compose
+from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.env.factory import make_env, make_inbox, make_intervention
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.robot_env import IN_PLACE
@@ -212,7 +213,7 @@ def _stop_once(
             way = np.clip((goal - operated.robot.tcp_pose()[:3]) / 0.01, -1.0, 1.0)
             action = np.zeros(columns, np.float32)
             action[:3] = 0.0 if rests and number >= strikes - 2 else way
-            action[6:] = 1.0 if number // 8 % 2 else -1.0  # fingers, where there are any
+            action[6:] = 1.0 if number // 20 % 2 else -1.0  # fingers, where there are any
             operated.step(action)
             number += 1
             if number > strikes + _MOST_STEPS:
@@ -221,6 +222,8 @@ def _stop_once(
         if not struck:
             raise
         stop.problem = str(problem)
+    if not struck:
+        raise RobotInterrupted(operated.waiting())
     stop.problem = stop.problem or operated.waiting()
     stop.noticed = time.monotonic() - struck
     stands = cell.look_at(stop, fault, struck, rng.uniform(*_LOOK_SECONDS))
@@ -254,7 +257,8 @@ def _check_rows(folder: str, actions: Sequence[tuple[int, Any]]) -> int:
                     )
                 found = reader.read_episode(table, episode)
                 sequences[place] = episode.first_sequence + len(found)
-                rows += list(found[~found["is_last"]])
+                if len(found) and found["source"][0] != SOURCE_DEMONSTRATION:
+                    rows += list(found[~found["is_last"]])
     finally:
         reader.close()
     since = int(rows[0]["stamp_action"]) if rows else 0

@@ -31,8 +31,8 @@ _CALL_SECONDS = 10.0
 # A person who sees no stop for so long has nothing to clear [s]: a node connects again meanwhile.
 _FREE_SECONDS = 1.5
 _REPAIR_SECONDS, _AGAIN_SECONDS = 90.0, 0.5
-# An arm that was told to hold stands so long afterwards [s].
-_SETTLED_SECONDS = 0.5
+# An arm whose spring was told to hold has come to rest so long afterwards [s].
+_SETTLED_SECONDS = 1.5
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Fault:
 _ARM_FAULTS = (
     Fault("protective_stop", 0.5),
     Fault("emergency_stop", 0.5, ("sim/switch_on",)),
-    Fault("cut_connection", 1.5, ("sim/restore_connection",)),
-    Fault("delay_packets", 1.5),
+    Fault("cut_connection", 2.0, ("sim/restore_connection",)),
+    Fault("delay_packets", 2.0),
 )
 _GRIPPER_FAULTS = (
     Fault("silence_gripper", repairs=("sim/restore_gripper",)),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,30 +16,42 @@ pytest.importorskip("rtde_control", reason="needs the extra ur")
 
 from listening import PATIENT
 
+from policies import registry
 from robot_rl.commands.preparation import robot_nodes
 from robot_rl.config import compose
-from robot_rl.env.factory import make_env, make_inbox, make_intervention
+from robot_rl.env.factory import DeviceAttendant, make_env, make_inbox, make_intervention
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.ros.client import ask
 from robot_rl.ros.errors import ServiceFailed
+from robot_rl.run import RunDirectory
 
 # Its processes answer each other in milliseconds, which a busy machine does not.
 pytestmark = pytest.mark.slow
 
 WORDS = ["robot=twin_ur5e", "task=peg_insert"]
 ADDRESS = f"127.1.{os.getpid() % 250}"  # of a network of this machine alone
+CAMERA = (
+    "observation.cameras=[{_target_:robot_rl.env.sim.cameras.CameraOptions,"
+    "name:wrist,width:64,height:64}]"
+)
 WAIT_SECONDS = 90.0
 ASIDE = np.array([0.3, 0, 0, 0, 0, 0], np.float32)
 
 
-@pytest.fixture(scope="module")
-def cell(tmp_path_factory):
-    place = ["robot.namespace=twin_cell", f"simulation.host={ADDRESS}.1"]
-    config = compose([*WORDS, *place, "robot.attended=true", *PATIENT])
-    with robot_nodes(config, tmp_path_factory.mktemp("logs")):
+@contextmanager
+def running(logs, *words):
+    """A cell, a process for each node, and its environment in this one; a person starts it."""
+    config = compose([*words, "robot.namespace=twin_cell", "robot.attended=true", *PATIENT])
+    with robot_nodes(config, logs):
         env = make_env(config)
         yield make_intervention(config, env, make_inbox(config))
         env.close()
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("logs"), *WORDS, f"simulation.host={ADDRESS}.1") as made:
+        yield made
 
 
 def say(service):
@@ -106,6 +121,83 @@ def test_a_fault_holds_the_arm_and_is_named_and_a_person_lets_it_go_on(cell, fau
     for _ in range(10):
         cell.step(ASIDE)
     assert cell.robot.tcp_pose()[0] > before[0] + 0.005
+
+
+@pytest.fixture(scope="module")
+def equipped(tmp_path_factory):
+    """With a gripper and a camera."""
+    pytest.importorskip("pymodbus", reason="needs the extra robotiq")
+    pytest.importorskip("pyrealsense2", reason="needs the extra realsense")
+    words = ["robot=twin_ur5e_2f85", "task=pick_cube", f"simulation.host={ADDRESS}.3", CAMERA]
+    with running(tmp_path_factory.mktemp("logs"), *words) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("fault", "part", "named"),
+    [
+        ("freeze_cameras", "cameras", "color/image_raw.* the same picture again and again"),
+        ("silence_cameras", "cameras", "color/image_raw.*(too old|gave no new picture)"),
+        ("silence_gripper", "gripper", "gripper/state.*(too old|does not answer)"),
+        ("jam_gripper", "gripper", "gripper/state.*the fingers of the gripper .* do not move"),
+    ],
+)
+def test_a_fault_of_gripper_or_camera_holds_the_arm_and_is_in_the_log(
+    equipped, tmp_path, fault, part, named
+):
+    begin(equipped, 1)
+    say(f"sim/{fault}")
+    close = np.array([0.3, 0, 0, 0, 0, 0, 1.0], np.float32)
+
+    def act_on():
+        for _ in range(200):
+            equipped.step(close)
+
+    with pytest.raises(RobotInterrupted, match=named):
+        act_on()
+    np.testing.assert_allclose(place(equipped), place(equipped), atol=1e-3)
+    run = RunDirectory(tmp_path)
+    equipped.keep_faults(run)
+    (noted,) = run.read_jsonl("faults")
+    assert noted["kind"] in ("SensorLate", "SensorsApart")
+    say(f"sim/restore_{part}")
+    if fault == "jam_gripper":
+        say("gripper/clear_errors")
+    begin(equipped, 2)
+    equipped.step(close)
+
+
+class _Mouse:
+    """A device of hidapi with reports of a SpaceMouse that is pushed to the front, then let go."""
+
+    def open_path(self, path):
+        self.pushed = True
+
+    def read(self, count, milliseconds):
+        time.sleep(0.008)
+        return bytes.fromhex(
+            "01 0000 a2fe 0000 0000 0000 0000" if self.pushed else "01" + "00" * 12
+        )
+
+    def close(self):
+        """Nothing to close."""
+
+
+def test_an_operator_takes_over_with_a_spacemouse(cell, monkeypatch):
+    mouse = _Mouse()
+    library = SimpleNamespace(device=lambda: mouse, enumerate=lambda *ids: [])
+    monkeypatch.setitem(sys.modules, "hidraw", library)
+    device = registry.make(compose(["teleop=spacemouse"]).teleop.device, path="/dev/hidraw0")
+    begin(cell, 5)
+    attendant = DeviceAttendant(device, cell._inbox)
+    monkeypatch.setattr(cell, "_attendants", (attendant,))
+    before = cell.robot.tcp_pose()
+    still = np.zeros(6, np.float32)
+    assert all(cell.step(still)[4]["intervened"] for _ in range(10))
+    assert cell.robot.tcp_pose()[0] > before[0] + 0.02
+    mouse.pushed = False
+    until_done(lambda: cell.step(still)[4]["intervened"] and pytest.fail("it stays with them"))
+    attendant.close()
 
 
 def test_the_expert_inserts_the_peg(robot_rl_command, tmp_path):
