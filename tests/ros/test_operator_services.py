@@ -199,6 +199,7 @@ def test_a_stop_during_a_reset_stops_the_arm_and_only_a_person_lets_it_move(sour
         cell.close()
 
 
+@pytest.mark.slow  # the reset takes long, and the gripper's limit is large for a busy machine
 def test_a_reset_of_the_arms_node_ends_when_a_gripper_falls_silent():
     words = (*SCRIPTED, "robot.gripper=true", "robot.sensors.gripper_s=1.0")
     slow = {**FAR, "reset.speed_translation": 0.02}

@@ -51,7 +51,7 @@ def test_the_library_gives_pictures_and_depth_of_the_world_as_it_is_until_they_f
         faults = Listener(place["namespace"])
         faults.trigger("sim/freeze_cameras")
         with pytest.raises(DriverError, match="gives the same picture again and again"):
-            read_on(camera, 3.0)
+            read_on(camera, 2.0)
         faults.trigger("sim/restore_cameras")
         frames.append(camera.read(20.0))
         faults.trigger("sim/silence_cameras")
