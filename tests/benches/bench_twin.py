@@ -152,7 +152,8 @@ def _break(cell: TwinCell, log: FaultLog, fault: Fault, rng: np.random.Generator
     ready = time.monotonic()
     said = _start(cell)
     began = cell.commanded_since(ready)
-    stop.commands = sum(stands < at < ready for at in [cell.commanded_since(stands) or 0.0])
+    first = cell.commanded_since(stands)
+    stop.commands = int(first is not None and first < ready)
     stop.unasked = cell.moved(stands, time.monotonic() if began is None else began)
     stop.resumed = None if said is None else time.monotonic() - said
     return stop

@@ -41,7 +41,7 @@ class Fault:
 
     service: str
     # When the vendor's controller has stopped the arm by itself at the latest [s]: of a lost
-    # connection its watchdog does, which waits for 1 s in the twin.
+    # connection its watchdog does, which waits for 1 s in the twin. 0: the robot has to hold.
     within: float = 0.0
     repairs: tuple[str, ...] = ()  # services
 
@@ -124,8 +124,10 @@ class TwinCell:
 
         if not wait_until(holds, _REPAIR_SECONDS, every_s=_POLL_SECONDS):
             raise BenchFailed(f"the arm does not hold after {fault.service}", got=self.watch.mode)
-        later = [at for at, mode in self.watch.modes_since(struck) if not _moves(mode)]
-        stands = max(struck + fault.within, max(later, default=struck) + _SETTLED_SECONDS)
+        held = [at for at, mode in self.watch.modes_since(struck) if not _moves(mode)]
+        stands = max(held, default=struck) + _SETTLED_SECONDS
+        if fault.within:
+            stands = struck + fault.within
         self._pause(stands - time.monotonic() + seconds)
         stop.stopping = self.moved(struck, stands)
         return stands
@@ -139,7 +141,6 @@ class TwinCell:
 
     def clear(self) -> None:
         """Say `clear_errors` until an arm that is stopped is not, as soon as it can be."""
-
         free = time.monotonic()
 
         def cleared() -> bool:
