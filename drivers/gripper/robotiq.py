@@ -225,14 +225,14 @@ class Robotiq2F:
         now, at = time.monotonic(), status.position
         held = status.object == _CLOSED_ON and at > self.open_count + _SAME_COUNTS
         fine = not status.goes or status.object == _ARRIVED or held
-        if fine or self._left is None:
+        if fine:
             self._left = at
         if fine or abs(at - self._seen) > _SAME_COUNTS:
             self._seen, self._still_s = at, 0.0
         else:
             self._still_s += min(now - self._seen_at, _LONGEST_POLL_S)
         self._seen_at = now
-        came = abs(at - self._left) > _SAME_COUNTS
+        came = self._left is None or abs(at - self._left) > _SAME_COUNTS
         if self._still_s < _STALLED_S or (came and status.object != _MOVING):
             return
         self._stalled = DriverFault(
