@@ -42,6 +42,7 @@ _MOVING, _CLOSED_ON, _ARRIVED = 0, 2, 3  # gOBJ
 _ACTIVATION_POLL_S = 0.05
 # Fingers that have not moved by so many counts, for so long, do not move [s].
 _SAME_COUNTS, _STALLED_S = 3, 1.0
+_NEAR_COUNTS = 30  # so near to where they were sent they need not come nearer
 _LONGEST_POLL_S = 0.1  # who asks more seldom counts no more than this for each time
 
 
@@ -56,6 +57,7 @@ class Status:
     # position.
     object: int
     fault: int  # gFLT, see `FAULTS`
+    request: int  # gPR, echo of the requested position
     position: int  # gPO: 0 open to 255 closed
 
 
@@ -182,7 +184,8 @@ class Robotiq2F:
         status, fault, position = (register >> 8 for register in answer.registers)
         state, held = status >> 4 & 0b11, status >> 6 & 0b11
         activated, goes = bool(status & _ACTIVATE), bool(status & _GO_TO)
-        return Status(activated, goes, state, held, fault & 0x0F, position)
+        request = answer.registers[1] & 0xFF
+        return Status(activated, goes, state, held, fault & 0x0F, request, position)
 
     def _open(self) -> None:
         if not self._client.connect():
@@ -224,7 +227,8 @@ class Robotiq2F:
         """
         now, at = time.monotonic(), status.position
         held = status.object == _CLOSED_ON and at > self.open_count + _SAME_COUNTS
-        fine = not status.goes or status.object == _ARRIVED or held
+        near = abs(at - status.request) <= _NEAR_COUNTS
+        fine = not status.goes or status.object == _ARRIVED or held or near
         if fine:
             self._left = at
         if fine or abs(at - self._seen) > _SAME_COUNTS:

@@ -121,6 +121,16 @@ def test_fingers_that_do_not_move_are_a_fault_until_a_person_has_freed_them(
     assert settled(driver).position == wanted
 
 
+def test_fingers_that_need_to_move_only_a_little_may_stay_on_what_they_hold(driver, gripper):
+    driver.connect()
+    gripper.object_at = 120
+    driver.command(1.0)
+    settled(driver)
+    gripper.go_to = lambda goal: None
+    driver.command(110 / 255)
+    assert read_for(driver, 1.2).object_held is True
+
+
 def test_fingers_that_were_stopped_on_their_way_hold_an_object_from_inside(driver, gripper):
     driver.connect()
     driver.command(1.0)
