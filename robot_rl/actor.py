@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 
 import numpy as np
@@ -147,7 +147,12 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
         past = _episodes_before(run, number)
         coach = Coach(env, inbox, past, _note if config.clock == "realtime" else None)
         shown = TelemetryEnv(coach, operated, ConsoleLink(run, inbox, number), len(past))
-        seeds = _seeds(int(config.seed), stream, client, shown, stop, finished)
+
+        def note(text: str) -> None:
+            _note(text)
+            operated.keep_faults(run)
+
+        seeds = _seeds(int(config.seed), stream, client, shown, stop, finished, note)
         labels = LateLabels(place, opened, _note)
         env.on_late_label = labels.tell
 
@@ -157,10 +162,6 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
             about = {"task": schema.task, **facts} if begins else None
             labels.note_row(append(row, about), begins=begins)
             shown.note_progress(controller.run_steps, int(row["policy_version"]))
-
-        def note(text: str) -> None:
-            _note(text)
-            operated.keep_faults(run)
 
         def ends() -> bool:
             """Whether the episode is truncated; one that can be played again is left as it is."""
@@ -301,6 +302,7 @@ def _seeds(
     shown: TelemetryEnv,
     stop: StopEvent,
     number: int,
+    say: Callable[[str], None],
 ) -> Iterator[int]:
     """Seeds of the episodes from a number on; the next is given once an episode may begin.
 
@@ -308,7 +310,7 @@ def _seeds(
     """
 
     def note(text: str) -> None:
-        _note(text)
+        say(text)
         shown.note_waiting(text)
 
     while not stop.is_set():
@@ -322,7 +324,7 @@ def _seeds(
                 if stop.wait(_ROOM_SECONDS):
                     raise Stopped
             note("there is room again, going on")
-        shown.wait_until_free(stop.is_set, _note)
+        shown.wait_until_free(stop.is_set, say)
         if stop.is_set():
             return
         yield training_seed(run_seed, stream, number)

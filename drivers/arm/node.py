@@ -311,7 +311,7 @@ class ArmNode(DeviceNode):
 
     def connected(self) -> None:
         """Hold where the arm is found; one that is stopped stays so, by its own means too."""
-        self._forget("connected")
+        self._forget("connected", unheld=True)
         if self.guard.mode is Mode.STOPPED:
             self._stop_driver_or_log()
 
@@ -319,10 +319,10 @@ class ArmNode(DeviceNode):
         """Nothing is known of the arm any more."""
         self._forget("the arm is not connected")
 
-    def _forget(self, reason: str, *, elsewhere: bool = False) -> None:
-        """Hold, whatever it was doing; see `ArmGuard.forget`."""
+    def _forget(self, reason: str, **where: bool) -> None:
+        """Hold, whatever it was doing; for `where` see `ArmGuard.forget`."""
         self._conclude_reset(self._resets.give_up(reason))
-        self.guard.forget(reason, elsewhere=elsewhere)
+        self.guard.forget(reason, **where)
         self._rest.forget()
         self._tell_mode()
 

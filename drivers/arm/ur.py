@@ -250,7 +250,7 @@ class UrArm:
 
     def close(self) -> None:
         """Leave force mode and disconnect; if the library hangs, the watchdog ends the program."""
-        ended = self._end_stream()
+        ended = self._end_stream() and self._answers()
         parting = threading.Thread(
             target=_part, args=(self._control, self._receive, ended), name="ur-part", daemon=True
         )
@@ -292,9 +292,18 @@ class UrArm:
                 began = control.initPeriod()
                 pushing = self._turn(control, pushing)
                 control.waitPeriod(began)
-            control.forceModeStop()
+            if self._answers():
+                control.forceModeStop()
         except BaseException as problem:  # reported as a fault by the next read
             self._problem = problem
+
+    def _answers(self) -> bool:
+        """Whether the controller still sends; of a silent one the library waits for minutes."""
+        receive = self._receive
+        if receive is None or not receive.isConnected():
+            return False
+        before = receive.getTimestamp()
+        return wait_until(lambda: bool(receive.getTimestamp() != before), _STALE_SECONDS)
 
     def _turn(self, control: Any, pushing: bool) -> bool:
         """One period of the stream; takes and returns whether the controller is in force mode."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from drivers.camera.base import RATES, Depth, Frame, check_color
+from drivers.camera.base import RATES, Depth, Frame, Image, check_color
 from drivers.errors import DriverError, DriverTimeout, check_ranges
 from robot_rl.calibration.board import Intrinsics
 from robot_rl.errors import MissingExtra, require
@@ -24,6 +24,8 @@ _UNPLUGGED = "is it still plugged into USB 3?"
 _MILLIMETRES = 1000.0
 # Colour and depth of one moment are at most half a period apart, where they are not synchronised.
 _MOMENT = 0.75
+# A sensor's pictures differ, if only by noise: after so many in a row that do not, it is stuck.
+_SAME_PICTURES = 3
 # Frames in which its clock is compared with the system's: 20 s at 30 Hz, in which clocks that
 # differ by 50 parts in a million drift apart by 1 ms.
 _CLOCK_FRAMES = 600
@@ -68,6 +70,8 @@ class RealSenseCamera:
         self._intrinsics: Intrinsics | None = None
         self._depth_unit = 1e-3  # m
         self._last: int | None = None
+        self._picture: Image | None = None  # the newest
+        self._repeats = 0  # of it
         self._offsets: deque[int] = deque(maxlen=_CLOCK_FRAMES)
 
     @property
@@ -111,7 +115,10 @@ class RealSenseCamera:
             raise DriverError(problem, got=error, hint=_UNPLUGGED) from error
 
     def read(self, timeout_s: float) -> Frame:
-        """Wait for a new frame, with depth of its moment where depth is asked for."""
+        """Wait for a new frame, with depth of its moment where depth is asked for.
+
+        A picture that equals the one before is no new one; several are a `DriverError`.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             frames = self._wait(deadline)
@@ -119,13 +126,16 @@ class RealSenseCamera:
             depth = frames.get_depth_frame() if self.depth else None
             fresh = color and color.get_frame_number() != self._last
             if fresh and (not self.depth or self._are_of_one_moment(color, depth)):
-                break
-        number = self._last = int(color.get_frame_number())
+                number = self._last = int(color.get_frame_number())
+                picture = np.array(color.get_data())  # a copy: the library takes its memory back
+                if self._picture is None or not np.array_equal(picture, self._picture):
+                    break
+                self._repeats += 1
+        self._picture, self._repeats = picture, 0
         stamp = self._stamp_ns(color)
         if self.depth:
             aligned = self._align.process(frames)
-            color, depth = aligned.get_color_frame(), aligned.get_depth_frame()
-        picture = np.array(color.get_data())  # a copy: the library takes its memory back
+            depth = aligned.get_depth_frame()
         check_color(self.name, picture, *self._size)
         return Frame(stamp, number, picture, self._millimetres(depth) if depth else None)
 
@@ -167,6 +177,10 @@ class RealSenseCamera:
         try:
             return self._queue.wait_for_frame(left).as_frameset()
         except RuntimeError as error:
+            if self._repeats >= _SAME_PICTURES:
+                problem = f"{self.name} gives the same picture again and again"
+                hint = "is its lens covered? Else pull it out, and plug it in again"
+                raise DriverError(problem, hint=hint) from error
             problem = f"{self.name} gave no new picture in time"
             raise DriverTimeout(problem, got=error, hint=_UNPLUGGED) from error
 

@@ -9,6 +9,7 @@ grip: a dead driver neither opens nor closes it.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -37,7 +38,12 @@ FAULTS = {
 _HARMLESS = (0, 0x05, 0x07, 0x09)
 _ACTIVATE, _GO_TO = 0x01, 0x08
 _ACTIVE = 3  # gSTA
+_MOVING, _CLOSED_ON, _ARRIVED = 0, 2, 3  # gOBJ
 _ACTIVATION_POLL_S = 0.05
+# Fingers that have not moved by so many counts, for so long, do not move [s].
+_SAME_COUNTS, _STALLED_S = 3, 1.0
+_NEAR_COUNTS = 30  # so near to where they were sent they need not come nearer
+_LONGEST_POLL_S = 0.1  # who asks more seldom counts no more than this for each time
 
 
 @dataclass(frozen=True)
@@ -45,11 +51,13 @@ class Status:
     """The gripper's three status registers."""
 
     activated: bool  # gACT, echo of the request to be active
+    goes: bool  # gGTO, echo of the request to go to a position; without it `object` says nothing
     state: int  # gSTA: 0 reset, 1 activation in progress, 3 active
     # gOBJ: 0 moving, 1 and 2 stopped by an object while opening and closing, 3 at the requested
     # position.
     object: int
     fault: int  # gFLT, see `FAULTS`
+    request: int  # gPR, echo of the requested position
     position: int  # gPO: 0 open to 255 closed
 
 
@@ -88,6 +96,9 @@ class Robotiq2F:
         self._failures = require("pymodbus.exceptions", "robotiq")
         self._client = _make_client(self.address, self.baud_rate, self.timeout_s)
         self._grip = round(self.speed * FULL) << 8 | round(self.force * FULL)
+        self._stalled: DriverFault | None = None  # until `clear_errors`
+        self._left: int | None = None  # where the fingers were last as they were asked to be
+        self._seen, self._seen_at, self._still_s = 0, -math.inf, 0.0  # where, when; for how long
         self._may_activate = True  # by itself, not because a person asked for it
         self._clearing = False
         self._stops = 0  # so far: an activation that has begun before one does not go on
@@ -132,6 +143,7 @@ class Robotiq2F:
         self._check(status)
         if status.state != _ACTIVE:
             raise self._not_active("is not active")
+        self._check_motion(status)
         share = (status.position - self.open_count) / (self.closed_count - self.open_count)
         return GripperState(stamp, min(max(share, 0.0), 1.0), status.object in (1, 2))
 
@@ -171,7 +183,9 @@ class Robotiq2F:
         # Each of 16 bit, with the first byte in the upper half.
         status, fault, position = (register >> 8 for register in answer.registers)
         state, held = status >> 4 & 0b11, status >> 6 & 0b11
-        return Status(bool(status & _ACTIVATE), state, held, fault & 0x0F, position)
+        activated, goes = bool(status & _ACTIVATE), bool(status & _GO_TO)
+        request = answer.registers[1] & 0xFF
+        return Status(activated, goes, state, held, fault & 0x0F, request, position)
 
     def _open(self) -> None:
         if not self._client.connect():
@@ -185,6 +199,7 @@ class Robotiq2F:
         """Activate it, unless it has been stopped since it was `stops` times."""
         # No longer wanted before the fingers move: a node connects again and again after a failure.
         self._may_activate = self._clearing = False
+        self._stalled = self._left = None
         self._write(0, 0)
         with self._deciding:
             if self._stops != stops:
@@ -204,7 +219,38 @@ class Robotiq2F:
             time.sleep(_ACTIVATION_POLL_S)
         self._check(status)
 
+    def _check_motion(self, status: Status) -> None:
+        """Stop fingers that do not move although they were sent somewhere.
+
+        Fingers that came some way and were then stopped hold an object, from outside or inside. But
+        none fits between fingers that are fully open.
+        """
+        now, at = time.monotonic(), status.position
+        held = status.object == _CLOSED_ON and at > self.open_count + _SAME_COUNTS
+        near = abs(at - status.request) <= _NEAR_COUNTS
+        fine = not status.goes or status.object == _ARRIVED or held or near
+        if fine:
+            self._left = at
+        if fine or abs(at - self._seen) > _SAME_COUNTS:
+            self._seen, self._still_s = at, 0.0
+        else:
+            self._still_s += min(now - self._seen_at, _LONGEST_POLL_S)
+        self._seen_at = now
+        came = self._left is None or abs(at - self._left) > _SAME_COUNTS
+        if self._still_s < _STALLED_S or (came and status.object != _MOVING):
+            return
+        self._stalled = DriverFault(
+            f"the fingers of the gripper at {self.address} do not move",
+            got=f"at {at} of {FULL} for {self._still_s:.1f} s",
+            hint="look for what holds them, free them, then say clear_errors to the gripper, which"
+            " opens and closes its fingers once",
+        )
+        self._write(_ACTIVATE, at, self._grip)  # so that they do not jump when they are freed
+        raise self._stalled
+
     def _check(self, status: Status) -> None:
+        if self._stalled is not None:
+            raise self._stalled
         if status.fault not in _HARMLESS:
             meaning = FAULTS.get(status.fault, "a fault that the manual does not list")
             raise DriverFault(

@@ -9,6 +9,12 @@ arm where it is. What happens to the cell are services (Trigger):
     sim/cut_connection      the network's cable is pulled
     sim/restore_connection  and plugged in again
     sim/delay_packets       the network delivers nothing for the parameter `delay_s`, then all
+    sim/silence_gripper     the gripper answers nothing, as without its cable
+    sim/jam_gripper         something holds its fingers
+    sim/restore_gripper     both are over
+    sim/silence_cameras     no pictures come any more
+    sim/freeze_cameras      the same picture comes again and again
+    sim/restore_cameras     both are over
 """
 
 from __future__ import annotations
@@ -17,8 +23,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
+from std_msgs.msg import String
+
 from drivers.errors import DriverError
+from drivers.twin.realsense_camera import CAMERAS_TOPIC, FROZEN, SILENT
 from drivers.twin.ur_controller import UrController
+from robot_rl.ros import qos
 from robot_rl.ros.device_node import DeviceNode, ParameterError
 from robot_rl.ros.node_process import run_node
 from robot_rl.ros.scene_topics import SceneTopics
@@ -50,8 +60,12 @@ class TwinNode(DeviceNode):
         for name in (
             *("protective_stop", "emergency_stop", "switch_on"),
             *("cut_connection", "restore_connection"),
+            *("silence_gripper", "jam_gripper", "restore_gripper"),
         ):
             self.serve(f"sim/{name}", partial(self._let, name))
+        self._cameras = self.create_publisher(String, CAMERAS_TOPIC, qos.latched())
+        for name, fault in (("silence", SILENT), ("freeze", FROZEN), ("restore", "")):
+            self.serve(f"sim/{name}_cameras", partial(self._tell_cameras, fault))
         self.serve("sim/delay_packets", self._delay_packets)
 
     def poll(self) -> None:
@@ -80,6 +94,10 @@ class TwinNode(DeviceNode):
         seconds = float(self.get_parameter("delay_s").value)
         self._connected().delay_packets(seconds)
         return f"packets are {seconds:g} s late"
+
+    def _tell_cameras(self, fault: str) -> str:
+        self._cameras.publish(String(data=fault))
+        return f"the cameras are {fault or 'as they should be'}"
 
     def _connected(self) -> UrController:
         if not self.is_connected:

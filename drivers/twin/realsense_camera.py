@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from drivers.camera.base import Frame
+from drivers.camera.base import Frame, Image
 from drivers.camera.realsense import RealSenseCamera
 from drivers.camera.sim import SimCamera
 from drivers.errors import DriverError, DriverTimeout
@@ -23,6 +23,11 @@ from drivers.errors import DriverError, DriverTimeout
 if TYPE_CHECKING:
     from robot_rl.env.sim.world import GripperMotor
     from robot_rl.env.task import Task
+    from robot_rl.ros.client import RosClient
+
+# What the cell's node says of its cameras: one of these, or nothing.
+CAMERAS_TOPIC = "sim/cameras"
+SILENT, FROZEN = "silent", "frozen"
 
 _WAIT_SECONDS = 0.5
 _MILLIMETRE = 1e-3
@@ -46,6 +51,26 @@ class _Started(NamedTuple):
         return self.color
 
 
+@dataclass(eq=False, kw_only=True)
+class _Scene(SimCamera):
+    """What the camera looks at, and hears of its `fault`."""
+
+    fault = ""
+
+    def listen(self, name: str = "twin_camera") -> RosClient:
+        """Begin to listen anew."""
+        from std_msgs.msg import String
+
+        from robot_rl.ros import qos
+
+        client = super().listen(name)
+        client.node.create_subscription(String, CAMERAS_TOPIC, self._take, qos.latched())
+        return client
+
+    def _take(self, message: Any) -> None:
+        self.fault = str(message.data)
+
+
 class _Queue:
     """A syncer as the library's pipeline fills a queue: with sets of frames.
 
@@ -65,7 +90,10 @@ class _Queue:
 
 @dataclass(eq=False, kw_only=True)
 class TwinRealSense(RealSenseCamera):
-    """One camera of the twin's model, seen through `pyrealsense2`."""
+    """One camera of the twin's model, seen through `pyrealsense2`.
+
+    The lowest bit of its colours is noise: no two pictures of a sensor are the same.
+    """
 
     task: Task  # the simulated one, the same as the twin's
     model: str  # path of the arm's MJCF, beginning with `hardware/`
@@ -76,7 +104,7 @@ class TwinRealSense(RealSenseCamera):
     def __post_init__(self) -> None:
         self.serial = self.serial or self.camera
         super().__post_init__()
-        self._scene = SimCamera(
+        self._scene = _Scene(
             task=self.task,
             model=self.model,
             gripper=self.gripper,
@@ -87,6 +115,7 @@ class TwinRealSense(RealSenseCamera):
             rate_hz=float(self.rate_hz),
             depth=self.depth,
         )
+        self._noise = np.random.default_rng(0)
         self._sensors: list[tuple[Any, Any]] = []  # colour, and depth if asked for; their profiles
         self._kept: deque[Any] = deque(maxlen=_KEPT_FRAMES)
         self._ending = threading.Event()
@@ -154,14 +183,23 @@ class TwinRealSense(RealSenseCamera):
 
     def _feed(self, queue: _Queue) -> None:
         """Look at the world until the end; OpenGL wants one thread for that, from first to last."""
+        shown: Frame | None = None
         try:
             while not self._ending.is_set():
                 with contextlib.suppress(DriverTimeout):  # the world stands still: so do pictures
-                    self._send(self._scene.read(_WAIT_SECONDS))
+                    seen = self._scene.read(_WAIT_SECONDS)
+                    if shown is None or self._scene.fault != FROZEN:
+                        shown = replace(seen, color=self._noisy(seen.color))
+                    if self._scene.fault != SILENT:
+                        self._send(replace(shown, stamp_ns=seen.stamp_ns, sequence=seen.sequence))
         except Exception as problem:  # raised by the next read
             queue.problem = problem
         finally:
             self._scene.close()
+
+    def _noisy(self, color: Image) -> Image:
+        noisy: Image = color ^ self._noise.integers(0, 2, color.shape, np.uint8)
+        return noisy
 
     def _send(self, seen: Frame) -> None:
         # Depth first: with colour the set is complete.

@@ -8,12 +8,17 @@ speed and force are only kept.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from drivers.errors import DriverError
 from robot_rl.errors import require
+
+if TYPE_CHECKING:
+    from drivers.live_world import LiveWorld
 
 OPEN_COUNT, CLOSED_COUNT = 3, 228  # what a 2F-85 reports fully open and fully closed
 _COMMAND, _STATUS = 0x03E8, 0x07D0  # first of three registers each
@@ -21,6 +26,7 @@ _DEVICE = 9  # Modbus address
 _READ_INPUTS = 4  # the function with which the status is read
 _THERE = 3  # counts by which fingers at their goal may miss it
 _START_SECONDS = 10.0
+_MOTION_SECONDS = 0.2  # in which fingers begin to move
 
 
 class Fingers(Protocol):
@@ -31,6 +37,37 @@ class Fingers(Protocol):
 
     def look(self) -> tuple[int, bool]:
         """Where they are, and whether they rest."""
+
+
+class WorldFingers:
+    """Fingers of a world, for a gripper that counts; its methods may be called by any thread.
+
+    Attributes:
+        jammed: Whether something holds them.
+    """
+
+    def __init__(self, world: LiveWorld) -> None:
+        self._world = world
+        self.jammed = False
+        self._goal = -1
+        self._sent = -math.inf  # when they were sent to another place, on the steady clock [s]
+
+    def go_to(self, count: int) -> None:
+        """See `Fingers`."""
+        if count != self._goal and not self.jammed:
+            self._goal, self._sent = count, time.monotonic()
+            self._world.command_gripper((count - OPEN_COUNT) / (CLOSED_COUNT - OPEN_COUNT))
+
+    def jam(self) -> None:
+        """Hold them where they are, until they are no longer `jammed`."""
+        self.go_to(min(max(self.look()[0], OPEN_COUNT), CLOSED_COUNT))
+        self.jammed, self._goal = True, -1
+
+    def look(self) -> tuple[int, bool]:
+        """See `Fingers`; who has just been sent away does not rest yet."""
+        position, rests = self._world.gripper_position()
+        count = OPEN_COUNT + round(position * (CLOSED_COUNT - OPEN_COUNT))
+        return count, rests and time.monotonic() - self._sent > _MOTION_SECONDS
 
 
 class RobotiqGripper:

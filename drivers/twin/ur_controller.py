@@ -25,10 +25,9 @@ from drivers.arm.base import pose_of
 from drivers.errors import DriverError
 from drivers.live_world import LiveWorld, Vector
 from drivers.twin.robotiq_gripper import (
-    CLOSED_COUNT,
-    OPEN_COUNT,
     GripperServer,
     RobotiqGripper,
+    WorldFingers,
     serve_gripper,
 )
 from drivers.twin.ur_sockets import UrSockets
@@ -45,7 +44,6 @@ _STOPPED, _RUNNING = 1, 2  # the program, in runtime_state
 _OFF, _IDLE, _ON = 3, 5, 7  # robot modes
 _ROBOT_MODES = {_OFF: "POWER_OFF", _IDLE: "IDLE", _ON: "RUNNING"}
 _CHANGE_SECONDS = 0.3
-_START_SECONDS = 0.2  # in which fingers begin to move
 _LOCKED_SECONDS = 5.0  # a protective stop stays at least so long
 
 # The damper of force mode at full damping and a gain of 1 [Ns/m, Nms/rad].
@@ -91,6 +89,8 @@ class UrController(LiveWorld):
         self._steps = max(1, round(self._world.physics_rate_hz / self.rate_hz))
         self._sockets: UrSockets | None = None
         self._line: GripperServer | None = None
+        self._fingers = WorldFingers(self)
+        self._gripper = RobotiqGripper(self._fingers)
         self._changes: list[tuple[float, Callable[[], None]]] = []  # when, and what
         self._beginning = False  # a program is about to
         self._is_running = False
@@ -113,8 +113,7 @@ class UrController(LiveWorld):
         """Open the ports, and let time pass; `DriverError` where somebody else has them."""
         self._sockets = UrSockets(self, self.host)
         if self.gripper_port is not None:
-            gripper = RobotiqGripper(_Fingers(self))
-            self._line = serve_gripper(gripper, self.host, self.gripper_port)
+            self._line = serve_gripper(self._gripper, self.host, self.gripper_port)
         super().connect()
 
     def close(self) -> None:
@@ -171,9 +170,27 @@ class UrController(LiveWorld):
         """Let the network deliver nothing for so long, and then all at once."""
         self._network().stall(seconds)
 
+    def silence_gripper(self) -> None:
+        """Let the gripper answer nothing, as without its cable; its fingers keep their grip."""
+        self._with_gripper().silent = True
+
+    def jam_gripper(self) -> None:
+        """Hold its fingers where they are."""
+        self._with_gripper()
+        self._fingers.jam()
+
+    def restore_gripper(self) -> None:
+        """End both."""
+        self._with_gripper().silent = self._fingers.jammed = False
+
     def set_remote(self, remote: bool) -> None:
         """Switch the pendant between remote control and local, which takes no programs."""
         self._remote = remote
+
+    def _with_gripper(self) -> RobotiqGripper:
+        if self.gripper_port is None:
+            raise DriverError("this twin has no gripper", hint="take robot=twin_ur5e_2f85")
+        return self._gripper
 
     def _network(self) -> UrSockets:
         if self._sockets is None:
@@ -352,27 +369,6 @@ class UrController(LiveWorld):
         """End force mode where the arm is."""
         self._force, self._aim = None, self._world.tcp_pose()
         self._world.set_target(self._aim)
-
-
-class _Fingers:
-    """Those of a world, for a gripper that counts; `_Fingers.go_to` may be called by any thread."""
-
-    def __init__(self, world: LiveWorld) -> None:
-        self._world = world
-        self._goal = -1
-        self._sent = -math.inf  # when they were sent to another place, on the steady clock [s]
-
-    def go_to(self, count: int) -> None:
-        """See `robotiq_gripper.Fingers`."""
-        if count != self._goal:
-            self._goal, self._sent = count, time.monotonic()
-            self._world.command_gripper((count - OPEN_COUNT) / (CLOSED_COUNT - OPEN_COUNT))
-
-    def look(self) -> tuple[int, bool]:
-        """See `robotiq_gripper.Fingers`; who has just been sent away does not rest yet."""
-        position, rests = self._world.gripper_position()
-        count = OPEN_COUNT + round(position * (CLOSED_COUNT - OPEN_COUNT))
-        return count, rests and time.monotonic() - self._sent > _START_SECONDS
 
 
 def _force_mode(registers: Mapping[str, float]) -> _ForceMode:

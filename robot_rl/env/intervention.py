@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
 
 import numpy as np
@@ -206,7 +206,7 @@ class Intervention(RobotEnvWrapper):
             if event is OperatorEvent.STOP:
                 why = self._inbox.why_stopped()
                 if why:
-                    self._note_fault("ArmStopped", why)
+                    self._note_fault("ArmStopped", why, self._inbox.stopped_for())
                 why = why or _STOPPED
                 self._waits_for.setdefault(OperatorEvent.CLEAR_ERRORS, why)
                 if not self.robot.simulated:
@@ -220,9 +220,9 @@ class Intervention(RobotEnvWrapper):
     def keep_faults(self, run: RunDirectory) -> int:
         """Between episodes: add what kept the robot from going on to the run's `faults.jsonl`.
 
-        Each has a ``time`` (ISO 8601), a ``kind``, the name of the error's class, and the
-        ``problem`` in words. One that lasts, or ends every attempt to begin an episode, is one.
-        Returns how many there were since this was asked before; `RunError` on a full disk.
+        Each has a ``time`` (ISO 8601) at which it began, a ``kind``, the name of the error's class,
+        and the ``problem`` in words. One that lasts, or ends every attempt to begin an episode, is
+        one. Returns how many there were since this was asked before; `RunError` on a full disk.
         """
         kept, self._faults = self._faults, []
         for fault in kept:
@@ -289,15 +289,16 @@ class Intervention(RobotEnvWrapper):
         except _Halted:
             raise
         except RobotInterrupted as fault:
-            self._note_fault(type(fault).__name__, str(fault))
+            self._note_fault(type(fault).__name__, str(fault), fault.age_s)
             if not self.robot.simulated:
                 self.wait_for_start(str(fault))
             raise
 
-    def _note_fault(self, kind: str, problem: str) -> None:
+    def _note_fault(self, kind: str, problem: str, age_s: float = 0.0) -> None:
         sentence = problem.partition("; got: ")[0]  # what follows, such as an age, may change
         if sentence != self._last_fault:
-            time = datetime.now().astimezone().isoformat(timespec="milliseconds")
+            began = datetime.now().astimezone() - timedelta(seconds=age_s)
+            time = began.isoformat(timespec="milliseconds")
             self._faults.append({"time": time, "kind": kind, "problem": problem})
             self._tell(f"{FAULT}{kind}: {problem}")
         self._last_fault = sentence

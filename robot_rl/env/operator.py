@@ -94,7 +94,7 @@ class OperatorInbox:
         self._grippers: deque[float] = deque()
         self._jogs: dict[str, tuple[Motion, float]] = {}  # and when, by source
         self._listeners: tuple[Callable[[OperatorEvent], None], ...] = ()
-        self._stopped: dict[str, str] = {}  # arm → why
+        self._stopped: dict[str, tuple[str, float]] = {}  # arm → why and when [s]
         self._halts: set[OperatorEvent] = set()  # that were posted, and not yet taken back
         self._noting = threading.Lock()  # among arms: who reads takes none
         self.gripper = -1.0
@@ -163,7 +163,7 @@ class OperatorInbox:
         """
         with self._noting:
             if why is not None:
-                self._stopped[arm] = why
+                self._stopped[arm] = why, self._clock()
                 self._events.append(OperatorEvent.STOP)
                 return
             self._stopped.pop(arm, None)
@@ -173,8 +173,12 @@ class OperatorInbox:
 
     def why_stopped(self) -> str:
         """What the arms that are stopped say of it; empty where none is, as far as is known."""
-        reasons = tuple(self._stopped.values())
+        reasons = [why for why, _ in tuple(self._stopped.values())]
         return f"the arm is stopped: {'; '.join(reasons)}" if reasons else ""
+
+    def stopped_for(self) -> float:
+        """How long ago the arm that was stopped last was [s]; 0 where none is."""
+        return min((self._clock() - at for _, at in tuple(self._stopped.values())), default=0.0)
 
     def jog(
         self, motion: npt.ArrayLike, gripper: float | None = None, *, source: str = "operator"

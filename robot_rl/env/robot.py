@@ -67,7 +67,12 @@ class RobotInterrupted(RobotRLError):
 
     The episode ends; the next one can begin once what is missing is back, and where the robot is
     not simulated a person has said `start`.
+
+    Attributes:
+        age_s: How long ago it began, as far as is known [s].
     """
+
+    age_s = 0.0
 
 
 class PersonNeeded(RobotRLError):

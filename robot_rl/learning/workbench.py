@@ -189,11 +189,15 @@ class Workbench:
         numbers = range(first + done, first + episodes)
         seeds = Seeds(training_seed(int(self.config.seed), stream, number) for number in numbers)
 
+        def note(text: str) -> None:
+            progress.note(text)
+            operated.keep_faults(self.run)
+
         with closing(env), WorkProgress(episodes, "episodes") as progress:
             progress.phase(words)
             progress.note(_announcement(env, episodes - done, behaviour, words))
             progress.update(done)
-            free, note = once_free(env, seeds, progress.note), progress.note
+            free = once_free(env, seeds, note)
             for result in rollout([env], runner, free, recorder=recorder, note=note):
                 operated.keep_faults(self.run)
                 if not result.steps or operated.ended_by is OperatorEvent.DISCARD:

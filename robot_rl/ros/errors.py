@@ -21,6 +21,7 @@ class SensorLate(RobotInterrupted):
         self, topic: str, age_s: float, limit_s: float, why: str = "", without: str = ""
     ) -> None:
         none = age_s == float("inf")
+        self.age_s = 0.0 if none else age_s
         other = f"; or {without}" if none and without else ""
         got = [] if none else [f"{1e3 * age_s:.0f} ms"]
         super().__init__(

@@ -205,8 +205,9 @@ class RosRobot:
         self._mode.check(self._stops)
 
     def accompany(self) -> None:
-        """As `attend`, and shows the arm's node that somebody is there during its own motion."""
+        """As `move_target`, but shows the arm's node alone that somebody is there in its motion."""
         self.attend()
+        check_all(self.all_sensors)
         now = time.monotonic()
         if now - self._shown > _SHOWN_SECONDS:
             self._shown = now

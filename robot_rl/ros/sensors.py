@@ -122,9 +122,9 @@ class Sensor:
         if doubt is not None:
             return BadMeasurement(f"{self.topic}: {doubt}")
         if age > self.limit_s:
-            return SensorLate(self.topic, age, self.limit_s, self._why(), self.without)
+            return SensorLate(self.topic, age, self.limit_s, self.why(), self.without)
         if abs(measured) > self.limit_s:
-            return MeasuredLate(self.topic, measured, self.limit_s, self._why())
+            return MeasuredLate(self.topic, measured, self.limit_s, self.why())
         return None
 
     @property
@@ -144,7 +144,7 @@ class Sensor:
         with self._lock:  # another thread may have forgotten what was received
             if self._kept:
                 return self._kept[-1]
-        raise SensorLate(self.topic, float("inf"), self.limit_s, self._why(), self.without)
+        raise SensorLate(self.topic, float("inf"), self.limit_s, self.why(), self.without)
 
     def nearest(self, stamp_ns: int) -> Received:
         """The measurement that was taken closest to a stamp."""
@@ -206,7 +206,7 @@ class Sensor:
             return 0.0
         return 1e-9 * (time.time_ns() - self._kept[-1].stamp_ns)
 
-    def _why(self) -> str:
+    def why(self) -> str:
         """What is known of the reason for a late message."""
         if time.monotonic() - self._repeated <= self.limit_s:
             return "messages come, but all bear one and the same stamp"
@@ -254,7 +254,7 @@ def together(
 
     Of `aligned` topics, which are fast, those are taken that were measured at the same time: when
     the slowest of them was measured last. Of the others, the newest. Raises `SensorLate` where one
-    has been silent, and `SensorsApart` where they were taken further apart than `max_skew_s`.
+    is silent, and `SensorsApart` where all came just now but are further apart than `max_skew_s`.
     """
     fast = list(aligned)
     reference = min(sensor.newest().stamp_ns for sensor in fast)
@@ -264,6 +264,9 @@ def together(
     last = max(taken, key=lambda sensor: taken[sensor].stamp_ns)
     skew = 1e-9 * (taken[last].stamp_ns - taken[first].stamp_ns)
     if skew > max_skew_s:
+        silent = time.monotonic() - taken[first].received
+        if silent > max_skew_s:
+            raise SensorLate(first.topic, silent, max_skew_s, first.why())
         raise SensorsApart(
             f"{first.topic} and {last.topic} were not measured together",
             got=f"{1e3 * skew:.0f} ms apart by their stamps",

@@ -60,6 +60,7 @@ class ArmGuard:
         self.goal: Vector | None = None
         self._place: Vector | None = None  # measured, once measurements agree
         self._lost: Vector | None = None  # last target before measurements were forgotten
+        self._unheld = False  # since then
         self._is_displaced = False
         self._plausibility = Plausibility(limits)
         self._straying = Straying(limits)
@@ -141,14 +142,16 @@ class ArmGuard:
         """
         if self.mode is Mode.STOPPED:
             self.mode = Mode.HOLD
-            self.forget(reason, elsewhere=self._is_displaced)
+            self.forget(reason, elsewhere=self._is_displaced, unheld=True)
 
-    def forget(self, reason: str, *, elsewhere: bool = False) -> None:
+    def forget(self, reason: str, *, elsewhere: bool = False, unheld: bool = False) -> None:
         """The last measurements hold no more: go on holding once the next ones agree.
 
         `elsewhere` says that the arm may be anywhere now. Else one that is then measured far from
-        its last target stops.
+        its last target stops. `unheld` says that it may have come away from that target meanwhile:
+        it then holds where it is, and does not go back.
         """
+        self._unheld = self._unheld or unheld
         if elsewhere:
             self._lost = self.target = None
         elif self.target is not None:
@@ -251,12 +254,13 @@ class ArmGuard:
         """Hold where the arm held before its measurements were lost; stop if it is not there."""
         limits = self.limits
         if self._lost is None:
-            self.target, self.goal = place.copy(), place.copy()
+            self.target, self.goal, self._unheld = place.copy(), place.copy(), False
             self._straying.ask(place, anew=True)
             return True
         target, _ = limits.led(self._lost, place)
         if (limits.apart(target, self._lost) <= limits.noise).all():
-            self.target, self.goal = target, target.copy()
+            self.target = place.copy() if self._unheld else target
+            self.goal, self._unheld = self.target.copy(), False
             return True
         self._disbelieve(
             f"the arm is measured {limits.distance_in_words(self._lost, place)} "

@@ -56,6 +56,11 @@ class ArmWatch:
         with self._lock:
             return self._modes[-1][1]
 
+    def modes_since(self, moment: float) -> list[tuple[float, str]]:
+        """What the node said after a moment, and when (steady clock [s])."""
+        with self._lock:
+            return [(at, mode) for at, mode in self._modes if at > moment]
+
     @property
     def following(self) -> bool:
         """Whether the arm follows commands."""

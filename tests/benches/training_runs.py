@@ -49,14 +49,14 @@ def training(
         What raises `ProcessDied` where the training has ended.
     """
     _, shown = demonstrated(config, folder, *seen)
-    overrides = [
-        *chosen(config),
-        f"dataset={shown.demonstrations}",
-        f"runs_directory={folder}",
-        *words,
-        *seen,
-        *_BRIEFLY_PREPARED,
-    ]
+    with train(config, folder, [f"dataset={shown.demonstrations}", *words, *seen]) as check:
+        yield check
+
+
+@contextmanager
+def train(config: DictConfig, folder: str, words: Sequence[str]) -> Iterator[Callable[[], None]]:
+    """As `training`, with demonstrations of its own unless `words` name some."""
+    overrides = [*chosen(config), f"runs_directory={folder}", *words, *_BRIEFLY_PREPARED]
     started: dict[str, psutil.Process] = {}
     try:
         with ProcessGroup(Path(folder) / "bench", end_seconds=_END_SECONDS) as group:

@@ -87,6 +87,61 @@ def test_an_object_between_the_fingers_is_held(driver, gripper):
     assert state.position == pytest.approx((120 - OPEN_COUNT) / (CLOSED_COUNT - OPEN_COUNT))
 
 
+def read_for(driver, seconds):
+    """As its node does."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        state = driver.read()
+        time.sleep(0.02)
+    return state
+
+
+@pytest.mark.parametrize(("object_at", "wanted"), [(None, 1.0), (120, 0.0)])
+def test_fingers_that_do_not_move_are_a_fault_until_a_person_has_freed_them(
+    driver, gripper, object_at, wanted
+):
+    driver.connect()
+    gripper.object_at = object_at
+    driver.command(0.0 if object_at is None else 1.0)
+    # Those that hold something may stay where they are.
+    at = (settled(driver) if object_at is None else read_for(driver, 1.2)).position
+    moving, gripper.go_to = gripper.go_to, lambda goal: None
+    driver.command(wanted)
+    with pytest.raises(DriverFault, match=r"do not move; got: at .*free them, .*clear_errors"):
+        read_for(driver, 5.0)
+    gripper.go_to = moving
+    driver.close()
+    with pytest.raises(DriverFault, match="do not move"):
+        driver.connect()
+    gripper.status()  # freed, they stay
+    driver.clear_errors()
+    driver.connect()
+    assert driver.read().position == at
+    driver.command(wanted)
+    assert settled(driver).position == wanted
+
+
+def test_fingers_that_need_to_move_only_a_little_may_stay_on_what_they_hold(driver, gripper):
+    driver.connect()
+    gripper.object_at = 120
+    driver.command(1.0)
+    settled(driver)
+    gripper.go_to = lambda goal: None
+    driver.command(110 / 255)
+    assert read_for(driver, 1.2).object_held is True
+
+
+def test_fingers_that_were_stopped_on_their_way_hold_an_object_from_inside(driver, gripper):
+    driver.connect()
+    driver.command(1.0)
+    settled(driver)
+    driver.command(0.0)
+    driver.read()
+    gripper.go_to = lambda goal: None
+    gripper._rests = True
+    assert read_for(driver, 1.2).object_held is True
+
+
 def test_connecting_again_does_not_move_the_fingers(driver, gripper):
     driver.connect()
     driver.command(1.0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,12 +17,14 @@ from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.intervention import Intervention
+from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import rollout
 from robot_rl.evaluation.evaluate import EvaluationError, Evaluator
 from robot_rl.evaluation.statistics import Labels
 from robot_rl.replay.sampler import SampleSpec
 from robot_rl.replay.windows import make_windows
+from robot_rl.ros.errors import SensorLate
 from robot_rl.run import RunDirectory
 
 
@@ -48,6 +51,31 @@ def episodes(failures, seeds, stop=lambda: False):
     env.robot = Faulty(env.robot, failures)
     recorder = RowBuilder(env.schema, SOURCE_POLICY)
     return list(rollout([env], controller, iter(seeds), recorder=recorder, stop=stop)), env.schema
+
+
+@pytest.mark.parametrize("what", ["a silent topic", "a stop of the arm"])
+def test_a_fault_is_dated_when_it_began_and_not_when_it_was_noticed(tmp_path, what):
+    env, seconds = make_env(compose(["task=reach"])), [0.0]
+    inbox = OperatorInbox(clock=lambda: seconds[0])
+    operated = Intervention(env, inbox, 0.5)
+    operated.reset(seed=1)
+
+    def observe():
+        raise SensorLate("/wrist/color/image_raw", 2.0, 0.15)
+
+    if what == "a silent topic":
+        env.robot.observe = observe
+    else:
+        inbox.note_stopped("/", "protective stop")
+        seconds[0] = 2.0
+    noticed = datetime.now().astimezone()
+    with suppress(RobotInterrupted):
+        operated.step(np.zeros(6, np.float32))
+    run = RunDirectory(tmp_path)
+    operated.keep_faults(run)
+    (fault,) = run.read_jsonl("faults")
+    early = noticed - datetime.fromisoformat(fault["time"])
+    assert timedelta(seconds=1.0) < early < timedelta(seconds=2.1)
 
 
 def test_the_last_good_observation_is_the_final_one_and_the_next_episode_follows():

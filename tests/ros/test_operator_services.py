@@ -17,6 +17,7 @@ from listening import Listener
 from omegaconf import OmegaConf
 from rich.console import Console
 from ros_cell import FAR, NEAR, SCRIPTED, arm_node, configuration, impatient, until_begun
+from sensor_msgs.msg import JointState
 from std_msgs.msg import String
 
 from robot_rl.env.factory import make_env, make_inbox, make_intervention
@@ -25,6 +26,7 @@ from robot_rl.env.robot import RobotInterrupted
 from robot_rl.learning.stages.collect import TeleoperatedSession
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.ros import qos, robot
+from robot_rl.ros.messages import joint_state_message
 from robot_rl.run import RunDirectory
 from robot_rl.safety import reset_motion
 
@@ -194,6 +196,35 @@ def test_a_stop_during_a_reset_stops_the_arm_and_only_a_person_lets_it_move(sour
         cell.env.reset(seed=1)
         assert not step(cell.env)[0]
     finally:
+        cell.close()
+
+
+@pytest.mark.slow  # the reset takes long, and the gripper's limit is large for a busy machine
+def test_a_reset_of_the_arms_node_ends_when_a_gripper_falls_silent():
+    words = (*SCRIPTED, "robot.gripper=true", "robot.sensors.gripper_s=1.0")
+    slow = {**FAR, "reset.speed_translation": 0.02}
+    cell = Resetting("/silent_gripper", scripted=words, reset=slow)
+    node, silent = cell.listener.client.node, threading.Event()
+    states = node.create_publisher(JointState, "gripper/state", qos.sensor_publisher(50.0))
+
+    def publish():
+        while not silent.wait(0.02):
+            states.publish(joint_state_message(["gripper"], [0.0], None, time.time_ns()))
+
+    publishing = threading.Thread(target=publish)
+    publishing.start()
+    try:
+        thread = cell.when("reset", silent.set)
+        with pytest.raises(RobotInterrupted, match="/silent_gripper/gripper/state is too old"):
+            cell.env.reset(seed=1)
+        cell.listener.until(lambda: cell.mode().startswith("hold: who commands this arm fell"))
+        thread.join()
+        held = cell.env.robot.tcp_pose()
+        time.sleep(0.5)
+        np.testing.assert_allclose(cell.env.robot.tcp_pose(), held, atol=0.003)
+    finally:
+        silent.set()
+        publishing.join()
         cell.close()
 
 

@@ -102,6 +102,27 @@ def test_measurements_of_one_instant_are_put_together_and_others_refused():
         publisher.client.close()
 
 
+def test_a_silent_gripper_is_silent_and_not_measured_at_another_time():
+    options = ["robot.gripper=true", "robot.sensors.skew_s=0.5"]
+    publisher, robot = Publisher("/mute"), robot_on("/mute", *options)
+
+    def send(stamp):
+        publisher.arm(stamp)
+        publisher.send("gripper/state", messages.joint_state_message(["g"], [0.0], None, stamp))
+
+    try:
+        assembled(robot, send)
+        began = time.monotonic()
+        while time.monotonic() - began < 1.0:
+            publisher.arm(time.time_ns())
+            time.sleep(0.005)
+        with pytest.raises(SensorLate, match="/mute/gripper/state is too old"):
+            robot.observe()
+    finally:
+        robot.close()
+        publisher.client.close()
+
+
 def test_a_tracker_that_is_steadily_late_interrupts_and_makes_no_old_observation():
     options = ["robot.track_objects=true", "robot.sensors.tracker_s=0.9"]
     publisher, robot = Publisher("/tracker"), robot_on("/tracker", *options)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,30 +15,49 @@ pytest.importorskip("rtde_control", reason="needs the extra ur")
 
 from listening import PATIENT
 
+from policies import registry
 from robot_rl.commands.preparation import robot_nodes
 from robot_rl.config import compose
-from robot_rl.env.factory import make_env, make_inbox, make_intervention
+from robot_rl.env.factory import DeviceAttendant, make_env, make_inbox, make_intervention
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.ros.client import ask
 from robot_rl.ros.errors import ServiceFailed
+from robot_rl.run import RunDirectory
 
 # Its processes answer each other in milliseconds, which a busy machine does not.
 pytestmark = pytest.mark.slow
 
 WORDS = ["robot=twin_ur5e", "task=peg_insert"]
 ADDRESS = f"127.1.{os.getpid() % 250}"  # of a network of this machine alone
+CAMERA = (
+    "observation.cameras=[{_target_:robot_rl.env.sim.cameras.CameraOptions,"
+    "name:wrist,width:64,height:64}]"
+)
 WAIT_SECONDS = 90.0
 ASIDE = np.array([0.3, 0, 0, 0, 0, 0], np.float32)
 
 
 @pytest.fixture(scope="module")
-def cell(tmp_path_factory):
+def cell(request, tmp_path_factory):
+    """A cell, a process for each node, and its environment in this one; a person starts it."""
+    words = request.param if request.param is WORDS else equipped()
     place = ["robot.namespace=twin_cell", f"simulation.host={ADDRESS}.1"]
-    config = compose([*WORDS, *place, "robot.attended=true", *PATIENT])
+    config = compose([*words, *place, "robot.attended=true", *PATIENT])
     with robot_nodes(config, tmp_path_factory.mktemp("logs")):
         env = make_env(config)
         yield make_intervention(config, env, make_inbox(config))
         env.close()
+
+
+def equipped():
+    """With a gripper and a camera."""
+    pytest.importorskip("pymodbus", reason="needs the extra robotiq")
+    pytest.importorskip("pyrealsense2", reason="needs the extra realsense")
+    return ["robot=twin_ur5e_2f85", "task=pick_cube", CAMERA]
+
+
+bare = pytest.mark.parametrize("cell", [WORDS], indirect=True, ids=["bare"])
+full = pytest.mark.parametrize("cell", [None], indirect=True, ids=["equipped"])
 
 
 def say(service):
@@ -74,6 +95,7 @@ def place(env):
     return env.robot.simulated_task.world.tcp_pose()[:3]
 
 
+@bare
 @pytest.mark.parametrize(
     ("fault", "remedy", "named"),
     [
@@ -106,6 +128,80 @@ def test_a_fault_holds_the_arm_and_is_named_and_a_person_lets_it_go_on(cell, fau
     for _ in range(10):
         cell.step(ASIDE)
     assert cell.robot.tcp_pose()[0] > before[0] + 0.005
+
+
+@full
+@pytest.mark.parametrize(
+    ("fault", "part", "named"),
+    [
+        ("freeze_cameras", "cameras", "color/image_raw.* the same picture again and again"),
+        ("silence_cameras", "cameras", "color/image_raw.*(too old|gave no new picture)"),
+        ("silence_gripper", "gripper", "gripper/state.*(too old|does not answer)"),
+        ("jam_gripper", "gripper", "gripper/state.*the fingers of the gripper .* do not move"),
+    ],
+)
+def test_a_fault_of_gripper_or_camera_holds_the_arm_and_is_in_the_log(
+    cell, tmp_path, fault, part, named
+):
+    begin(cell, 1)
+    assert cell.robot.simulated_task is not None  # from now on the world is listened to
+    say(f"sim/{fault}")
+    closing = np.array([0, 0, 0, 0, 0, 0, 1.0], np.float32)
+
+    def act_on():
+        for number in range(200):
+            if cell.step(closing * (-1.0) ** (number // 30))[3]:
+                cell.reset(seed=2)
+
+    with pytest.raises(RobotInterrupted, match=named):
+        act_on()
+    np.testing.assert_allclose(place(cell), place(cell), atol=1e-3)
+    run = RunDirectory(tmp_path)
+    cell.keep_faults(run)
+    (noted,) = run.read_jsonl("faults")
+    assert noted["kind"] == "SensorLate"
+    say(f"sim/restore_{part}")
+    if fault == "jam_gripper":
+        say("gripper/clear_errors")
+    begin(cell, 2)
+    cell.step(closing)
+
+
+class _Mouse:
+    """A device of hidapi with reports of a SpaceMouse that is pushed to the front, then let go."""
+
+    def open_path(self, path):
+        self.pushed = True
+
+    def read(self, count, milliseconds):
+        time.sleep(0.008)
+        return bytes.fromhex(
+            "01 0000 a2fe 0000 0000 0000 0000" if self.pushed else "01" + "00" * 12
+        )
+
+    def close(self):
+        """Nothing to close."""
+
+
+@bare
+def test_an_operator_takes_over_with_a_spacemouse(cell, monkeypatch):
+    mouse = _Mouse()
+    library = SimpleNamespace(device=lambda: mouse, enumerate=lambda *ids: [])
+    monkeypatch.setitem(sys.modules, "hidraw", library)
+    device = registry.make(compose(["teleop=spacemouse"]).teleop.device, path="/dev/hidraw0")
+    begin(cell, 5)
+    attendant = DeviceAttendant(device, cell._inbox)
+    monkeypatch.setattr(cell, "_attendants", (attendant,))
+    before = cell.robot.tcp_pose()
+    still = np.zeros(6, np.float32)
+    cell.step(still)  # the first report may just be coming
+    assert all(cell.step(still)[4]["intervened"] for _ in range(10))
+    assert cell.robot.tcp_pose()[0] > before[0] + 0.02
+    mouse.pushed = False
+    deadline = time.monotonic() + WAIT_SECONDS
+    while cell.step(still)[4]["intervened"]:
+        assert time.monotonic() < deadline, "it stays with the operator"
+    attendant.close()
 
 
 def test_the_expert_inserts_the_peg(robot_rl_command, tmp_path):

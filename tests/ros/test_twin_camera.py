@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ import pytest
 pytest.importorskip("rclpy", reason="needs ROS 2")
 pytest.importorskip("pyrealsense2", reason="needs the extra realsense")
 
-from listening import Running
+from listening import Listener, Running
 from omegaconf import OmegaConf
 
+from drivers.errors import DriverError, DriverTimeout
 from drivers.twin.node import TwinNode
 from policies import registry
 from robot_rl.config import compose
@@ -21,7 +23,12 @@ from robot_rl.env.sim.cameras import SceneRenderer
 SIZE = {"width": 424, "height": 240}
 
 
-def test_the_library_gives_pictures_and_depth_of_the_world_as_it_is():
+def read_on(camera, timeout):
+    while True:
+        camera.read(timeout)
+
+
+def test_the_library_gives_pictures_and_depth_of_the_world_as_it_is_until_they_freeze():
     words = [
         "robot=twin_ur5e",
         "task=peg_insert",
@@ -40,6 +47,17 @@ def test_the_library_gives_pictures_and_depth_of_the_world_as_it_is():
     try:
         camera.connect()
         frames = [camera.read(20.0) for _ in range(3)]
+        assert all((a.color != b.color).any() for a, b in pairwise(frames))
+        faults = Listener(place["namespace"])
+        faults.trigger("sim/freeze_cameras")
+        with pytest.raises(DriverError, match="gives the same picture again and again"):
+            read_on(camera, 2.0)
+        faults.trigger("sim/restore_cameras")
+        frames.append(camera.read(20.0))
+        faults.trigger("sim/silence_cameras")
+        with pytest.raises(DriverTimeout, match="gave no new picture in time"):
+            read_on(camera, 2.0)
+        faults.close()
         renderer = SceneRenderer(node.node.driver._world, *SIZE.values())
         there, far = renderer.color("wrist"), renderer.depth("wrist")[..., 0]
         renderer.close()
@@ -47,7 +65,7 @@ def test_the_library_gives_pictures_and_depth_of_the_world_as_it_is():
         camera.close()
         node.close()
     seen = frames[-1]
-    assert [frame.color.shape for frame in frames] == [(240, 424, 3)] * 3
+    assert [frame.color.shape for frame in frames] == [(240, 424, 3)] * 4
     assert np.abs(seen.color.astype(int) - there).mean() < 2.0
     assert np.abs(seen.depth.astype(int) - far).mean() < 20.0
     stamps = [frame.stamp_ns for frame in frames]

@@ -86,6 +86,27 @@ def test_an_arm_that_is_elsewhere_after_its_measurements_were_lost_stops():
     np.testing.assert_allclose(bench.tick(), shifted(y=0.15), atol=1e-9)
 
 
+def lost(bench):
+    bench.guard.forget("the arm is not connected")
+    bench.guard.forget("connected", unheld=True)
+
+
+def stopped_and_cleared(bench):
+    bench.guard.stop("a protective stop")
+    bench.guard.forget("late")
+    bench.guard.clear()
+
+
+@pytest.mark.parametrize("happened", [lost, stopped_and_cleared])
+def test_an_arm_that_came_to_rest_beside_its_target_is_not_pulled_back_there(happened):
+    bench = Bench()
+    happened(bench)
+    bench.arm.tcp_pose = shifted(y=0.015)  # it coasted, and its controller keeps it here
+    for _ in range(50):
+        target = bench.tick()
+    np.testing.assert_allclose(target, shifted(y=0.015), atol=1e-9)
+
+
 def test_a_jump_that_lasts_is_not_believed_because_it_was_cleared_once():
     bench = Bench()
     bench.arm.tcp_pose = shifted(y=0.15)
