@@ -26,7 +26,8 @@ def devices_of(*words: str) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     """The devices of a configuration, and the keys that it has no values for yet.
 
     A device has the name of its node, or `teleop`; it is its kind, and its driver as JSON, and of a
-    camera what its node publishes. `RobotRLError` for values that no device could have.
+    camera what its node publishes. Those of a simulated world, a twin's too, are there only while a
+    command runs. `RobotRLError` for values that no device could have.
     """
     from omegaconf import OmegaConf  # late: Hydra takes a moment
 
@@ -40,13 +41,14 @@ def devices_of(*words: str) -> tuple[dict[str, tuple[str, ...]], list[str]]:
         except RobotRLError as error:
             raise RobotRLError(f"robot.limits: {error}") from error
     found: dict[str, tuple[str, ...]] = {}
+    simulated = "simulated" if config.robot.get("mirror") is not None else ""
     for node in node_table(config):
         given = node.parameters
-        if "camera" in given:
+        if "camera" in given and not simulated:
             shown = {key: given[key] for key in _SHOWN if key in given}
             found[node.process] = ("camera", given["driver"], json.dumps(shown))
         elif "driver" in given:
-            found[node.process] = ("", given["driver"])
+            found[node.process] = (simulated, given["driver"])
     if config.teleop.device is not None:
         found["teleop"] = ("teleop", json.dumps(OmegaConf.to_container(config.teleop.device)))
     return found, sorted(OmegaConf.missing_keys(config))
@@ -63,6 +65,8 @@ def look(kind: str, driver: str, shown: str = "{}") -> str:
     view = registry.make({"_target_": "drivers.camera.base.View", **published})
     made = registry.make(json.loads(driver))
     name = type(made).__name__
+    if kind == "simulated":
+        return f"{name}, its settings and its library; it is simulated, and starts with a command"
     if kind not in ("camera", "teleop"):
         if hasattr(made, "examine"):
             return f"{name}, {made.examine()}"
