@@ -305,11 +305,11 @@ def test_a_stage_that_fails_is_a_failure_of_its_launch(ros2_launch):
 
 
 def test_a_node_that_cannot_run_ends_its_launch(ros2_launch):
-    impossible = "overrides:=nodes.arm.parameters.limits.max_tilt=9.0"
+    impossible = "overrides:=nodes.arm.parameters.rate_hz=1.0e9"
     done = ros2_launch("sim_robot", "task:=reach", impossible)
     said = done.stdout + done.stderr
     assert done.returncode == 1, said
-    assert "'limits.max_tilt' of /arm cannot have this value" in said
+    assert "'rate_hz' of /arm cannot have this value" in said
     assert said.count("[sim_arm_node-1]: process started") == 1
 
 

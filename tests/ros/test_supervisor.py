@@ -104,14 +104,14 @@ def interrupted_by_sigterm():
 def test_a_node_that_cannot_run_ends_the_stage_with_its_last_words(tmp_path):
     config = configuration()
     OmegaConf.set_struct(config, False)
-    config.nodes.arm.parameters.limits.max_tilt = 9.0
+    config.nodes.arm.parameters.rate_hz = 1.0e9
 
     def wait_for_it():
         with robot_nodes(config, tmp_path):
             time.sleep(WAIT_SECONDS)
 
     began = time.monotonic()
-    with pytest.raises(ProcessDied, match=r"'limits\.max_tilt'.*got.*9\.0"):
+    with pytest.raises(ProcessDied, match=r"'rate_hz'.*got.*1000000000\.0"):
         wait_for_it()
     assert time.monotonic() < began + WAIT_SECONDS, "the wait of the stage was not cut short"
 
