@@ -97,7 +97,8 @@ class Resets:
     To a pose it moves across, and forward along the tool again; to joint positions by its joints,
     through all waypoints. Each part goes from rest to rest with bounded jerk, and waits for an arm
     that does not keep up. The arm stops and a person is asked where it hit something, twice did not
-    arrive, or would have to leave its limits, which is found before it moves.
+    arrive, or would have to leave its limits, which is found before it moves. One that was given up
+    on its way, and left the tool in the air, is gone on with there: nothing is drawn back again.
 
     Args:
         guard: Of the arm, which asks for the `goal`; the way stays in its workspace.
@@ -124,6 +125,7 @@ class Resets:
         self._moved = self._waited = 0.0  # of them, and of real ones, since it began
         self._goal: Vector = np.empty(7)
         self._failure: str | None = None  # what has stopped this attempt
+        self._drawn_back: Vector | None = None  # where the tool is in the air, after it was
 
     def begin(self, end: npt.ArrayLike) -> None:
         """Start a reset, or raise `CommandRefused`.
@@ -150,6 +152,8 @@ class Resets:
         if not self.busy or guard.mode is Mode.RESET:
             return None
         failed = self._failure is not None and guard.mode is not Mode.STOPPED
+        if self._arrived or failed or guard.mode is Mode.STOPPED:  # it may have hit something
+            self._drawn_back = None
         if failed and self._may_be_repeated and self._attempts < ATTEMPTS:
             self._failure = None  # should the guard refuse, the reset is given up
             self._attempt(self._end, self._attempts + 1, _PAUSE_SECONDS)
@@ -203,7 +207,9 @@ class Resets:
         """Lay out the way from where the arm is; returns why it must not be gone, or None."""
         away = self._retracted(pose)
         room, wanted = rotations.apart(pose, away)[0], self.options.retract_distance
-        if room < 0.5 * wanted:
+        if self._is_drawn_back(pose, joints):
+            away = pose
+        elif room < 0.5 * wanted:
             return (
                 f"only {1e3 * room:.0f} of {1e3 * wanted:.0f} mm fit into the workspace to draw"
                 " the tool back by; move the arm, widen the workspace or shorten"
@@ -222,6 +228,11 @@ class Resets:
         self._ahead = [partial(self._straight, away), *ways]
         return None
 
+    def _is_drawn_back(self, pose: Vector, joints: Vector) -> bool:
+        """Whether the arm still is where a reset was given up after it drew the tool back."""
+        left, self._drawn_back = self._drawn_back, None
+        return left is not None and StraightWay(pose, left).left(pose, joints, self.options) is None
+
     def _go_on(self, elapsed: float, pose: Vector, joints: Vector) -> None:
         """Let the goal be the next one, unless the arm has arrived or something keeps it."""
         guard, options, part = self._guard, self.options, self._part
@@ -231,7 +242,9 @@ class Resets:
             if not guard.limits.led(self._goal, pose)[1]:
                 self._moved += elapsed
             if self._share == 1.0 and part.left(pose, joints, options) is None:
-                part = None
+                part, self._drawn_back = None, pose
+        if self._drawn_back is not None:
+            self._drawn_back = pose
         if part is None:
             if not self._ahead:
                 self._arrived = True

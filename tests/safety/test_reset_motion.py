@@ -73,6 +73,25 @@ def test_a_stop_ends_it_at_once():
     assert run(bench, resets).success
 
 
+def test_one_that_was_given_up_on_its_way_is_gone_on_with_and_draws_nothing_back_again():
+    bench, poses = Bench(), []
+    resets = Resets(bench.guard, OPTIONS)
+    for share in (0.3, 0.5, 0.7):
+        resets.begin(GOAL)
+        while bench.arm.tcp_pose[0] < START[0] + share * 0.1:
+            bench.tick(0.02)
+            assert resets.poll() is None
+            poses.append(bench.arm.tcp_pose.copy())
+        assert not resets.give_up("a camera fell silent").success
+        bench.tick(0.02)
+    resets.begin(GOAL)
+    assert run(bench, resets, poses=poses).success
+    assert np.array(poses)[:, 2].max() < START[2] + OPTIONS.retract_distance + 0.006
+    resets.begin(GOAL)  # from the start of an episode the tool is drawn back
+    run(bench, resets, poses=(again := []))
+    assert np.array(again)[:, 2].max() > GOAL[2] + OPTIONS.retract_distance - 0.006
+
+
 def test_after_it_hit_something_it_stops_and_asks_and_does_not_hit_it_again():
     bench = Bench()
     resets = Resets(bench.guard, OPTIONS)
