@@ -37,7 +37,8 @@ def check_ranges(what: str, driver: object, **ranges: tuple[float, float]) -> No
     The `DriverError` names the first that is out of range or not a number.
     """
     for name, (low, high) in ranges.items():
-        if not low <= (value := getattr(driver, name)) <= high:
+        value = getattr(driver, name)
+        if not (isinstance(value, int | float) and low <= value <= high):
             raise DriverError(
                 f"{name!r} of the {what} is out of range", got=value, expected=f"{low} to {high}"
             )

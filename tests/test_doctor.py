@@ -191,6 +191,10 @@ def test_the_devices_of_a_cell_are_looked_at_one_by_one(capsys, tmp_path, monkey
             "needs one of the parameters reset.pose and reset.joints; got: both",
         ),
         ({"pose: ???": "pose: [0.4, 0, 0.3, 1, 0, 0]"}, "reset.pose is no pose; got: (6,)"),
+        (
+            {"pose: ???": "pose: [400, 0, 300, 1, 0, 0, 0]"},
+            "reset.pose is outside the workspace; got: [400, 0, 300] m",
+        ),
         ({"  max_force: 60.0   ": "  max_force: 900.0 "}, "limits.max_force is out of range"),
         ({"_low: [0.30": "_low: [0.90"}, "robot.limits: the workspace is empty along x"),
     ],
@@ -213,6 +217,7 @@ def test_values_of_an_arm_that_cannot_be_are_named_without_it(
     ("rate", "published", "said"),
     [
         (0, {}, "'rate_hz' of the camera is out of range; got: 0"),
+        ("3O", {}, "'rate_hz' of the camera is out of range; got: 3O"),
         (30, {"frame_rate_hz": -1.0}, "frame_rate_hz is not a positive number; got: -1"),
         (30, {"crop": [1.0, 2.0]}, "this part of a camera's pictures is impossible"),
         (30, {}, "there is no camera /dev/nothing"),

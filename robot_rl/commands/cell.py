@@ -31,12 +31,12 @@ choices:                     # of configs/; one that is typed wins, as reward=cl
   reward: human              # people say what is success, unless the task says who
 task:
   tracked:
-    reports_success: false   # nobody publishes task/success; reward=task needs it
+    reports_success: false   # nobody publishes the topic task/success, which reward=task needs
 robot:
   gripper: {gripper}
 {joints}\
   # Enter the tool's mass and its TCP in the arm's own controller: poses here are of that TCP.
-  limits:                    # of the actions, and but for max_force of the arm's node
+  limits:                    # of the actions; the arm's node keeps them too, but for max_force
 {limits}
 """
 _JOINTS = """\

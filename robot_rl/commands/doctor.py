@@ -313,11 +313,14 @@ def run(**options: str | None) -> None:
             if name := options.get(option):
                 print(ask_node(name), flush=True)
         return
-    cell, teleop = options.get("cell"), options.get("teleop")
-    named, open_keys = devices.devices_of(f"cell={cell}" if cell else f"teleop={teleop or 'none'}")
+    cell, teleop, task = (options.get(key) for key in ("cell", "teleop", "task"))
+    words = [f"cell={cell}" if cell else f"teleop={teleop or 'none'}"]
+    named, open_keys = devices.devices_of(*words, *([f"task={task}"] if task else []))
     findings = {} if cell else {n: _told(n, check, examine(n)) for n, check in CHECKS.items()}
     if open_keys:
-        given = Finding(False, f"not given: {', '.join(open_keys)}", f"write it into {cell}")
+        given = Finding(
+            False, f"not given: {', '.join(open_keys)}", "write it into the cell or the task"
+        )
         findings["cell"] = _told("cell", DEVICE, given)
     for name, device in named.items():
         if name == "teleop":

@@ -377,6 +377,7 @@ COMMANDS: dict[str, Command] = {
         " one of them.",
         options=(
             Option("cell", "a robot of yours, whose devices are looked at"),
+            Option("task", "a task for it, whose values are looked at too"),
             Option("json", "one JSON object as the last line", "false", ("true", "false")),
             Option("teleop", "a device, whose axes are shown live for some seconds"),
             Option("call", "only call this ROS service, such as /start or /clear_errors"),

@@ -114,6 +114,9 @@ class RobotTask:
         if not names or names != tuple(name for name in known if name in names):
             expected = f"some of {', '.join(known)}, in this order"
             raise RobotRLError("action_names of the task", got=", ".join(names), expected=expected)
+        if self.time_limit_steps < 1:
+            problem, got = "time_limit_steps of the task", self.time_limit_steps
+            raise RobotRLError(problem, got=got, expected="at least 1 step")
 
     def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
         """Nothing."""
@@ -158,6 +161,17 @@ class Tracked:
                 hint="take one of them out",
             )
         self.tracker: Tracker  # set by the robot
+
+    def check_start(self, low: Sequence[float], high: Sequence[float]) -> None:
+        """Check that all starts lie in a workspace, given by its corners (3,) [m]."""
+        at = self._start[:3]
+        if (at - self._noise < low).any() or (at + self._noise > high).any():
+            raise RobotRLError(
+                "episodes would start outside the workspace of the robot",
+                got=f"task.tracked.start_pose {at.tolist()} m, start_noise {self.start_noise} m",
+                expected=f"within {list(low)} to {list(high)} m, robot.limits",
+                hint="give metres; robot-rl teach part=start prints where a guided arm is",
+            )
 
     @property
     def objects(self) -> int:

@@ -30,7 +30,7 @@ from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
-from robot_rl.env.factory import make_inbox, make_intervention
+from robot_rl.env.factory import make_inbox, make_intervention, observed_widths
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.reset import make_reset
@@ -393,6 +393,7 @@ def make_operated_env(
         RewardError: The model of the configured reward cannot be read.
     """
     inner, hidden = make_watched_env(config)
+    observed_widths(config, inner.schema)  # what cannot be seen is to be said before anybody starts
     inbox = make_inbox(config)
     operated = make_intervention(config, inner, inbox)
     begun = make_reset(config, operated, lambda: False) if resets else operated

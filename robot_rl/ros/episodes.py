@@ -161,9 +161,9 @@ class ScriptedEpisodes:
         jaws = robot.measurements.gripper
         if jaws is None:
             return
-        robot.tell_gripper(0.0)
 
         def is_open() -> bool:
+            robot.tell_gripper(0.0)  # again and again: its node may not know this process yet
             robot.accompany()
             return bool(jaws.value(jaws.newest())[0] <= _OPEN)
 

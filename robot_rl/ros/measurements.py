@@ -143,6 +143,15 @@ class Measurements:
             return None
         return np.asarray(self.wrench.value(self.wrench.newest())[:3])
 
+    def missing(self) -> list[str]:
+        """What has not come yet, in words: of topics without a publisher, or without a message."""
+        silent = [sensor.topic for sensor in self.all_sensors if not sensor.is_published]
+        mute = [sensor for sensor in self.all_sensors if sensor.is_published and not sensor.count]
+        absent = [f"nobody publishes {', '.join(silent)}"] if silent else []
+        if mute:
+            absent.append(f"nothing has come on {', '.join(sensor.topic for sensor in mute)}")
+        return [*absent, *dict.fromkeys(why for sensor in mute if (why := sensor.why()))]
+
     def wait_until_fresh(self) -> None:
         """Wait until every topic has given new measurements: not inside the control loop.
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from policies import registry
@@ -34,6 +35,7 @@ PACKAGE = "robot_rl"
 _DEVICE_KEYS = {"serial", "device", "address"}  # arguments of drivers that name a device
 # Parameters of an arm's node beside the fields of `ArmLimits` and `ResetOptions` that are bounded.
 _CORNERS = ("workspace_low", "workspace_high", "reference_orientation")
+_PULLED = 0.02  # m into the workspace, which the node may pull a reset's end by
 _RESET_ENDS = ("pose", "joints")
 _KEYS = {"executable", "module", "parameters", "namespace", "remappings", "each_camera"}
 
@@ -169,13 +171,29 @@ def _check_arm(name: str, entry: Mapping[str, Any]) -> None:
         check_bounds("limits", (ArmLimits, JointArmLimits), limits, *_CORNERS)
         check_bounds("reset", (ResetOptions,), reset, *_RESET_ENDS)
         if limits.keys() >= set(_CORNERS[:2]):
-            ArmLimits.of_parameters(limits)
+            bounds = ArmLimits.of_parameters(limits)
+            _check_reset_pose(reset.get("pose"), bounds)
         ends = [reset.pop(end, None) for end in _RESET_ENDS]
         ResetOptions(**reset)
         if any(ends) and (pose := sole_reset_end(*ends)) is ends[0]:
             checked_reset_pose(pose)
     except (RobotRLError, TypeError) as error:
         raise NodeTableError(f"nodes.{name}.parameters: {error}") from error
+
+
+def _check_reset_pose(pose: Sequence[float] | None, limits: ArmLimits) -> None:
+    """Check that the node would not have to pull a pose (7,) far into the workspace."""
+    if not pose:
+        return
+    at = np.array(pose[:3], float)
+    inside = np.clip(at, limits.workspace_low, limits.workspace_high)
+    if np.linalg.norm(at - inside) > _PULLED:
+        raise NodeTableError(
+            "reset.pose is outside the workspace",
+            got=f"{list(pose[:3])} m",
+            expected=f"within {list(limits.workspace_low)} to {list(limits.workspace_high)} m",
+            hint="give metres; robot-rl teach prints where a guided arm is",
+        )
 
 
 def _camera_node_name(camera: Mapping[str, Any]) -> str:

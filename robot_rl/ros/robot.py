@@ -159,8 +159,7 @@ class RosRobot:
 
     def missing(self) -> str:
         """Whose topics and services are not there; see `OperatorServer`."""
-        silent = [sensor.topic for sensor in self.all_sensors if not sensor.is_published]
-        absent = [f"nobody publishes {', '.join(silent)}"] if silent else []
+        absent = self.measurements.missing()
         if self._operator is not None and not self._operator.stop_is_served:
             absent.append(f"nobody serves {self.client.topic('stop')}")
         return "; ".join(absent)
@@ -359,6 +358,8 @@ def make_ros_robot(
         )
     if task.gripper_closed and not gripper:
         raise RobotRLError(f"the task {task.name!r} closes a gripper", got="robot.gripper=false")
+    if joints is None:
+        task.check_start(limits.workspace_low, limits.workspace_high)
     if not wrench:
         limits = dataclasses.replace(limits, max_force=None)
     prepare_environment(discovery_range)

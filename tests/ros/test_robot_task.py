@@ -278,6 +278,7 @@ def test_a_start_is_drawn_in_a_region_that_may_differ_along_the_axes():
     [
         ({"action_names": ["z", "x"]}, "got: z, x; expected: some of x, y, z"),
         ({"action_names": []}, "expected: some of x"),
+        ({"time_limit_steps": -5}, "time_limit_steps of the task; got: -5"),
         ({"start_pose": [0.0] * 7}, "start_pose: the orientation is not a rotation"),
         ({"start_noise": -0.1}, "start_noise is no half range; got: -0.1"),
         ({"start_noise": [0.1, 0.1]}, "start_noise is no half range"),
@@ -294,6 +295,12 @@ def test_a_robot_without_a_gripper_holds_no_tool():
     words = ["robot=ros_sim", "task=reach", "robot.gripper=false"]
     config = compose([*words, "+task.tracked.gripper_closed=true"])
     with pytest.raises(RobotRLError, match=r"'reach' closes a gripper; got: robot\.gripper=false"):
+        make_env(config)
+
+
+def test_a_start_outside_the_workspace_is_refused_before_anybody_is_asked():
+    config = compose(["robot=ros_sim", "task=reach", "task.tracked.start_noise=0.3"])
+    with pytest.raises(RobotRLError, match="start outside the workspace of the robot"):
         make_env(config)
 
 
