@@ -12,7 +12,6 @@ from robot_rl.replay import NotEnoughData, ReplayError, StoreError
 from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.rows import TableRows
 from robot_rl.replay.sampler import Prefetcher, SampleSpec
-from robot_rl.replay.store import StoreWriter
 from robot_rl.wire import ServerUnreachable
 
 FIELDS = ("state/x", "images/front", "action", "base_action")
@@ -30,13 +29,6 @@ def make_sampler(store, seed=0, **options):
     }
     rng = np.random.default_rng(seed)
     return ReplaySampler(TableRows(store, "reach"), SampleSpec(**options), rng)
-
-
-@pytest.fixture
-def writer(tmp_path):
-    writer = StoreWriter(tmp_path / "store")
-    yield writer
-    writer.close()
 
 
 @pytest.fixture

@@ -29,19 +29,15 @@ def two_arms(namespace="two", task="reach"):
     return compose([*words, f"robot.namespace={namespace}", *PATIENT])
 
 
-def test_an_operator_is_heard_at_each_of_two_arms(monkeypatch):
+def test_an_operator_is_heard_at_each_of_two_arms(monkeypatch, opened):
     monkeypatch.setattr(robot, "_FOUND_SECONDS", 0.1)  # no arm is there
     config = two_arms()
     inbox = make_inbox(config)
-    env = make_intervention(config, make_env(config), inbox)
-    operator = RosClient("operator", "/two")
-    try:
-        for arm in ARMS:
-            operator.trigger(f"{arm}/success", 20.0)
-            assert inbox.poll().events == ("success",)
-    finally:
-        operator.close()
-        env.close()
+    opened(make_intervention(config, make_env(config), inbox))
+    operator = opened(RosClient("operator", "/two"))
+    for arm in ARMS:
+        operator.trigger(f"{arm}/success", 20.0)
+        assert inbox.poll().events == ("success",)
 
 
 def arm_nodes(config):
