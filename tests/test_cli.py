@@ -208,6 +208,12 @@ GIVEN = {
     "reward=pose": [f"reward.source.pose={POSE}"],
     "robot=ros": ["robot.joint_names=[shoulder, elbow]"],
     "robot=franka": ["nodes.arm.parameters.driver.host=172.16.0.2", RESET],
+    "robot=lerobot": [
+        "nodes.arm.parameters.driver.settings.port=/dev/ttyACM0",
+        "nodes.arm.parameters.reset.joints=[0.0]",
+        "robot.joints.joint_high=[1.0]",
+        "robot.joints.joint_low=[-1.0]",
+    ],
     "robot=ur": ["nodes.arm.parameters.driver.host=192.168.1.10", RESET],
     "robot=topics": [
         "nodes.arm.parameters.driver.namespace=/controller",
