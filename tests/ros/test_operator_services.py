@@ -171,7 +171,10 @@ class KeyPressed:
         pass
 
 
-@pytest.mark.parametrize(("source", "motion"), [("console", "reset"), ("keyboard", "follow")])
+@pytest.mark.parametrize(
+    ("source", "motion"),
+    [("console", "reset"), pytest.param("keyboard", "follow", marks=pytest.mark.slow)],
+)
 def test_a_stop_during_a_reset_stops_the_arm_and_only_a_person_lets_it_move(source, motion, opened):
     key = KeyPressed()
     cell = opened(Resetting(f"/stopped_{source}_{motion}", [key], reset=FAR))

@@ -93,7 +93,11 @@ def test_a_scripted_expert_sees_the_simulated_world_through_topics(cell):
 
 
 @pytest.mark.parametrize(
-    ("episodes", "expected"), [((), -1.0), (SCRIPTED, 1.0)], ids=["simulated", "scripted"]
+    ("episodes", "expected"),
+    [
+        pytest.param((), -1.0, id="simulated"),
+        pytest.param(SCRIPTED, 1.0, id="scripted", marks=pytest.mark.slow),
+    ],
 )
 def test_a_reset_that_tells_the_gripper_nothing_leaves_it_told_what_it_was(
     episodes, expected, opened

@@ -302,9 +302,9 @@ class FaultyController:
     ("fault", "words"),
     [
         ("pose", "'z' is not finite"),
-        ("stamp", "all bear one and the same stamp"),
+        pytest.param("stamp", "all bear one and the same stamp", marks=pytest.mark.slow),
         ("current_wrench", "no message on /faulty_current_wrench/current_wrench"),
-        ("velocities", "no velocity of every joint"),
+        pytest.param("velocities", "no velocity of every joint", marks=pytest.mark.slow),
     ],
 )
 def test_the_fault_of_an_arm_is_told_where_its_measurements_are_missed(fault, words, opened):
