@@ -37,17 +37,9 @@ def recording(writer, schema):
 
 
 @pytest.fixture
-def sampler_of(writer):
-    """Return a function that opens a sampler and closes it at the end."""
-    samplers = []
-
-    def make(**options):
-        samplers.append(make_sampler(writer.path, **options))
-        return samplers[-1]
-
-    yield make
-    for sampler in samplers:
-        sampler.close()
+def sampler_of(writer, opened):
+    """Return a function that opens a sampler, which is closed at the end."""
+    return lambda **options: opened(make_sampler(writer.path, **options))
 
 
 def check_batch(batch, rows):
