@@ -43,16 +43,8 @@ def plugged(recorded):
 
 
 @pytest.fixture
-def camera(plugged):
-    made = []
-
-    def make(**options):
-        made.append(RealSenseCamera(context=lambda: plugged, **{**SIZE, **options}))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+def camera(plugged, opened):
+    return lambda **options: opened(RealSenseCamera(context=lambda: plugged, **{**SIZE, **options}))
 
 
 def test_colour_and_depth_of_the_camera_with_this_serial(camera, recorded):

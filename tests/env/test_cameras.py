@@ -15,20 +15,16 @@ UP = np.array([0, 0, 1, 0, 0, 0], np.float32)
 
 
 @pytest.fixture
-def seeing():
+def seeing(opened):
     """Return a function that makes an environment with one camera; all are closed at the end."""
-    made = []
 
     def make(**changes):
         config = configuration("task=peg_insert", "observation=pixels")
         camera = {"_target_": "robot_rl.env.sim.cameras.CameraOptions", "name": "front"}
         config.robot.cameras = [{**camera, "width": 40, "height": 30, **changes}]
-        made.append(make_env(config))
-        return made[-1]
+        return opened(make_env(config))
 
-    yield make
-    for env in made:
-        env.close()
+    return make
 
 
 def frames(env, seed=3, steps=4):
