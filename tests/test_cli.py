@@ -202,6 +202,11 @@ def test_configuration_is_resolved_and_closed():
 
 POSE = "[0.5, 0, 0.2, 1, 0, 0, 0]"
 RESET = f"nodes.arm.parameters.reset.pose={POSE}"
+# A leader moves joints, which not every robot's actions do.
+ALSO = {
+    "teleop=leader_topic": ["robot=ros_sim_joints"],
+    "teleop=lerobot_leader": ["robot=ros_sim_joints", "teleop.device.settings.port=/dev/ttyACM1"],
+}
 # What no default can know.
 GIVEN = {
     "reward=classifier": ["reward.source.path=runs/latest"],
@@ -228,7 +233,7 @@ GIVEN = {
 def test_every_choice_composes(group):
     for choice in group_choices()[group]:
         word = f"{group}={choice}"
-        assert compose([word, *GIVEN.get(word, [])]).choices[group] == choice
+        assert compose([word, *ALSO.get(word, []), *GIVEN.get(word, [])]).choices[group] == choice
 
 
 @pytest.mark.parametrize("word", list(GIVEN))
