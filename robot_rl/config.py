@@ -129,9 +129,11 @@ def composed(overrides: Sequence[str], cell: Cell | None = None) -> DictConfig:
     for group, choice in ((o.key_or_group, o.value()) for o in typed if not o.is_delete()):
         check_value(group, choice, groups[group], own and f"searched {own} too")
     words = [str(override.input_line) for override in typed]
-    config = _compose(words) if cell is None else _with_cell(cell, groups, words)
-    defaults = _resolved(config)
-    del defaults["choices"]
+    if cell is None:
+        config, defaults = _compose(words), _defaults_once(config_places(), tuple(words))
+    else:
+        config = _with_cell(cell, groups, words)
+        defaults = _defaults(config)
     values = [override for override in parsed if override.key_or_group not in groups]
     for override in values:
         _apply(override, config, defaults)
@@ -251,10 +253,20 @@ def _composed_once(places: tuple[Path, ...], overrides: tuple[str, ...]) -> Dict
     return config
 
 
+@functools.cache
+def _defaults_once(places: tuple[Path, ...], overrides: tuple[str, ...]) -> Mapping[str, Any]:
+    return _defaults(_composed_once(places, overrides))
+
+
+def _defaults(config: DictConfig) -> Mapping[str, Any]:
+    """The values before any is given; choices are none."""
+    return {key: value for key, value in _resolved(config).items() if key != "choices"}
+
+
 def _resolved(config: DictConfig) -> dict[str, Any]:
     """The values; one that refers to a missing value is `_NOT_GIVEN`."""
     missing = [key for key, value in flatten(config).items() if value == "???"]
-    config = copy.deepcopy(config)
+    config = copy.deepcopy(config) if missing else config
     for key in missing:
         OmegaConf.update(config, key, _NOT_GIVEN)
     try:

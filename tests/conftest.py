@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -101,18 +102,21 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
 
 @pytest.fixture
-def connected() -> Iterator[Callable[[Any], Any]]:
+def opened() -> Iterator[Callable[[Any], Any]]:
+    """Takes what is to be closed at the end, the latest first, and hands it back."""
+    with ExitStack() as stack:
+        yield lambda thing: stack.enter_context(closing(thing))
+
+
+@pytest.fixture
+def connected(opened: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Connects drivers; they are closed at the end."""
-    devices: list[Any] = []
 
     def connect(device: Any) -> Any:
-        devices.append(device)
-        device.connect()
+        opened(device).connect()
         return device
 
-    yield connect
-    for device in devices:
-        device.close()
+    return connect
 
 
 _LONGEST = ("test_learning.py", "test_train.py")

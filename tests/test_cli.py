@@ -202,12 +202,23 @@ def test_configuration_is_resolved_and_closed():
 
 POSE = "[0.5, 0, 0.2, 1, 0, 0, 0]"
 RESET = f"nodes.arm.parameters.reset.pose={POSE}"
+# A leader moves joints, which not every robot's actions do.
+ALSO = {
+    "teleop=leader_topic": ["robot=ros_sim_joints"],
+    "teleop=lerobot_leader": ["robot=ros_sim_joints", "teleop.device.settings.port=/dev/ttyACM1"],
+}
 # What no default can know.
 GIVEN = {
     "reward=classifier": ["reward.source.path=runs/latest"],
     "reward=pose": [f"reward.source.pose={POSE}"],
     "robot=ros": ["robot.joint_names=[shoulder, elbow]"],
     "robot=franka": ["nodes.arm.parameters.driver.host=172.16.0.2", RESET],
+    "robot=lerobot": [
+        "nodes.arm.parameters.driver.settings.port=/dev/ttyACM0",
+        "nodes.arm.parameters.reset.joints=[0.0]",
+        "robot.joints.joint_high=[1.0]",
+        "robot.joints.joint_low=[-1.0]",
+    ],
     "robot=ur": ["nodes.arm.parameters.driver.host=192.168.1.10", RESET],
     "robot=topics": [
         "nodes.arm.parameters.driver.namespace=/controller",
@@ -222,7 +233,7 @@ GIVEN = {
 def test_every_choice_composes(group):
     for choice in group_choices()[group]:
         word = f"{group}={choice}"
-        assert compose([word, *GIVEN.get(word, [])]).choices[group] == choice
+        assert compose([word, *ALSO.get(word, []), *GIVEN.get(word, [])]).choices[group] == choice
 
 
 @pytest.mark.parametrize("word", list(GIVEN))

@@ -55,10 +55,8 @@ def inbox():
 
 
 @pytest.fixture
-def link(run, inbox):
-    made = ConsoleLink(run, inbox)
-    yield made
-    made.close()
+def link(run, inbox, opened):
+    return opened(ConsoleLink(run, inbox))
 
 
 def test_speaking_does_not_hide_what_has_come_meanwhile(run, link, monkeypatch):

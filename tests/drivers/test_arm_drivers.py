@@ -20,7 +20,7 @@ from drivers.arm.base import Spring, Tool, pose_of, reset_waypoints
 from drivers.errors import DriverError, DriverFault, DriverTimeout
 from policies import registry
 from robot_rl.config import compose
-from robot_rl.errors import MissingExtra, RobotRLError
+from robot_rl.errors import RobotRLError
 from robot_rl.ros.nodes import node_table
 from robot_rl.safety import ArmLimits, refuse_stiff_contact
 
@@ -122,7 +122,6 @@ def test_a_franka_with_other_firmware_is_told_what_to_install(monkeypatch):
     (hint,) = re.findall("next: (.*)", str(error.value))
     assert "a Panda has server version 5 or lower" in hint
     assert "hardware/arms.md" in hint
-    assert "hardware/arms.md" in hint
 
 
 def test_an_xarm_that_does_not_confirm_its_stop_says_so():
@@ -193,15 +192,6 @@ def test_a_setting_out_of_range_is_named(name, setting):
     (key,) = setting
     with pytest.raises(DriverError, match=f"'{key}' .* out of range.*expected: "):
         made(name, **setting)
-
-
-@pytest.mark.parametrize("name", ARMS)
-def test_a_missing_sdk_names_its_extra(name, monkeypatch):
-    target, module, _ = ARMS[name]
-    for loaded in (module, "rtde_receive", "xarm.wrapper"):
-        monkeypatch.setitem(__import__("sys").modules, loaded, None)
-    with pytest.raises(MissingExtra, match=rf"robot_rl\[{name}\]"):
-        registry.make({"_target_": target, "host": "127.0.0.1"})
 
 
 def test_compliance_decides_on_contact_tasks():

@@ -1,14 +1,35 @@
 """What a user reads when an SDK is missing or a measurement is old."""
 
+import sys
+
 import pytest
 
 from drivers.errors import DriverError, Stale
+from policies import registry
 from robot_rl.errors import MissingExtra, RobotRLError, require
 
 
 def test_a_missing_sdk_names_the_extra_to_install():
     with pytest.raises(MissingExtra, match=r"no_such_sdk.*next: pip install 'robot_rl\[franka\]'"):
         require("no_such_sdk", "franka")
+
+
+@pytest.mark.parametrize(
+    ("module", "driver", "arguments", "extra"),
+    [
+        ("rtde_control", "arm.ur.UrArm", {"host": "h"}, "ur"),
+        ("franky", "arm.franka.FrankaArm", {"host": "h"}, "franka"),
+        ("xarm.wrapper", "arm.xarm.XArm", {"host": "h"}, "xarm"),
+        ("franky", "gripper.franka.FrankaHand", {"host": "h"}, "franka"),
+        ("pymodbus.client", "gripper.robotiq.Robotiq2F", {"address": "tcp://h"}, "robotiq"),
+        ("pyrealsense2", "camera.realsense.RealSenseCamera", {}, "realsense"),
+        ("av", "camera.uvc.UvcCamera", {"device": "/dev/video0"}, "uvc"),
+    ],
+)
+def test_every_driver_names_its_extra(monkeypatch, module, driver, arguments, extra):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtra, match=rf"pip install 'robot_rl\[{extra}\]'"):
+        registry.make({"_target_": f"drivers.{driver}", **arguments})
 
 
 def test_an_sdk_that_does_not_load_says_why(tmp_path, monkeypatch):

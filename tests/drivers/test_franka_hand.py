@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 
@@ -13,7 +12,6 @@ import pytest
 from drivers.errors import DriverError, DriverFault, DriverTimeout
 from drivers.gripper import franka
 from drivers.gripper.franka import FrankaHand
-from robot_rl.errors import MissingExtra
 
 
 @pytest.fixture
@@ -239,27 +237,3 @@ def test_nobody_at_the_address_is_a_timeout_that_names_it():
 def test_numbers_out_of_range_are_refused(options, words):
     with pytest.raises(DriverError, match=words):
         FrankaHand("arm", **options)
-
-
-def test_without_the_library_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "franky", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'robot_rl\[franka\]'"):
-        FrankaHand("arm")
-
-
-@pytest.mark.parametrize(
-    ("module", "make", "extra"),
-    [
-        ("pymodbus.client", "drivers.gripper.robotiq.Robotiq2F", "robotiq"),
-        ("pyrealsense2", "drivers.camera.realsense.RealSenseCamera", "realsense"),
-        ("av", "drivers.camera.uvc.UvcCamera", "uvc"),
-    ],
-)
-def test_every_driver_names_its_extra(monkeypatch, module, make, extra):
-    from policies.registry import make as made
-
-    monkeypatch.setitem(sys.modules, module, None)
-    arguments = {"address": "tcp://h"} if extra == "robotiq" else {}
-    arguments |= {"device": "/dev/video0"} if extra == "uvc" else {}
-    with pytest.raises(MissingExtra, match=rf"pip install 'robot_rl\[{extra}\]'"):
-        made({"_target_": make, **arguments})

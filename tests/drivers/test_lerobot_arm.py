@@ -29,16 +29,15 @@ COUNT = 2.0 * math.pi / 4095  # of a servo [rad], as LeRobot counts
 
 
 @pytest.fixture
-def so101(tmp_path):
+def so101(tmp_path, opened):
     """Servos in the middle of their ranges, the settings of who is there, and a calibration."""
-    bus = Bus({number: Servo(MIDDLE, LOW, HIGH) for number in range(1, 7)})
+    bus = opened(Bus({number: Servo(MIDDLE, LOW, HIGH) for number in range(1, 7)}))
     calibration = {
         name: {"id": n, "drive_mode": 0, "homing_offset": 0, "range_min": LOW, "range_max": HIGH}
         for n, name in enumerate(MOTORS, 1)
     }
     (tmp_path / "arm.json").write_text(json.dumps(calibration))
-    yield bus, {"port": bus.port, "id": "arm", "calibration_dir": str(tmp_path)}
-    bus.close()
+    return bus, {"port": bus.port, "id": "arm", "calibration_dir": str(tmp_path)}
 
 
 class PatientArm(LeRobotArm):

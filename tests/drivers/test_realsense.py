@@ -43,16 +43,8 @@ def plugged(recorded):
 
 
 @pytest.fixture
-def camera(plugged):
-    made = []
-
-    def make(**options):
-        made.append(RealSenseCamera(context=lambda: plugged, **{**SIZE, **options}))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+def camera(plugged, opened):
+    return lambda **options: opened(RealSenseCamera(context=lambda: plugged, **{**SIZE, **options}))
 
 
 def test_colour_and_depth_of_the_camera_with_this_serial(camera, recorded):
@@ -93,17 +85,14 @@ def test_a_clock_of_the_cameras_own_is_related_to_the_systems(tmp_path):
         context.unload_device(file)
 
 
-def test_a_picture_is_not_given_the_depth_of_another(tmp_path):
+def test_a_picture_is_not_given_the_depth_of_another(tmp_path, opened):
     file = tmp_path / "sparse.db3"
     record(file, "333", depth_every=3)
-    here = RealSenseCamera(recording=str(file), depth=True, **SIZE)
+    here = opened(RealSenseCamera(recording=str(file), depth=True, **SIZE))
     here.connect()
-    try:
-        for _ in range(6):
-            frame = here.read(5.0)
-            assert set(np.unique(frame.depth)) - {0} == {500 + frame.sequence}
-    finally:
-        here.close()
+    for _ in range(6):
+        frame = here.read(5.0)
+        assert set(np.unique(frame.depth)) - {0} == {500 + frame.sequence}
 
 
 def test_depth_in_another_unit_comes_in_millimetres(camera):

@@ -36,10 +36,8 @@ def address(gripper):
 
 
 @pytest.fixture
-def driver(address):
-    made = Robotiq2F(address, timeout_s=5.0)
-    yield made
-    made.close()
+def driver(address, opened):
+    return opened(Robotiq2F(address, timeout_s=5.0))
 
 
 def settled(driver, polls=12):
@@ -53,20 +51,17 @@ def test_a_gripper_is_examined_and_not_moved(driver, gripper):
     assert gripper.activations == 0
 
 
-def test_on_every_line_it_activates_once_moves_and_measures(any_line, gripper):
-    driver = Robotiq2F(any_line, timeout_s=5.0)
+def test_on_every_line_it_activates_once_moves_and_measures(any_line, gripper, opened):
+    driver = opened(Robotiq2F(any_line, timeout_s=5.0))
     driver.connect()
-    try:
-        assert gripper.activations == 1
-        assert driver.read().position == 0.0
-        driver.command(1.0)
-        assert 0.0 < driver.read().position < 1.0
-        assert settled(driver).position == 1.0
-        assert driver.read().object_held is False
-        driver.command(0.5)
-        assert settled(driver).position == pytest.approx(0.55, abs=0.01)  # 127.5 of 3 to 228
-    finally:
-        driver.close()
+    assert gripper.activations == 1
+    assert driver.read().position == 0.0
+    driver.command(1.0)
+    assert 0.0 < driver.read().position < 1.0
+    assert settled(driver).position == 1.0
+    assert driver.read().object_held is False
+    driver.command(0.5)
+    assert settled(driver).position == pytest.approx(0.55, abs=0.01)  # 127.5 of 3 to 228
 
 
 def test_speed_and_force_reach_the_gripper(address, gripper):

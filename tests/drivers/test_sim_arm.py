@@ -5,7 +5,6 @@ import time
 import numpy as np
 import pytest
 
-from drivers.arm.sim import SimArm
 from drivers.errors import DriverError, DriverFault
 from policies import registry
 from robot_rl.config import compose
@@ -29,18 +28,8 @@ def arm_config(task):
 
 
 @pytest.fixture
-def make_arm():
-    arms = []
-
-    def make(task="reach", **options) -> SimArm:
-        arm = registry.make(arm_config(task), **options)
-        arms.append(arm)
-        arm.connect()
-        return arm
-
-    yield make
-    for arm in arms:
-        arm.close()
+def make_arm(connected):
+    return lambda task="reach", **options: connected(registry.make(arm_config(task), **options))
 
 
 def wait_for(true, seconds=10.0):

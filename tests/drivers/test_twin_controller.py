@@ -45,13 +45,12 @@ def make_controller():
 
 
 @pytest.fixture
-def controller():
-    made = make_controller()
+def controller(opened):
+    made = opened(make_controller())
     made.connect()
     made.take_program()
     until(lambda: made.outputs()["runtime_state"] == 2)
-    yield made
-    made.close()
+    return made
 
 
 def until(true):

@@ -97,11 +97,10 @@ class Cell:
 
 
 @pytest.fixture
-def cell():
-    cell = Cell()
+def cell(opened):
+    cell = opened(Cell())
     cell.begin()
-    yield cell
-    cell.close()
+    return cell
 
 
 def test_a_controller_is_examined_and_left_alone(cell):
@@ -117,18 +116,15 @@ def test_force_mode_brings_the_arm_to_its_target(cell):
     cell.until(lambda: np.abs(cell.state.tcp_pose[:3] - target[:3]).max() < 2e-3)
 
 
-def test_an_arm_that_is_connected_and_read_only_later_has_no_fault():
-    cell = Cell()
-    try:
-        cell.arm.connect()
-        time.sleep(2.0)  # as of a node that is configured, and activated later
-        cell.go_on()
-        target = cell.state.tcp_pose + np.array([0.02, 0, 0, 0, 0, 0, 0])
-        cell.arm.command(target)
-        cell.until(lambda: np.abs(cell.state.tcp_pose[:3] - target[:3]).max() < 2e-3)
-        assert cell.arm.fault is None
-    finally:
-        cell.close()
+def test_an_arm_that_is_connected_and_read_only_later_has_no_fault(opened):
+    cell = opened(Cell())
+    cell.arm.connect()
+    time.sleep(2.0)  # as of a node that is configured, and activated later
+    cell.go_on()
+    target = cell.state.tcp_pose + np.array([0.02, 0, 0, 0, 0, 0, 0])
+    cell.arm.command(target)
+    cell.until(lambda: np.abs(cell.state.tcp_pose[:3] - target[:3]).max() < 2e-3)
+    assert cell.arm.fault is None
 
 
 def test_an_arm_that_is_told_to_hold_stands_without_a_fault_until_it_is_read_again(cell):
@@ -215,19 +211,16 @@ def test_a_program_that_does_not_begin_is_no_arm_that_is_cleared(cell):
         cell.arm.command(cell.state.tcp_pose)
 
 
-def test_the_force_sensor_is_zeroed_and_the_arm_follows_as_before():
-    cell = Cell(sensor_offset=1.0)
-    try:
-        cell.begin()
-        assert cell.state.tcp_wrench[2] == 1.0
+def test_the_force_sensor_is_zeroed_and_the_arm_follows_as_before(opened):
+    cell = opened(Cell(sensor_offset=1.0))
+    cell.begin()
+    assert cell.state.tcp_wrench[2] == 1.0
+    cell.ask(cell.arm.zero_ft)
+    cell.until(lambda: not cell.state.tcp_wrench.any())
+    assert_follows(cell)
+    cell.arm.stop()
+    with pytest.raises(DriverFault, match="not zeroed; got: stopped"):
         cell.ask(cell.arm.zero_ft)
-        cell.until(lambda: not cell.state.tcp_wrench.any())
-        assert_follows(cell)
-        cell.arm.stop()
-        with pytest.raises(DriverFault, match="not zeroed; got: stopped"):
-            cell.ask(cell.arm.zero_ft)
-    finally:
-        cell.close()
 
 
 def test_the_controllers_watchdog_ends_the_program_when_the_node_hangs(cell):
@@ -260,12 +253,11 @@ def test_a_silent_controller_is_noticed_and_its_last_state_keeps_its_stamp(cell)
         ([0, 0, 0, 0, 0, 0, 1], 1.2, r"another payload .* got: 0\.00 kg; expected: 1\.20 kg"),
     ],
 )
-def test_a_controller_with_another_tool_is_refused_when_it_is_connected(tcp, payload_kg, problem):
-    cell = Cell(tool=Tool(tcp, payload_kg))
-    try:
-        with pytest.raises(DriverError, match=problem):
-            cell.begin()
-        cell.arm.tool = Tool([0, 0, 0, 0, 0, 0, 1], 0.0)
+def test_a_controller_with_another_tool_is_refused_when_it_is_connected(
+    tcp, payload_kg, problem, opened
+):
+    cell = opened(Cell(tool=Tool(tcp, payload_kg)))
+    with pytest.raises(DriverError, match=problem):
         cell.begin()
-    finally:
-        cell.close()
+    cell.arm.tool = Tool([0, 0, 0, 0, 0, 0, 1], 0.0)
+    cell.begin()

@@ -39,17 +39,8 @@ def film(tmp_path_factory):
 
 
 @pytest.fixture
-def playing():
-    made = []
-
-    def make(*arguments, **options):
-        made.append(UvcCamera(*arguments, **{**SIZE, **options}))
-        made[-1].connect()
-        return made[-1]
-
-    yield make
-    for camera in made:
-        camera.close()
+def playing(connected):
+    return lambda *arguments, **options: connected(UvcCamera(*arguments, **{**SIZE, **options}))
 
 
 def test_pictures_come_in_rgb_with_number_and_stamp(film, playing):
@@ -110,9 +101,9 @@ def test_what_cannot_be_opened_is_named(tmp_path, playing):
 
 
 @pytest.fixture
-def sent(tmp_path):
+def sent(tmp_path, opened):
     """Makes the packets of a camera that stamps its pictures so long after now [s]."""
-    milliseconds, path, opened = Fraction(1, 1000), str(tmp_path / "sent.mkv"), []
+    milliseconds, path = Fraction(1, 1000), str(tmp_path / "sent.mkv")
 
     def make(*times):
         with av.open(path, "w") as target:
@@ -125,12 +116,9 @@ def sent(tmp_path):
                 frame = frame.reformat(format="yuvj420p")
                 frame.pts, frame.time_base = round(1e3 * (began + after)), milliseconds
                 target.mux(stream.encode(frame))
-        opened.append(av.open(path))
-        return [packet for packet in opened[-1].demux(video=0) if packet.size]
+        return [packet for packet in opened(av.open(path)).demux(video=0) if packet.size]
 
-    yield make
-    for container in opened:
-        container.close()
+    return make
 
 
 def test_a_damaged_or_empty_packet_of_a_camera_costs_one_picture(sent):

@@ -15,20 +15,16 @@ UP = np.array([0, 0, 1, 0, 0, 0], np.float32)
 
 
 @pytest.fixture
-def seeing():
+def seeing(opened):
     """Return a function that makes an environment with one camera; all are closed at the end."""
-    made = []
 
     def make(**changes):
         config = configuration("task=peg_insert", "observation=pixels")
         camera = {"_target_": "robot_rl.env.sim.cameras.CameraOptions", "name": "front"}
         config.robot.cameras = [{**camera, "width": 40, "height": 30, **changes}]
-        made.append(make_env(config))
-        return made[-1]
+        return opened(make_env(config))
 
-    yield make
-    for env in made:
-        env.close()
+    return make
 
 
 def frames(env, seed=3, steps=4):
@@ -49,15 +45,12 @@ def test_a_camera_sees_the_arm_move_and_no_pose_of_an_object_is_observed(seeing)
     assert first.std() > 10
 
 
-def test_cameras_can_be_named_on_the_command_line():
+def test_cameras_can_be_named_on_the_command_line(opened):
     cameras = "observation.cameras=[{name:front,width:40,height:30},{name:wrist}]"
-    env = make_env(configuration("task=reach", cameras))
-    try:
-        observation, _ = env.reset(seed=0)
-        assert observation["images/front"].shape == (30, 40, 3)
-        assert observation["images/wrist"].shape == (128, 128, 3)
-    finally:
-        env.close()
+    env = opened(make_env(configuration("task=reach", cameras)))
+    observation, _ = env.reset(seed=0)
+    assert observation["images/front"].shape == (30, 40, 3)
+    assert observation["images/wrist"].shape == (128, 128, 3)
 
 
 @pytest.mark.parametrize("cameras", ["[front]", "[{name:wrist},{width:64}]", "[{name:3}]"])
@@ -80,14 +73,11 @@ def test_pictures_are_recorded_beside_the_state_that_the_policy_sees():
     assert list(seen) == list(config.task.observation)
 
 
-def test_what_the_robot_does_not_observe_cannot_be_what_the_policy_sees():
+def test_what_the_robot_does_not_observe_cannot_be_what_the_policy_sees(opened):
     config = configuration("task=reach", "observation=state", "task.observation=[state/lidar]")
-    env = make_env(config)
-    try:
-        with pytest.raises(RobotRLError, match=r"does not observe; got: state/lidar;.*tcp_pose"):
-            observed_widths(config, env.schema)
-    finally:
-        env.close()
+    env = opened(make_env(config))
+    with pytest.raises(RobotRLError, match=r"does not observe; got: state/lidar;.*tcp_pose"):
+        observed_widths(config, env.schema)
 
 
 def test_the_seed_decides_the_images(seeing):

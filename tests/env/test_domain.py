@@ -111,26 +111,22 @@ def test_holding_drops_actions_that_are_still_on_their_way():
 
 
 @pytest.mark.parametrize("latency", [0.2, 0.14])
-def test_a_late_camera_shows_what_a_quick_one_showed_before(latency):
+def test_a_late_camera_shows_what_a_quick_one_showed_before(latency, opened):
     camera = "observation.cameras=[{name:front,width:40,height:30}]"
     words = ("observation=pixels", camera)
-    quick = environment("reach", *words)
-    late = environment("reach", *words, f"domain.camera_latency=[{latency},{latency}]")
-    try:
-        actions = [FORWARD] * 5
-        pictures = [o["images/front"] for o in replay(late, 0, actions)[0]]
-        np.testing.assert_array_equal(pictures[1], pictures[0])  # the first one, until others come
-        assert (pictures[2] != pictures[-1]).any()
-        quick.reset(seed=0)
-        for action in actions[:3]:
-            quick.step(action)
-        quick.robot.apply(FORWARD)
-        if latency < 0.2:
-            quick.robot.advance(0.2 - latency)
-        np.testing.assert_array_equal(pictures[-1], quick.robot.observe()["images/front"])
-    finally:
-        quick.close()
-        late.close()
+    quick = opened(environment("reach", *words))
+    late = opened(environment("reach", *words, f"domain.camera_latency=[{latency},{latency}]"))
+    actions = [FORWARD] * 5
+    pictures = [o["images/front"] for o in replay(late, 0, actions)[0]]
+    np.testing.assert_array_equal(pictures[1], pictures[0])  # the first one, until others come
+    assert (pictures[2] != pictures[-1]).any()
+    quick.reset(seed=0)
+    for action in actions[:3]:
+        quick.step(action)
+    quick.robot.apply(FORWARD)
+    if latency < 0.2:
+        quick.robot.advance(0.2 - latency)
+    np.testing.assert_array_equal(pictures[-1], quick.robot.observe()["images/front"])
 
 
 def test_objects_are_seen_beside_their_places_by_a_calibration_that_lasts_the_episode():

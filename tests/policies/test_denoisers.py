@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from policy_examples import diffusion, unet
+from policy_examples import diffusion
 
 from policies import registry
 from policies.denoisers import Denoiser, sinusoidal_embedding
@@ -97,9 +97,3 @@ def test_misfits_are_named():
         build("unet", horizon=1, down_dims=[8])
     with pytest.raises(PolicyError, match="kernel 4"):
         build("unet", kernel=4)
-
-
-def test_the_kind_of_the_network_is_in_the_checkpoint():
-    again = type(unet()).from_config(unet().config)
-    assert again.config["process"]["denoiser"] == unet().config["process"]["denoiser"]
-    assert again.config["process"]["denoiser"]["class"] == UNET

@@ -55,12 +55,6 @@ def test_one_seed_gives_one_network():
         assert torch.equal(mine, other)
 
 
-def test_a_zero_residual_is_exactly_the_base():
-    policy = residual()
-    base = torch.rand(16, 3, generator=seeded(0)) * 2 - 1
-    assert torch.equal(policy.act(observations(16), base, None), base)
-
-
 def test_the_residual_is_bounded_by_its_scale_and_the_action_by_one():
     policy = residual()
     base = torch.full((256, 3), 0.9)

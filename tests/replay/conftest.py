@@ -10,6 +10,7 @@ from store_server import ServerProcess
 
 from robot_rl.data.schema import Field, Row, RowSchema, row_schema
 from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.store import StoreWriter
 
 
 @pytest.fixture
@@ -77,6 +78,12 @@ def client(server: ServerProcess) -> Iterator[ReplayClient]:
     client = ReplayClient(server.store)
     yield client
     client.close()
+
+
+@pytest.fixture
+def writer(tmp_path: Path, opened: Callable[[StoreWriter], StoreWriter]) -> StoreWriter:
+    """An empty store that is open for writing, without a server between."""
+    return opened(StoreWriter(tmp_path / "store"))
 
 
 @pytest.fixture(autouse=True)

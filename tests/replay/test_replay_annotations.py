@@ -17,15 +17,13 @@ from robot_rl.wire.messages import Decoder, Refused
 
 
 @pytest.fixture
-def recorded(server, client, schema, make_episode):
+def recorded(server, client, schema, make_episode, opened):
     """Two episodes in the table, and a reader."""
     client.open_session("reach", schema)
     for steps in (5, 3):
         client.append_episode(make_episode(steps))
     client.flush(10)
-    reader = StoreReader(server.store)
-    yield reader
-    reader.close()
+    return opened(StoreReader(server.store))
 
 
 def test_the_newest_version_of_each_row_is_read_and_rows_stay_as_they_are(
@@ -155,10 +153,8 @@ def test_hostile_annotations_are_answered_and_counted(server, client, recorded):
 
 
 @pytest.fixture
-def writer(tmp_path):
-    writer = StoreWriter(tmp_path / "direct", capacity_rows=30)
-    yield writer
-    writer.close()
+def writer(tmp_path, opened):
+    return opened(StoreWriter(tmp_path / "direct", capacity_rows=30))
 
 
 def annotate(writer, episode, name, version, values):

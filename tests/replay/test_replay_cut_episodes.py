@@ -7,16 +7,8 @@ from store_writing import Recording, sampler_of
 from robot_rl.replay import SessionTaken
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.store import StoreWriter
 
 DISCOUNT = 0.9
-
-
-@pytest.fixture
-def writer(tmp_path):
-    writer = StoreWriter(tmp_path / "store")
-    yield writer
-    writer.close()
 
 
 def episodes_of(store):

@@ -55,16 +55,15 @@ def test_a_kind_without_data_is_replaced_by_one_that_has_a_share():
 
 
 @pytest.fixture
-def store(tmp_path, schema, make_episode):
+def store(tmp_path, schema, make_episode, opened):
     """20 steps of demonstrations, 10 of interventions, 30 of the policy."""
-    writer = StoreWriter(tmp_path / "store")
+    writer = opened(StoreWriter(tmp_path / "store"))
     Recording(writer, schema, actor=0).put(make_episode(20, source=0))
     rows = make_episode(40)
     for row in rows[10:20]:
         row["source"] = np.uint8(2)
     Recording(writer, schema, actor=1).put(rows)
-    yield writer.path
-    writer.close()
+    return writer.path
 
 
 def sources(sampler, batches=200):

@@ -51,13 +51,11 @@ def local_sampler(store, rng, **changes):
 
 
 @pytest.fixture
-def samplers(server):
+def samplers(server, opened):
     """Return functions that open a local and a remote sampler; both are closed at the end."""
-    opened = []
 
     def local(seed=0, **changes):
-        opened.append(local_sampler(server.store, np.random.default_rng(seed), **changes))
-        return opened[-1]
+        return opened(local_sampler(server.store, np.random.default_rng(seed), **changes))
 
     def remote(seed=0, table="reach", **changes):
         spec = spec_of(**changes)
@@ -67,12 +65,9 @@ def samplers(server):
         except BaseException:
             client.close()
             raise
-        opened.append(sampler)
-        return sampler
+        return opened(sampler)
 
-    yield local, remote
-    for sampler in opened:
-        sampler.close()
+    return local, remote
 
 
 def assert_same(one, other):

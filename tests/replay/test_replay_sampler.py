@@ -12,7 +12,6 @@ from robot_rl.replay import NotEnoughData, ReplayError, StoreError
 from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.rows import TableRows
 from robot_rl.replay.sampler import Prefetcher, SampleSpec
-from robot_rl.replay.store import StoreWriter
 from robot_rl.wire import ServerUnreachable
 
 FIELDS = ("state/x", "images/front", "action", "base_action")
@@ -33,29 +32,14 @@ def make_sampler(store, seed=0, **options):
 
 
 @pytest.fixture
-def writer(tmp_path):
-    writer = StoreWriter(tmp_path / "store")
-    yield writer
-    writer.close()
-
-
-@pytest.fixture
 def recording(writer, schema):
     return Recording(writer, schema)
 
 
 @pytest.fixture
-def sampler_of(writer):
-    """Return a function that opens a sampler and closes it at the end."""
-    samplers = []
-
-    def make(**options):
-        samplers.append(make_sampler(writer.path, **options))
-        return samplers[-1]
-
-    yield make
-    for sampler in samplers:
-        sampler.close()
+def sampler_of(writer, opened):
+    """Return a function that opens a sampler, which is closed at the end."""
+    return lambda **options: opened(make_sampler(writer.path, **options))
 
 
 def check_batch(batch, rows):

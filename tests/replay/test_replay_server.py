@@ -341,10 +341,8 @@ def test_a_port_in_use_is_one_clear_error(tmp_path):
     ReplayServer(tmp_path / "store", address).close()
 
 
-@pytest.mark.parametrize(
-    "address", ["tcp://0.0.0.0:5555", "tcp://*:5555", "tcp://192.168.1.4:5555", "ipc:///tmp/x", "7"]
-)
-def test_only_loopback_is_served(tmp_path, address):
+@pytest.mark.parametrize("address", ["ipc:///tmp/x", "7"])
+def test_what_is_no_address_is_refused(tmp_path, address):
     with pytest.raises(AddressRefused, match=r"127\.0\.0\.1"):
         ReplayServer(tmp_path / "store", address)
 
@@ -386,26 +384,6 @@ def test_a_failed_link_surfaces_in_the_next_call(server, schema, make_episode):
             call()
         raised.append(failed.value)
     assert len(set(map(id, raised))) == 3  # one that is raised again keeps the frames of every time
-
-
-def test_starting_and_stopping_leaves_no_thread_and_no_file_open(tmp_path, schema, make_episode):
-    def cycle(index):
-        stop = StopEvent()
-        server = ReplayServer(tmp_path / f"store{index % 2}")
-        thread = threading.Thread(target=server.run, args=(stop,))
-        thread.start()
-        with ReplayClient(server.address) as client:
-            client.open_session("reach", schema)
-            client.append_episode(make_episode(2))
-        stop.set()
-        thread.join()
-
-    cycle(0)
-    files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
-    for index in range(10):
-        cycle(index)
-    assert len(os.listdir("/proc/self/fd")) <= files
-    assert threading.active_count() <= threads
 
 
 def test_the_replay_path_loads_no_policy_and_no_torch():

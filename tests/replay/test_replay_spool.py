@@ -422,8 +422,8 @@ def test_appending_makes_no_system_call(server, spool, what):
         assert (done.returncode, done.stdout) == (0, f"{15 * ROWS}\n"), done.stderr
 
 
-@pytest.mark.slow
-def test_a_hundred_starts_and_stops_leave_no_thread_and_no_file_open(tmp_path, spool):
+@pytest.mark.parametrize("cycles", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_starting_and_stopping_leaves_no_thread_and_no_file_open(tmp_path, spool, cycles):
     def cycle(index):
         stop = StopEvent()
         server = ReplayServer(tmp_path / f"store{index % 2}")
@@ -442,7 +442,7 @@ def test_a_hundred_starts_and_stops_leave_no_thread_and_no_file_open(tmp_path, s
     cycle(0)
     files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     maps = Path("/proc/self/maps").read_text().count("actor-1.rows")
-    for index in range(100):
+    for index in range(cycles):
         cycle(index)
     assert len(os.listdir("/proc/self/fd")) <= files
     assert threading.active_count() <= threads

@@ -9,13 +9,6 @@ from robot_rl.replay.store import StoreWriter
 
 
 @pytest.fixture
-def writer(tmp_path):
-    writer = StoreWriter(tmp_path / "store")
-    yield writer
-    writer.close()
-
-
-@pytest.fixture
 def episode(make_episode):
     """A function that makes an episode with its numbers in the base's proposals too."""
 

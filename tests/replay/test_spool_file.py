@@ -56,19 +56,16 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def open_spool():
+def open_spool(opened):
     """Open a spool; all are closed at the end."""
-    opened = []
 
     def make(path, size=SIZE, begin=None):
-        opened.append(Spool(path, size))
+        spool = opened(Spool(path, size))
         if begin:
-            opened[-1].begin(OPENING, begin)
-        return opened[-1]
+            spool.begin(OPENING, begin)
+        return spool
 
-    yield make
-    for spool in opened:
-        spool.close()
+    return make
 
 
 OPERATIONS = st.lists(

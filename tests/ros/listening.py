@@ -19,7 +19,7 @@ from rclpy.signals import SignalHandlerOptions
 from std_srvs.srv import Trigger
 
 from robot_rl.processes.waiting import wait_until
-from robot_rl.ros import qos
+from robot_rl.ros import device_node, qos
 from robot_rl.ros.client import RosClient
 
 # A busy machine is late by chance; what is said of lateness is tested with nodes that are gone.
@@ -34,6 +34,7 @@ PATIENT_NODES = [
     "+nodes.arm.parameters.limits.max_stamp_age=5.0",
 ]
 PATIENT_DRIVER, PATIENT_LIMITS = {"stale_after_s": 5.0}, {"limits.max_stamp_age": 5.0}
+device_node._DIAGNOSTICS_SECONDS = 0.2  # of nodes in this process: tests wait for the next ones
 
 
 class Running:

@@ -204,23 +204,20 @@ BY_JOINTS = {
 }
 
 
-def test_a_reset_goes_by_joints_and_takes_the_elbow_along():
-    cell = ArmCell(f"/joints_{os.getpid()}", sim_arm(), **BY_JOINTS)
+def test_a_reset_goes_by_joints_and_takes_the_elbow_along(opened):
+    cell = opened(ArmCell(f"/joints_{os.getpid()}", sim_arm(), **BY_JOINTS))
     joints = cell.listener.hear("joint_states", JointState)
-    try:
-        cell.stream(lambda _: HOME, 60.0, until=cell.following)
-        done, message = cell.listener.trigger("reset")
-        assert done, message
-        assert np.abs(np.array(joints[-1].position) - WAYPOINTS[1]).max() < 0.06
-        through = cell.running.node.driver.forward_kinematics(np.array(WAYPOINTS[0]))
-        passed = np.array([messages.pose_array(pose) for pose in cell.poses])
-        assert np.abs(passed[:, :3] - through[:3]).max(axis=1).min() < 0.01
-        assert set_parameter(cell, "reset.pose", HOME.tolist()).successful
-        refused, message = cell.listener.trigger("reset")
-        assert not refused
-        assert "needs one of the parameters reset.pose and reset.joints; got: both" in message
-    finally:
-        cell.close()
+    cell.stream(lambda _: HOME, 60.0, until=cell.following)
+    done, message = cell.listener.trigger("reset")
+    assert done, message
+    assert np.abs(np.array(joints[-1].position) - WAYPOINTS[1]).max() < 0.06
+    through = cell.running.node.driver.forward_kinematics(np.array(WAYPOINTS[0]))
+    passed = np.array([messages.pose_array(pose) for pose in cell.poses])
+    assert np.abs(passed[:, :3] - through[:3]).max(axis=1).min() < 0.01
+    assert set_parameter(cell, "reset.pose", HOME.tolist()).successful
+    refused, message = cell.listener.trigger("reset")
+    assert not refused
+    assert "needs one of the parameters reset.pose and reset.joints; got: both" in message
 
 
 def test_what_a_person_teaches_is_what_a_reset_takes(cell):
@@ -247,19 +244,16 @@ def test_a_stop_ends_a_reset_at_once(cell):
     assert result.message == "the reset was given up: the service stop was called"
 
 
-def test_a_reset_ends_when_who_accompanies_it_falls_silent():
+def test_a_reset_ends_when_who_accompanies_it_falls_silent(opened):
     soon = {"limits.max_stamp_age": 1.0}
-    cell = ArmCell(f"/accompanied_{os.getpid()}", sim_arm(), **soon)
-    try:
-        cell.stream(lambda _: HOME, 60.0, until=cell.following)
-        reset = begin_reset(cell)
-        cell.stream(lambda _: HOME, 0.3)  # as a client that waits for its end does
-        given_up = answer(cell, reset)
-        assert not given_up.success
-        assert "fell silent in the middle of its reset" in given_up.message
-        cell.until_mode("hold: who commands this arm fell silent")
-    finally:
-        cell.close()
+    cell = opened(ArmCell(f"/accompanied_{os.getpid()}", sim_arm(), **soon))
+    cell.stream(lambda _: HOME, 60.0, until=cell.following)
+    reset = begin_reset(cell)
+    cell.stream(lambda _: HOME, 0.3)  # as a client that waits for its end does
+    given_up = answer(cell, reset)
+    assert not given_up.success
+    assert "fell silent in the middle of its reset" in given_up.message
+    cell.until_mode("hold: who commands this arm fell silent")
 
 
 def test_a_node_that_is_not_active_refuses_a_reset_and_none_outlives_it(cell):
@@ -280,31 +274,30 @@ def test_a_node_that_is_not_active_refuses_a_reset_and_none_outlives_it(cell):
     assert not cell.mode().startswith("reset")
 
 
-def test_a_force_sensor_is_zeroed_where_the_arm_holds_and_nothing_presses():
+def test_a_force_sensor_is_zeroed_where_the_arm_holds_and_nothing_presses(opened):
     namespace = f"/zeroed_{os.getpid()}"
-    cell = ArmCell(namespace, {**sim_arm(), "_target_": "arm_cell.DriftedArm"}, rate_hz=20.0)
-    try:
-        trigger, arm = cell.listener.trigger, cell.running.node.driver
-        wrenches = cell.listener.hear("current_wrench", WrenchStamped)
-        cell.stream(ahead(1.0), 60.0, until=cell.following)
-        done, words = trigger("zero_ft")
-        assert (done, "only where the arm holds" in words) == (False, True), words
-        cell.until_mode("hold: no command")
-        for pressed in ((40.0,), (-6.0, 6.0)):  # a contact, and a hand
-            arm.pressed = pressed
-            time.sleep(1.0)
-            done, words = trigger("zero_ft")
-            assert not done
-            assert "not zeroed" in words
-            assert "let nothing touch the tool" in words
-            assert arm.offset == 6.0
-        arm.pressed = (0.0,)
+    cell = opened(
+        ArmCell(namespace, {**sim_arm(), "_target_": "arm_cell.DriftedArm"}, rate_hz=20.0)
+    )
+    trigger, arm = cell.listener.trigger, cell.running.node.driver
+    wrenches = cell.listener.hear("current_wrench", WrenchStamped)
+    cell.stream(ahead(1.0), 60.0, until=cell.following)
+    done, words = trigger("zero_ft")
+    assert (done, "only where the arm holds" in words) == (False, True), words
+    cell.until_mode("hold: no command")
+    for pressed in ((40.0,), (-6.0, 6.0)):  # a contact, and a hand
+        arm.pressed = pressed
         time.sleep(1.0)
-        assert trigger("zero_ft") == (True, "the force sensor reads zero now; it read 6.0 N")
-        cell.listener.until(lambda: wrenches[-1].wrench.force.z == 0.0)
-        cell.stream(ahead(1.0), 60.0, until=cell.following)
-    finally:
-        cell.close()
+        done, words = trigger("zero_ft")
+        assert not done
+        assert "not zeroed" in words
+        assert "let nothing touch the tool" in words
+        assert arm.offset == 6.0
+    arm.pressed = (0.0,)
+    time.sleep(1.0)
+    assert trigger("zero_ft") == (True, "the force sensor reads zero now; it read 6.0 N")
+    cell.listener.until(lambda: wrenches[-1].wrench.force.z == 0.0)
+    cell.stream(ahead(1.0), 60.0, until=cell.following)
 
 
 def test_an_arm_without_a_sensor_to_be_zeroed_offers_no_such_service(cell):
@@ -320,16 +313,15 @@ def test_a_reset_pose_that_is_none_is_refused(cell):
 
 
 @pytest.mark.parametrize("pose", [[0.45, 0.0, 0.2, 0.0, 0.0, 0.0, 0.0], [0.45, 0, 0.2, 0, 0, 3.1]])
-def test_a_reset_pose_that_is_none_is_refused_from_the_start_too(pose):
-    made = ArmCell(f"/posed_{os.getpid()}", sim_arm(), **{"reset.pose": [float(v) for v in pose]})
-    try:
-        success, message = made.listener.trigger("reset")
-        assert not success
-        assert "reset.pose" in message.partition(";")[0]
-        heard = len(made.poses)
-        made.listener.until(lambda: len(made.poses) > heard + 5)  # the node goes on
-    finally:
-        made.close()
+def test_a_reset_pose_that_is_none_is_refused_from_the_start_too(pose, opened):
+    made = opened(
+        ArmCell(f"/posed_{os.getpid()}", sim_arm(), **{"reset.pose": [float(v) for v in pose]})
+    )
+    success, message = made.listener.trigger("reset")
+    assert not success
+    assert "reset.pose" in message.partition(";")[0]
+    heard = len(made.poses)
+    made.listener.until(lambda: len(made.poses) > heard + 5)  # the node goes on
 
 
 def test_a_seed_begins_its_episode(cell):

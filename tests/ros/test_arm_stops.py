@@ -37,31 +37,25 @@ def test_a_node_that_begins_anew_is_still_stopped(tmp_path):
     assert list(tmp_path.iterdir()) == []  # a third one is free
 
 
-def test_a_stop_just_after_a_clearing_is_kept_too(tmp_path):
-    cell = ArmCell(f"/twice_{os.getpid()}", sim_arm(), stop_folder=str(tmp_path))
-    try:
-        # Between two polls: there are none of a node that is not active.
-        assert answer(cell, asker(cell, ChangeState, "arm/change_state")(transition=DEACTIVATE))
-        for service in ("stop", "clear_errors", "stop"):
-            assert cell.listener.trigger(service)[0]
-        cell.until_mode("stopped: the service stop")
-        assert len(list(tmp_path.iterdir())) == 1
-    finally:
-        cell.close()
+def test_a_stop_just_after_a_clearing_is_kept_too(tmp_path, opened):
+    cell = opened(ArmCell(f"/twice_{os.getpid()}", sim_arm(), stop_folder=str(tmp_path)))
+    # Between two polls: there are none of a node that is not active.
+    assert answer(cell, asker(cell, ChangeState, "arm/change_state")(transition=DEACTIVATE))
+    for service in ("stop", "clear_errors", "stop"):
+        assert cell.listener.trigger(service)[0]
+    cell.until_mode("stopped: the service stop")
+    assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_stop_that_the_arm_does_not_take_is_kept_and_named(tmp_path):
+def test_a_stop_that_the_arm_does_not_take_is_kept_and_named(tmp_path, opened):
     driver = {**sim_arm(), "_target_": "arm_cell.UnstoppableArm"}
-    cell = ArmCell(f"/deaf_{os.getpid()}", driver, stop_folder=str(tmp_path))
-    try:
-        done, message = cell.listener.trigger("stop")
-        assert not done
-        assert "the cable is out" in message
-        assert len(list(tmp_path.iterdir())) == 1
-        cell.until_mode("stopped: the service stop")
-        cell.stream(lambda _: HOME, 60.0, until=lambda: cell.count("stopped") > 3)
-    finally:
-        cell.close()
+    cell = opened(ArmCell(f"/deaf_{os.getpid()}", driver, stop_folder=str(tmp_path)))
+    done, message = cell.listener.trigger("stop")
+    assert not done
+    assert "the cable is out" in message
+    assert len(list(tmp_path.iterdir())) == 1
+    cell.until_mode("stopped: the service stop")
+    cell.stream(lambda _: HOME, 60.0, until=lambda: cell.count("stopped") > 3)
 
 
 def test_no_clear_of_before_a_stop_undoes_it():
@@ -122,84 +116,72 @@ class FailingNode(SimArmNode):
         (FailingNode, "drivers.arm.sim.SimArm", "hold: the arm is not connected"),
     ],
 )
-def test_a_deactivation_that_fails_leaves_nothing_that_moves_the_arm(kind, driver, mode):
+def test_a_deactivation_that_fails_leaves_nothing_that_moves_the_arm(kind, driver, mode, opened):
     namespace = f"/left_{kind.__name__.lower()}_{os.getpid()}"
-    cell = ArmCell(namespace, {**sim_arm(), "_target_": driver}, kind=kind)
-    try:
-        change = asker(cell, ChangeState, "arm/change_state")
-        cell.stream(ahead(1.0), 60.0, until=cell.following)
-        arm = cell.running.node.driver
-        answer(cell, change(transition=DEACTIVATE))
-        cell.until_mode(mode)
-        applied = len(cell.applied)
-        cell.stream(ahead(1.0), 0.5)
-        assert len(cell.applied) == applied
-        assert cell.mode() == mode
-        assert cell.facts()  # the node goes on
-        if kind is FailingNode:
-            with pytest.raises(DriverError, match="not connected"):
-                arm.read()
-            for transition in (CONFIGURE, ACTIVATE):
-                assert answer(cell, change(transition=transition)).success
-            cell.stream(lambda _: cell.pose(), 60.0, until=cell.following)
-            cell.stream(lambda _: cell.pose(), 0.5)
-            assert cell.count("publishers") == 0  # each command came in once
-    finally:
-        cell.close()
+    cell = opened(ArmCell(namespace, {**sim_arm(), "_target_": driver}, kind=kind))
+    change = asker(cell, ChangeState, "arm/change_state")
+    cell.stream(ahead(1.0), 60.0, until=cell.following)
+    arm = cell.running.node.driver
+    answer(cell, change(transition=DEACTIVATE))
+    cell.until_mode(mode)
+    applied = len(cell.applied)
+    cell.stream(ahead(1.0), 0.5)
+    assert len(cell.applied) == applied
+    assert cell.mode() == mode
+    assert cell.facts()  # the node goes on
+    if kind is FailingNode:
+        with pytest.raises(DriverError, match="not connected"):
+            arm.read()
+        for transition in (CONFIGURE, ACTIVATE):
+            assert answer(cell, change(transition=transition)).success
+        cell.stream(lambda _: cell.pose(), 60.0, until=cell.following)
+        cell.stream(lambda _: cell.pose(), 0.5)
+        assert cell.count("publishers") == 0  # each command came in once
 
 
-def test_a_collision_reflex_is_reported_and_never_cleared_by_itself():
-    cell = ArmCell(f"/reflex_{os.getpid()}", sim_arm(reflex_force=10.0))
-    try:
-        below = np.array([0, 0, 0.02, 0, 0, 0, 0])
-        stopped = lambda: cell.mode().startswith("stopped")  # noqa: E731
-        cell.stream(lambda _: cell.pose() - below, 60.0, until=stopped)
-        before = cell.count("stopped")
-        cell.stream(lambda _: HOME, 60.0, until=lambda: cell.count("stopped") > before + 3)
-        assert "collision reflex" in cell.mode()
-        assert cell.listener.reported("collision reflex")["mode"] == "stopped"
-        assert cell.listener.trigger("clear_errors")[0]
-        cell.until_mode("hold")
-    finally:
-        cell.close()
+def test_a_collision_reflex_is_reported_and_never_cleared_by_itself(opened):
+    cell = opened(ArmCell(f"/reflex_{os.getpid()}", sim_arm(reflex_force=10.0)))
+    below = np.array([0, 0, 0.02, 0, 0, 0, 0])
+    stopped = lambda: cell.mode().startswith("stopped")  # noqa: E731
+    cell.stream(lambda _: cell.pose() - below, 60.0, until=stopped)
+    before = cell.count("stopped")
+    cell.stream(lambda _: HOME, 60.0, until=lambda: cell.count("stopped") > before + 3)
+    assert "collision reflex" in cell.mode()
+    assert cell.listener.reported("collision reflex")["mode"] == "stopped"
+    assert cell.listener.trigger("clear_errors")[0]
+    cell.until_mode("hold")
 
 
 @pytest.mark.parametrize("moving", [False, True])
-def test_a_measured_pose_that_jumps_stops_the_arm_where_it_is(tmp_path, moving):
+def test_a_measured_pose_that_jumps_stops_the_arm_where_it_is(tmp_path, moving, opened):
     driver = {**sim_arm(), "_target_": "arm_cell.MisreadArm"}
-    cell = ArmCell(f"/jump_{os.getpid()}", driver, stop_folder=str(tmp_path))
+    cell = opened(ArmCell(f"/jump_{os.getpid()}", driver, stop_folder=str(tmp_path)))
     arm = cell.running.node.driver
-    try:
-        start = cell.pose()
-        way = (lambda t: 0.02 * np.sin(3.0 * t)) if moving else (lambda t: 0.0)
-        cell.stream(lambda t: start + np.array([way(t), 0, 0, 0, 0, 0, 0]), 0.5)
-        before = arm.true_position()
-        # A jump also where the machine stands still meanwhile.
-        arm.shift = np.array([0.0, 0.15, 0.0])
-        cell.until_mode("stopped: the measured position jumped by")
-        arm.shift = np.zeros(3)
-        for _ in range(25):
-            cell.commander.send(start)
-            time.sleep(0.02)
-        assert np.linalg.norm(arm.true_position() - before) < (0.01 if moving else 0.002)
-        assert "look at what measures the pose" in cell.mode()
-        assert cell.listener.trigger("clear_errors")[0]
-        cell.stream(lambda _: start, 60.0, until=lambda: "follow" in cell.mode())
-    finally:
-        cell.close()
+    start = cell.pose()
+    way = (lambda t: 0.02 * np.sin(3.0 * t)) if moving else (lambda t: 0.0)
+    cell.stream(lambda t: start + np.array([way(t), 0, 0, 0, 0, 0, 0]), 0.5)
+    before = arm.true_position()
+    # A jump also where the machine stands still meanwhile.
+    arm.shift = np.array([0.0, 0.15, 0.0])
+    cell.until_mode("stopped: the measured position jumped by")
+    arm.shift = np.zeros(3)
+    for _ in range(25):
+        cell.commander.send(start)
+        time.sleep(0.02)
+    assert np.linalg.norm(arm.true_position() - before) < (0.01 if moving else 0.002)
+    assert "look at what measures the pose" in cell.mode()
+    assert cell.listener.trigger("clear_errors")[0]
+    cell.stream(lambda _: start, 60.0, until=lambda: "follow" in cell.mode())
 
 
-def test_measurements_of_another_time_hold_the_arm_and_say_so():
-    cell = ArmCell(f"/late_{os.getpid()}", {**sim_arm(), "_target_": "arm_cell.MisreadArm"})
+def test_measurements_of_another_time_hold_the_arm_and_say_so(opened):
+    cell = opened(ArmCell(f"/late_{os.getpid()}", {**sim_arm(), "_target_": "arm_cell.MisreadArm"}))
     arm = cell.running.node.driver
-    try:
-        start, before = cell.pose(), arm.true_position()
-        modes = cell.listener.hear("mode", String, qos.latched(10))
-        arm.late_ns = 8 * 10**9
-        said = "not stamped with this machine's time; got: 8."
-        cell.stream(lambda _: start, 60.0, until=lambda: said in cell.mode())
-        time.sleep(0.7)  # the age is another one at every poll, which is no news
-        assert sum(said[:20] in mode.data for mode in modes) <= 3
-        assert np.linalg.norm(arm.true_position() - before) < 0.002
-    finally:
-        cell.close()
+    start, before = cell.pose(), arm.true_position()
+    modes = cell.listener.hear("mode", String, qos.latched(10))
+    arm.late_ns = 8 * 10**9
+    said = "not stamped with this machine's time; got: 8."
+    cell.stream(lambda _: start, 60.0, until=lambda: said in cell.mode())
+    time.sleep(0.7)  # the age is another one at every poll, which is no news
+    assert sum(said[:20] in mode.data for mode in modes) <= 3
+    assert np.linalg.norm(arm.true_position() - before) < 0.002

@@ -38,24 +38,21 @@ def film(tmp_path_factory):
 
 
 @pytest.fixture
-def start():
+def start(opened):
     """Run the node over a film in a namespace of its own; returns the listener."""
-    running = []
 
     def make(namespace, device, parameters=None, **options):
         driver = {"_target_": "drivers.camera.uvc.UvcCamera", "device": str(device)}
         driver |= {"width": WIDTH, "height": HEIGHT, **options}
-        listener = Listener(namespace)
+        listener = opened(Listener(namespace))
         topics = {"image_raw": Image, "camera_info": CameraInfo}
         for topic, kind in topics.items():
             listener.hear(f"front/color/{topic}", kind)
         parameters = {"camera": "front", **(parameters or {})}
-        running.extend((listener, Running(CameraNode, namespace, driver, **parameters)))
+        opened(Running(CameraNode, namespace, driver, **parameters))
         return listener
 
-    yield make
-    for one in running:
-        one.close()
+    return make
 
 
 def test_pictures_are_published_as_realsense_does(film, start):

@@ -26,9 +26,9 @@ def ros_threads():
     return [thread for thread in threading.enumerate() if thread.name == "ros"]
 
 
-@pytest.mark.parametrize("trained", [[], ["reset=backward_policy", "operator=simulated"]])
-def test_an_evaluation_leaves_ros_at_its_end(trained, tmp_path, monkeypatch):
+def test_an_evaluation_leaves_ros_at_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr(robot, "_FOUND_SECONDS", 0.1)  # there is none
+    trained = ["reset=backward_policy", "operator=simulated"]
     config = compose(["robot=ros_sim", "task=peg_insert", "evaluation.slots=1", *trained])
     before = len(ros_threads())
     with closing(Evaluator(config, RunDirectory(tmp_path), print)):
@@ -58,29 +58,26 @@ class Person:
         self._listener.close()
 
 
-def test_a_robot_without_a_detector_is_evaluated_by_the_person_who_puts_the_scene_back(tmp_path):
+def test_a_robot_without_a_detector_is_evaluated_by_the_person_who_puts_the_scene_back(
+    tmp_path, opened
+):
     config = configuration(
         "/judged",
         "reset=human",
         "reward=human",
         "task.tracked.reports_success=false",
-        "task.environment.time_limit_steps=60",
+        "task.environment.time_limit_steps=30",
         "evaluation.final_episodes=3",
     )
-    noted, arm = [], arm_node(config)
+    noted = []
+    opened(arm_node(config))
     # A success; one that was driven, which is none of the policy's; one that does not count, and in
     # its place one that nobody calls a success.
     words = [["success"], ["take_over", "success"], ["discard"], []]
-    try:
-        with closing(Evaluator(config, RunDirectory(tmp_path), noted.append)) as evaluator:
-            behaviour = untrained(make_env(compose(["task=reach"])).schema, largest=0.01)
-            person = Person("/judged", words)
-            try:
-                result = evaluator.evaluate(behaviour, 0, "final")
-            finally:
-                person.close()
-    finally:
-        arm.close()
+    evaluator = opened(Evaluator(config, RunDirectory(tmp_path), noted.append))
+    behaviour = untrained(make_env(compose(["task=reach"])).schema, largest=0.01)
+    with closing(Person("/judged", words)):
+        result = evaluator.evaluate(behaviour, 0, "final")
     assert (result.episodes, result.successes, result.failures) == (3, 1, (1, 2))
     assert result.made_again == {"discard": 1}
     assert result.operated == 1

@@ -84,10 +84,8 @@ class JointCell:
 
 
 @pytest.fixture
-def joint_cell(request):
-    cell = JointCell(f"/{request.node.name[:40]}")
-    yield cell
-    cell.close()
+def joint_cell(request, opened):
+    return opened(JointCell(f"/{request.node.name[:40]}"))
 
 
 def test_joint_targets_are_followed_within_limits_and_the_arm_holds_without_them(joint_cell):
@@ -119,23 +117,20 @@ def test_joint_targets_are_followed_within_limits_and_the_arm_holds_without_them
 
 
 @pytest.mark.slow
-def test_a_reset_moves_the_joints_and_keeps_to_its_node_after_a_restart(request):
+def test_a_reset_moves_the_joints_and_keeps_to_its_node_after_a_restart(request, opened):
     name, end = f"/{request.node.name[:30]}", [0.2, -0.2, 0.0, -2.4, 0.0, 2.5, 0.6]
-    cell = JointCell(name, **{"reset.joints": end, "reset.speed_joints": 1.0})
-    try:
-        success, message = cell.listener.trigger("reset")
-        assert success, message
-        np.testing.assert_allclose(cell.joints(), end, atol=0.05)
-        assert cell.listener.trigger("stop")[0]
-        cell.running.close()
-        cell.running = Running(SimArmNode, name, DRIVER, **LIMITS)
-        cell.until_mode("stopped: since before this node began")
-        assert cell.listener.trigger("clear_errors")[0]
-        success, message = cell.listener.trigger("reset")
-        assert not success
-        assert "needs reset.joints alone" in message
-    finally:
-        cell.close()
+    cell = opened(JointCell(name, **{"reset.joints": end, "reset.speed_joints": 1.0}))
+    success, message = cell.listener.trigger("reset")
+    assert success, message
+    np.testing.assert_allclose(cell.joints(), end, atol=0.05)
+    assert cell.listener.trigger("stop")[0]
+    cell.running.close()
+    cell.running = Running(SimArmNode, name, DRIVER, **LIMITS)
+    cell.until_mode("stopped: since before this node began")
+    assert cell.listener.trigger("clear_errors")[0]
+    success, message = cell.listener.trigger("reset")
+    assert not success
+    assert "needs reset.joints alone" in message
 
 
 def test_an_arm_that_takes_joint_targets_has_no_workspace_and_no_limit_of_force():
@@ -157,37 +152,34 @@ def test_an_arm_that_takes_joint_targets_has_no_workspace_and_no_limit_of_force(
             rclpy.try_shutdown(context=context)
 
 
-def test_actions_move_joints_and_an_expert_reaches_its_goal_with_them():
+def test_actions_move_joints_and_an_expert_reaches_its_goal_with_them(opened):
     words = ["robot=ros_sim_joints", "task=reach", "robot.gripper=false", "robot.namespace=/deltas"]
     config = compose([*words, *PATIENT])
-    node, env = arm_node(config, {"contact_task": False}), make_env(config)
-    try:
-        assert env.schema.action_names == tuple(f"{name}.delta" for name in JOINTS)
-        seen, _ = env.reset(seed=3)
-        assert seen["state/joint_lead"].shape == (7,)
-        began, action = seen["state/joint_positions"], np.zeros(7, np.float32)
-        action[6] = 1.0
-        for _ in range(6):
-            seen, *_, info = env.step(action)
-        moved = seen["state/joint_positions"] - began
-        assert moved[6] > 0.1
-        assert np.abs(moved[:6]).max() < 0.02
-        assert not info["clamped"]
-        with pytest.raises(RobotRLError, match=r"joint1\.delta"):
-            env.step(np.full(7, np.nan, np.float32))
+    opened(arm_node(config, {"contact_task": False}))
+    env = opened(make_env(config))
+    assert env.schema.action_names == tuple(f"{name}.delta" for name in JOINTS)
+    seen, _ = env.reset(seed=3)
+    assert seen["state/joint_lead"].shape == (7,)
+    began, action = seen["state/joint_positions"], np.zeros(7, np.float32)
+    action[6] = 1.0
+    for _ in range(6):
+        seen, *_, info = env.step(action)
+    moved = seen["state/joint_positions"] - began
+    assert moved[6] > 0.1
+    assert np.abs(moved[:6]).max() < 0.02
+    assert not info["clamped"]
+    with pytest.raises(RobotRLError, match=r"joint1\.delta"):
+        env.step(np.full(7, np.nan, np.float32))
 
-        expert, success = make_expert(config, env), False
-        seen, _ = env.reset(seed=4)
-        expert.reset(np.random.default_rng(0))
-        for _ in range(50):
-            seen, _, terminated, _, info = env.step(expert.act(np.random.default_rng(1)))
-            success = success or info["success"]
-            if terminated:
-                break
-        assert success
-    finally:
-        env.close()
-        node.close()
+    expert, success = make_expert(config, env), False
+    seen, _ = env.reset(seed=4)
+    expert.reset(np.random.default_rng(0))
+    for _ in range(50):
+        seen, _, terminated, _, info = env.step(expert.act(np.random.default_rng(1)))
+        success = success or info["success"]
+        if terminated:
+            break
+    assert success
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import threading
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +24,7 @@ from robot_rl.env.intervention import Intervention
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.learning.stages.collect import TeleoperatedSession
 from robot_rl.processes.progress import WorkProgress
-from robot_rl.ros import qos, robot
+from robot_rl.ros import episodes, qos, robot
 from robot_rl.ros.messages import joint_state_message
 from robot_rl.run import RunDirectory
 from robot_rl.safety import reset_motion
@@ -172,31 +171,31 @@ class KeyPressed:
         pass
 
 
-@pytest.mark.parametrize(("source", "motion"), [("console", "reset"), ("keyboard", "follow")])
-def test_a_stop_during_a_reset_stops_the_arm_and_only_a_person_lets_it_move(source, motion):
+@pytest.mark.parametrize(
+    ("source", "motion"),
+    [("console", "reset"), pytest.param("keyboard", "follow", marks=pytest.mark.slow)],
+)
+def test_a_stop_during_a_reset_stops_the_arm_and_only_a_person_lets_it_move(source, motion, opened):
     key = KeyPressed()
-    cell = Resetting(f"/stopped_{source}_{motion}", [key], reset=FAR)
+    cell = opened(Resetting(f"/stopped_{source}_{motion}", [key], reset=FAR))
     key.inbox = cell.inbox
     say = cell.inbox.post if source == "console" else key.said.append
-    try:
-        thread = cell.when(motion, lambda: say("stop"))
-        with pytest.raises(RobotInterrupted, match=r"(is|has) stopped"):
-            cell.env.reset(seed=1)
-        thread.join()
-        cell.listener.until(lambda: cell.mode().startswith("stopped"))
-        for _ in range(3):  # as the loop does: it tries again and again
-            with pytest.raises(RobotInterrupted, match="clear_errors"):
-                cell.env.reset(seed=1)
-        assert cell.stays()
-        say("clear_errors")
-        cell.env.overhear()
-        cell.listener.until(lambda: cell.mode().startswith("hold"))
-        assert cell.stays()
-        assert not cell.env.waits_for
+    thread = cell.when(motion, lambda: say("stop"))
+    with pytest.raises(RobotInterrupted, match=r"(is|has) stopped"):
         cell.env.reset(seed=1)
-        assert not step(cell.env)[0]
-    finally:
-        cell.close()
+    thread.join()
+    cell.listener.until(lambda: cell.mode().startswith("stopped"))
+    for _ in range(3):  # as the loop does: it tries again and again
+        with pytest.raises(RobotInterrupted, match="clear_errors"):
+            cell.env.reset(seed=1)
+    assert cell.stays()
+    say("clear_errors")
+    cell.env.overhear()
+    cell.listener.until(lambda: cell.mode().startswith("hold"))
+    assert cell.stays()
+    assert not cell.env.waits_for
+    cell.env.reset(seed=1)
+    assert not step(cell.env)[0]
 
 
 @pytest.mark.slow  # the reset takes long, and the gripper's limit is large for a busy machine
@@ -257,105 +256,84 @@ def test_a_stop_reaches_an_arm_whose_node_is_just_being_started_again():
         arm.close()
 
 
-def test_an_arm_moves_after_a_fault_when_a_person_says_start_and_not_before():
-    cell = Resetting("/faulty", real=True)
-    try:
-        assert "this process has not moved it yet; next: to go on say start" in cell.waits()
-        cell.inbox.post("start")
-        until_begun(cell.env, seed=1)
+def test_an_arm_moves_after_a_fault_when_a_person_says_start_and_not_before(opened):
+    cell = opened(Resetting("/faulty", real=True))
+    assert "this process has not moved it yet; next: to go on say start" in cell.waits()
+    cell.inbox.post("start")
+    until_begun(cell.env, seed=1)
 
-        cell.arm.close()
-        for sensor in cell.env.robot.all_sensors:
-            sensor.limit_s = 0.3
-        deadline = time.monotonic() + 30.0
-        with pytest.raises(RobotInterrupted, match=r"too old|not measured just now"):  # noqa: PT012
-            while time.monotonic() < deadline:
-                step(cell.env)
-        cell.inbox.post("start")  # too early: what is missing is still missing
-        with impatient(cell.env, 0.5), pytest.raises(RobotInterrupted, match="no message"):
-            cell.env.reset(seed=1)
+    cell.arm.close()
+    for sensor in cell.env.robot.all_sensors:
+        sensor.limit_s = 0.3
+    deadline = time.monotonic() + 30.0
+    with pytest.raises(RobotInterrupted, match=r"too old|not measured just now"):  # noqa: PT012
+        while time.monotonic() < deadline:
+            step(cell.env)
+    cell.inbox.post("start")  # too early: what is missing is still missing
+    with impatient(cell.env, 0.5), pytest.raises(RobotInterrupted, match="no message"):
+        cell.env.reset(seed=1)
 
-        cell.arm = arm_node(cell.config, cell.parameters)
-        for sensor in cell.env.robot.all_sensors:
-            sensor.limit_s = 3.0
-        cell.listener.until(lambda: cell.mode().startswith("hold"))
-        waiting = cell.waits()
-        assert "no message on /faulty/" in waiting
-        assert "to go on say start" in waiting
-        cell.inbox.post("start")
-        until_begun(cell.env, seed=1)
-        assert not step(cell.env)[0]
-    finally:
-        cell.close()
+    cell.arm = arm_node(cell.config, cell.parameters)
+    for sensor in cell.env.robot.all_sensors:
+        sensor.limit_s = 3.0
+    cell.listener.until(lambda: cell.mode().startswith("hold"))
+    waiting = cell.waits()
+    assert "no message on /faulty/" in waiting
+    assert "to go on say start" in waiting
+    cell.inbox.post("start")
+    until_begun(cell.env, seed=1)
+    assert not step(cell.env)[0]
 
 
-def test_of_a_robot_that_is_not_there_nobody_is_first_asked_to_say_start(monkeypatch):
+def test_of_a_robot_that_is_not_there_nobody_is_first_asked_to_say_start(monkeypatch, opened):
     monkeypatch.setattr(robot, "_FOUND_SECONDS", 0.1)
     config = configuration("/absent")
     config.robot.mirror = None  # as of a real one
-    env = make_intervention(config, make_env(config), make_inbox(config))
-    try:
-        waiting = env.waiting()
-        assert waiting.startswith("the robot is not there; got: nobody publishes /absent/joint_st")
-        assert "nobody serves /absent/stop; next: start what is missing" in waiting
-        assert waiting.index("docs/topics.md") < waiting.index("say start")
-        with arm_there(config):
-            listener = Listener("/absent")
-            listener.until(lambda: env.waiting().startswith("a person has to look at the robot"))
-            listener.close()
-    finally:
-        env.close()
+    env = opened(make_intervention(config, make_env(config), make_inbox(config)))
+    waiting = env.waiting()
+    assert waiting.startswith("the robot is not there; got: nobody publishes /absent/joint_st")
+    assert "nobody serves /absent/stop; next: start what is missing" in waiting
+    assert waiting.index("docs/topics.md") < waiting.index("say start")
+    opened(arm_node(config))
+    listener = opened(Listener("/absent"))
+    listener.until(lambda: env.waiting().startswith("a person has to look at the robot"))
 
 
-@contextmanager
-def arm_there(config):
-    arm = arm_node(config)
-    try:
-        yield
-    finally:
-        arm.close()
+def test_an_arm_that_was_stopped_and_cleared_moves_when_a_person_says_start(opened):
+    cell = opened(Resetting("/cleared", real=True))
+    cell.inbox.post("start")
+    until_begun(cell.env, seed=1)
+    cell.listener.trigger("stop")
+    deadline = time.monotonic() + 30.0
+    while not step(cell.env)[0]:
+        assert time.monotonic() < deadline
+    done, why = cell.listener.trigger("start")  # not yet
+    assert not done
+    assert "the service stop was called; next: say clear_errors, then start" in why
+    cell.listener.trigger("clear_errors")
+    cell.listener.until(lambda: "clear_errors" in cell.env.overhear().events)
+    assert "the service stop was called; next: to go on say start" in cell.waits()
+    cell.listener.trigger("start")
+    until_begun(cell.env, seed=1)
 
 
-def test_an_arm_that_was_stopped_and_cleared_moves_when_a_person_says_start():
-    cell = Resetting("/cleared", real=True)
-    try:
-        cell.inbox.post("start")
-        until_begun(cell.env, seed=1)
-        cell.listener.trigger("stop")
-        deadline = time.monotonic() + 30.0
-        while not step(cell.env)[0]:
-            assert time.monotonic() < deadline
-        done, why = cell.listener.trigger("start")  # not yet
-        assert not done
-        assert "the service stop was called; next: say clear_errors, then start" in why
-        cell.listener.trigger("clear_errors")
-        cell.listener.until(lambda: "clear_errors" in cell.env.overhear().events)
-        assert "the service stop was called; next: to go on say start" in cell.waits()
-        cell.listener.trigger("start")
-        until_begun(cell.env, seed=1)
-    finally:
-        cell.close()
-
-
-def test_a_reset_that_failed_is_the_reason_and_not_an_operator(monkeypatch):
+def test_a_reset_that_failed_is_the_reason_and_not_an_operator(monkeypatch, opened):
     monkeypatch.setattr(reset_motion, "_PATIENCE_SECONDS", 0.3)
     monkeypatch.setattr(reset_motion, "_PAUSE_SECONDS", 0.2)
-    cell = Resetting("/obstructed", **{"reset.tolerance_translation": 0.0005})
-    try:
-        with pytest.raises(RobotInterrupted, match="the reset failed twice, at last: the arm"):
-            cell.env.reset(seed=1)
-        waiting = cell.waits()
-        assert "the reset failed twice" in waiting
-        assert "next: to go on say clear_errors" in waiting
-        assert "the operator" not in waiting
-    finally:
-        cell.close()
+    cell = opened(Resetting("/obstructed", **{"reset.tolerance_translation": 0.0005}))
+    with pytest.raises(RobotInterrupted, match="the reset failed twice, at last: the arm"):
+        cell.env.reset(seed=1)
+    waiting = cell.waits()
+    assert "the reset failed twice" in waiting
+    assert "next: to go on say clear_errors" in waiting
+    assert "the operator" not in waiting
 
 
-def test_who_collects_by_hand_is_told_of_a_stop_that_was_kept(tmp_path):
+def test_who_collects_by_hand_is_told_of_a_stop_that_was_kept(tmp_path, opened):
     namespace = "/kept"
     config = configuration(namespace)
-    arm, listener = arm_node(config), Listener(namespace)
+    opened(arm_node(config))
+    listener = opened(Listener(namespace))
     noted = io.StringIO()
     OmegaConf.set_struct(config, False)
     config.runs_directory = str(tmp_path)
@@ -365,51 +343,41 @@ def test_who_collects_by_hand_is_told_of_a_stop_that_was_kept(tmp_path):
         "script": [],
         "events": {},
     }
-    try:
-        assert listener.trigger("stop")[0]
-        progress = WorkProgress(1, console=Console(file=noted, width=200))
-        session = TeleoperatedSession(config, RunDirectory.create("reach", str(tmp_path)), progress)
-        thread = threading.Thread(target=session._wait_for_start, args=(1,))
-        thread.start()
-        listener.until(lambda: "kept/mode: the service stop was called" in noted.getvalue())
-        assert "next: to go on say clear_errors" in noted.getvalue()
-        assert thread.is_alive()
-        listener.trigger("clear_errors")
-        listener.until(lambda: "episode 1: say start" in noted.getvalue())
-        listener.trigger("start")
-        thread.join()
-        session.close()
-    finally:
-        listener.close()
-        arm.close()
+    assert listener.trigger("stop")[0]
+    progress = WorkProgress(1, console=Console(file=noted, width=200))
+    session = TeleoperatedSession(config, RunDirectory.create("reach", str(tmp_path)), progress)
+    thread = threading.Thread(target=session._wait_for_start, args=(1,))
+    thread.start()
+    listener.until(lambda: "kept/mode: the service stop was called" in noted.getvalue())
+    assert "next: to go on say clear_errors" in noted.getvalue()
+    assert thread.is_alive()
+    listener.trigger("clear_errors")
+    listener.until(lambda: "episode 1: say start" in noted.getvalue())
+    listener.trigger("start")
+    thread.join()
+    session.close()
 
 
-def test_an_arm_that_does_not_come_to_its_start_waits_for_a_person():
+def test_an_arm_that_does_not_come_to_its_start_waits_for_a_person(monkeypatch, opened):
+    monkeypatch.setattr(episodes, "_MOST_SETTLING", 15)
     exact = [word.replace("turn_tolerance:0.1", "turn_tolerance:1.0e-9") for word in SCRIPTED]
-    cell = Resetting("/lost", scripted=exact)
-    try:
-        with pytest.raises(RobotInterrupted, match=r"look at the robot; got: the arm does not"):
-            cell.env.reset(seed=1)
-        with pytest.raises(RobotInterrupted, match=r"got: the arm does not.*to go on say start"):
-            cell.env.reset(seed=1)
-        assert cell.stays()
-        easy = replace(cell.env.robot.episodes, tolerance=0.1, turn_tolerance=0.1)
-        cell.env.robot.episodes = easy  # the person has mended it
-        cell.inbox.post("start")
+    cell = opened(Resetting("/lost", scripted=exact))
+    with pytest.raises(RobotInterrupted, match=r"look at the robot; got: the arm does not"):
         cell.env.reset(seed=1)
-    finally:
-        cell.close()
+    with pytest.raises(RobotInterrupted, match=r"got: the arm does not.*to go on say start"):
+        cell.env.reset(seed=1)
+    assert cell.stays()
+    easy = replace(cell.env.robot.episodes, tolerance=0.1, turn_tolerance=0.1)
+    cell.env.robot.episodes = easy  # the person has mended it
+    cell.inbox.post("start")
+    cell.env.reset(seed=1)
 
 
-def test_an_episode_whose_goal_is_reached_before_it_begins_waits_for_a_person():
+def test_an_episode_whose_goal_is_reached_before_it_begins_waits_for_a_person(opened):
     anywhere = [f"task.environment.{name}=9.0" for name in ("tolerance", "angle_tolerance")]
     config = configuration("/reached", *anywhere)
-    arm = arm_node(config)
-    env = make_intervention(config, make_env(config), make_inbox(config))
-    try:
-        with pytest.raises(RobotInterrupted, match=r"goal is reached before.*put the scene back"):
-            env.reset(seed=1)
-        assert set(env.waits_for) == {"start"}
-    finally:
-        env.close()
-        arm.close()
+    opened(arm_node(config))
+    env = opened(make_intervention(config, make_env(config), make_inbox(config)))
+    with pytest.raises(RobotInterrupted, match=r"goal is reached before.*put the scene back"):
+        env.reset(seed=1)
+    assert set(env.waits_for) == {"start"}

@@ -57,14 +57,11 @@ def test_without_the_ros2_tool_a_person_calls_a_service_and_reads_a_topic(talker
     assert called.stdout.startswith("/talk/ask: yes\ngeometry_msgs.msg.PoseStamped(")
 
 
-def test_a_service_that_nobody_serves_is_named_with_the_page_that_says_what_to_start():
-    client = RosClient("alone", "/alone")
-    try:
-        said = r"^nobody serves /alone/stop; next: start the arm's node, .*docs/topics\.md"
-        with pytest.raises(ServiceFailed, match=said):
-            client.trigger("stop", 0.1)
-    finally:
-        client.close()
+def test_a_service_that_nobody_serves_is_named_with_the_page_that_says_what_to_start(opened):
+    client = opened(RosClient("alone", "/alone"))
+    said = r"^nobody serves /alone/stop; next: start the arm's node, .*docs/topics\.md"
+    with pytest.raises(ServiceFailed, match=said):
+        client.trigger("stop", 0.1)
 
 
 def visit(executor):
@@ -87,14 +84,11 @@ def visit(executor):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_node_runs_where_the_standard_error_is_no_file(talker, monkeypatch):
+def test_a_node_runs_where_the_standard_error_is_no_file(talker, monkeypatch, opened):
     """As in a notebook, and in a test that reads what is printed."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    client = RosClient("reader", "/talk")
-    try:
-        client.trigger("ask", 20.0)
-    finally:
-        client.close()
+    client = opened(RosClient("reader", "/talk"))
+    client.trigger("ask", 20.0)
 
 
 @pytest.mark.parametrize("executor", [light_executor, SingleThreadedExecutor])
@@ -112,9 +106,9 @@ def test_nodes_come_and_go_beside_traffic_and_leave_nothing_behind(talker, execu
 
 
 @pytest.fixture
-def forgetful():
+def forgetful(opened):
     """A node whose service `ask` answers no call but the third."""
-    client = RosClient("forgetful", "/forget", SingleThreadedExecutor)
+    client = opened(RosClient("forgetful", "/forget", SingleThreadedExecutor))
     calls = []
 
     async def answer(request, response):
@@ -125,24 +119,20 @@ def forgetful():
         return response
 
     client.node.create_service(Trigger, "ask", answer, callback_group=ReentrantCallbackGroup())
-    yield
-    client.close()
+    return
 
 
-def test_a_lost_answer_is_asked_for_again_where_that_does_no_harm(forgetful):
-    asking = RosClient("asking", "/forget")
-    try:
-        asking.wait_for(asking._server(Trigger, "ask"), 20.0)
-        with pytest.raises(ServiceFailed, match="/forget/ask does not answer"):
-            asking.call(Trigger, "ask", Trigger.Request(), 1.0)
-        answer = asking.call(Trigger, "ask", Trigger.Request(), 30.0, again_s=0.5)
-        assert answer.message == "call 3"
-    finally:
-        asking.close()
+def test_a_lost_answer_is_asked_for_again_where_that_does_no_harm(forgetful, opened):
+    asking = opened(RosClient("asking", "/forget"))
+    asking.wait_for(asking._server(Trigger, "ask"), 20.0)
+    with pytest.raises(ServiceFailed, match="/forget/ask does not answer"):
+        asking.call(Trigger, "ask", Trigger.Request(), 1.0)
+    answer = asking.call(Trigger, "ask", Trigger.Request(), 30.0, again_s=0.5)
+    assert answer.message == "call 3"
 
 
-def test_what_has_come_with_a_refusal_is_heard_before_the_refusal():
-    client, said = RosClient("halted", "/halted"), []
+def test_what_has_come_with_a_refusal_is_heard_before_the_refusal(opened):
+    client, said = opened(RosClient("halted", "/halted")), []
 
     def stop_and_refuse(request, response):
         said.append("stop")
@@ -154,8 +144,5 @@ def test_what_has_come_with_a_refusal_is_heard_before_the_refusal():
             raise RobotInterrupted("the operator has halted the robot")
 
     client.node.create_service(Trigger, "reset", stop_and_refuse)
-    try:
-        with pytest.raises(RobotInterrupted, match="the operator has halted"):
-            client.trigger("reset", 20.0, attend)
-    finally:
-        client.close()
+    with pytest.raises(RobotInterrupted, match="the operator has halted"):
+        client.trigger("reset", 20.0, attend)

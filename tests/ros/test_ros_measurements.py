@@ -22,15 +22,12 @@ from robot_rl.ros.errors import BadMeasurement, SensorLate, SensorsApart, Sensor
 from robot_rl.ros.sensors import wait_for_all
 
 
-def test_other_joints_than_the_arm_has_are_named():
+def test_other_joints_than_the_arm_has_are_named(opened):
     config = configuration("/other_joints", "robot.joint_names=[joint1,elbow]")
-    arm, env = arm_node(config), make_env(config)
-    try:
-        with pytest.raises(BadMeasurement, match="joint_states: the joint 'elbow' is missing"):
-            env.reset(seed=1)
-    finally:
-        env.close()
-        arm.close()
+    opened(arm_node(config))
+    env = opened(make_env(config))
+    with pytest.raises(BadMeasurement, match="joint_states: the joint 'elbow' is missing"):
+        env.reset(seed=1)
 
 
 class Publisher:
@@ -67,6 +64,9 @@ class Publisher:
         self.send("current_wrench", messages.wrench_message([0.0] * 6, stamp - behind))
         self.send("task/success", Bool(data=False))
 
+    def close(self):
+        self.client.close()
+
 
 SECOND = 1_000_000_000  # ns
 
@@ -90,42 +90,37 @@ def assembled(robot, send, late_ns=0):
     return robot.observe()
 
 
-def test_measurements_of_one_instant_are_put_together_and_others_refused():
-    publisher, robot = Publisher("/instant"), robot_on("/instant", "robot.sensors.skew_s=0.5")
-    try:
-        seen = assembled(robot, publisher.arm)
-        np.testing.assert_allclose(seen["state/tcp_pose"][:3], [0.45, 0.0, 0.2])
-        with pytest.raises(SensorsApart, match=r"/instant/current_wrench and .* \d+ ms apart"):
-            assembled(robot, lambda stamp: publisher.arm(stamp, behind=SECOND), SECOND)
-    finally:
-        robot.close()
-        publisher.client.close()
+def test_measurements_of_one_instant_are_put_together_and_others_refused(opened):
+    publisher, robot = (
+        opened(Publisher("/instant")),
+        opened(robot_on("/instant", "robot.sensors.skew_s=0.5")),
+    )
+    seen = assembled(robot, publisher.arm)
+    np.testing.assert_allclose(seen["state/tcp_pose"][:3], [0.45, 0.0, 0.2])
+    with pytest.raises(SensorsApart, match=r"/instant/current_wrench and .* \d+ ms apart"):
+        assembled(robot, lambda stamp: publisher.arm(stamp, behind=SECOND), SECOND)
 
 
-def test_a_silent_gripper_is_silent_and_not_measured_at_another_time():
+def test_a_silent_gripper_is_silent_and_not_measured_at_another_time(opened):
     options = ["robot.gripper=true", "robot.sensors.skew_s=0.5"]
-    publisher, robot = Publisher("/mute"), robot_on("/mute", *options)
+    publisher, robot = opened(Publisher("/mute")), opened(robot_on("/mute", *options))
 
     def send(stamp):
         publisher.arm(stamp)
         publisher.send("gripper/state", messages.joint_state_message(["g"], [0.0], None, stamp))
 
-    try:
-        assembled(robot, send)
-        began = time.monotonic()
-        while time.monotonic() - began < 1.0:
-            publisher.arm(time.time_ns())
-            time.sleep(0.005)
-        with pytest.raises(SensorLate, match="/mute/gripper/state is too old"):
-            robot.observe()
-    finally:
-        robot.close()
-        publisher.client.close()
+    assembled(robot, send)
+    began = time.monotonic()
+    while time.monotonic() - began < 1.0:
+        publisher.arm(time.time_ns())
+        time.sleep(0.005)
+    with pytest.raises(SensorLate, match="/mute/gripper/state is too old"):
+        robot.observe()
 
 
-def test_a_tracker_that_is_steadily_late_interrupts_and_makes_no_old_observation():
+def test_a_tracker_that_is_steadily_late_interrupts_and_makes_no_old_observation(opened):
     options = ["robot.track_objects=true", "robot.sensors.tracker_s=0.9"]
-    publisher, robot = Publisher("/tracker"), robot_on("/tracker", *options)
+    publisher, robot = opened(Publisher("/tracker")), opened(robot_on("/tracker", *options))
     late_ns = 0
 
     def send(stamp):
@@ -133,19 +128,18 @@ def test_a_tracker_that_is_steadily_late_interrupts_and_makes_no_old_observation
         pose = [0.5, 0.0, 0.1, 1.0, 0.0, 0.0, 0.0]
         publisher.send("object_poses", messages.poses_message([pose], stamp - late_ns))
 
-    try:
-        assembled(robot, send)
-        late_ns = SECOND
-        said = r"/tracker/object_poses was not measured just now; got: 1\.\d+ s ago .* 900 ms"
-        with pytest.raises(SensorLate, match=said):
-            assembled(robot, send, late_ns)
-    finally:
-        robot.close()
-        publisher.client.close()
+    assembled(robot, send)
+    late_ns = SECOND
+    said = r"/tracker/object_poses was not measured just now; got: 1\.\d+ s ago .* 900 ms"
+    with pytest.raises(SensorLate, match=said):
+        assembled(robot, send, late_ns)
 
 
-def test_objects_in_another_frame_than_the_arm_are_refused(capfd):
-    publisher, robot = Publisher("/frames"), robot_on("/frames", "robot.track_objects=true")
+def test_objects_in_another_frame_than_the_arm_are_refused(capfd, opened):
+    publisher, robot = (
+        opened(Publisher("/frames")),
+        opened(robot_on("/frames", "robot.track_objects=true")),
+    )
     pose = [0.5, 0.0, 0.1, 1.0, 0.0, 0.0, 0.0]
 
     def sending(frame):
@@ -155,18 +149,14 @@ def test_objects_in_another_frame_than_the_arm_are_refused(capfd):
 
         return send
 
-    try:
-        assembled(robot, sending("base"))
-        for _ in range(2):
-            assembled(robot, sending(""))
-        assert capfd.readouterr().err.count("/frames/object_poses names no frame_id") == 1
-        said = r"/frames/object_poses: .*another frame.*got: frame_id camera_link; expected: base"
-        with pytest.raises(BadMeasurement, match=said):  # noqa: PT012
-            for _ in range(50):  # one of before may be the nearest to what the arm measured
-                assembled(robot, sending("camera_link"))
-    finally:
-        robot.close()
-        publisher.client.close()
+    assembled(robot, sending("base"))
+    for _ in range(2):
+        assembled(robot, sending(""))
+    assert capfd.readouterr().err.count("/frames/object_poses names no frame_id") == 1
+    said = r"/frames/object_poses: .*another frame.*got: frame_id camera_link; expected: base"
+    with pytest.raises(BadMeasurement, match=said):  # noqa: PT012
+        for _ in range(50):  # one of before may be the nearest to what the arm measured
+            assembled(robot, sending("camera_link"))
 
 
 def blind_arm_node(config):
@@ -174,64 +164,54 @@ def blind_arm_node(config):
     return arm_node(config, max_force=0.0, max_torque=0.0)
 
 
-def test_an_arm_that_measures_neither_forces_nor_its_speed_does_episodes():
+def test_an_arm_that_measures_neither_forces_nor_its_speed_does_episodes(opened):
     config = configuration("/blind", "robot.twist=false", "robot.wrench=false")
-    node, env = blind_arm_node(config), make_env(config)
-    try:
-        names = set(env.schema.observation_names)
-        assert not names & {"state/tcp_velocity", "state/tcp_wrench"}
-        seen, _ = env.reset(seed=3)
-        began = np.linalg.norm(seen["state/relative_pose"][:3])
-        truncated = False
-        while not truncated and np.linalg.norm(seen["state/relative_pose"][:3]) > 0.6 * began:
-            seen, _, _, truncated, info = env.step(towards(seen))
-            assert info.get("interrupted") is None
-        assert not truncated, "the arm has not come closer within the time limit"
-    finally:
-        env.close()
-        node.close()
+    opened(blind_arm_node(config))
+    env = opened(make_env(config))
+    names = set(env.schema.observation_names)
+    assert not names & {"state/tcp_velocity", "state/tcp_wrench"}
+    seen, _ = env.reset(seed=3)
+    began = np.linalg.norm(seen["state/relative_pose"][:3])
+    truncated = False
+    while not truncated and np.linalg.norm(seen["state/relative_pose"][:3]) > 0.6 * began:
+        seen, _, _, truncated, info = env.step(towards(seen))
+        assert info.get("interrupted") is None
+    assert not truncated, "the arm has not come closer within the time limit"
 
 
-def test_a_wrench_that_is_never_measured_is_named_with_the_setting_that_does_without_it():
+def test_a_wrench_that_is_never_measured_is_named_with_the_setting_that_does_without_it(opened):
     config = configuration("/mute", "robot.twist=false", "robot.sensors.start_timeout_s=1.0")
-    node, env = blind_arm_node(config), make_env(config)
-    try:
-        for _ in range(30):  # until the topics that there are have been discovered
-            with pytest.raises(SensorLate) as late:
-                env.reset(seed=3)
-            if "/mute/current_wrench" in str(late.value):
-                break
-        assert "robot.wrench=false" in str(late.value)
-    finally:
-        env.close()
-        node.close()
+    opened(blind_arm_node(config))
+    env = opened(make_env(config))
+    for _ in range(30):  # until the topics that there are have been discovered
+        with pytest.raises(SensorLate) as late:
+            env.reset(seed=3)
+        if "/mute/current_wrench" in str(late.value):
+            break
+    assert "robot.wrench=false" in str(late.value)
 
 
-def test_a_topic_with_too_few_measurements_to_begin_with_is_not_called_silent():
-    publisher = Publisher("/slow")
-    robot = robot_on("/slow", "robot.sensors.start_timeout_s=1.0")
+def test_a_topic_with_too_few_measurements_to_begin_with_is_not_called_silent(opened):
+    publisher = opened(Publisher("/slow"))
+    robot = opened(robot_on("/slow", "robot.sensors.start_timeout_s=1.0"))
     joints = robot.measurements.joints
-    try:
-        # Discovery takes seconds on a busy machine: the stamp would be too old by then.
-        publisher.wait_for_a_subscriber("joint_states", JointState)
-        stamp = time.time_ns()
-        while joints.count < 1:
-            publisher.send("joint_states", publisher.joints(stamp))
-        with pytest.raises(SensorSlow, match=r"/slow/joint_states gives .* too slowly.*1 in 1 s"):
-            wait_for_all([joints], 2, 1.0)
-    finally:
-        robot.close()
-        publisher.client.close()
+    # Discovery takes seconds on a busy machine: the stamp would be too old by then.
+    publisher.wait_for_a_subscriber("joint_states", JointState)
+    stamp = time.time_ns()
+    while joints.count < 1:
+        publisher.send("joint_states", publisher.joints(stamp))
+    with pytest.raises(SensorSlow, match=r"/slow/joint_states gives .* too slowly.*1 in 1 s"):
+        wait_for_all([joints], 2, 1.0)
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [({"encoding": "mono8"}, "another size or kind"), ({"width": 12}, "fit its size")],
 )
-def test_a_camera_of_another_kind_is_named(changes, named):
+def test_a_camera_of_another_kind_is_named(changes, named, opened):
     camera = "observation.cameras=[{_target_:robot_rl.env.sim.cameras.CameraOptions,name:front,"
     size = "width:8,height:6}]"
-    publisher, robot = Publisher("/camera"), robot_on("/camera", camera + size)
+    publisher, robot = opened(Publisher("/camera")), opened(robot_on("/camera", camera + size))
     picture = np.zeros((6, 8, 3), np.uint8)
 
     def send(stamp, **changed):
@@ -241,51 +221,39 @@ def test_a_camera_of_another_kind_is_named(changes, named):
             setattr(message, name, value)
         publisher.send("front/color/image_raw", message)
 
-    try:
-        assert assembled(robot, send)["images/front"].shape == (6, 8, 3)
-        with pytest.raises(BadMeasurement, match=f"/camera/front/color/image_raw.*{named}"):
-            assembled(robot, lambda stamp: send(stamp, **changes))
-    finally:
-        robot.close()
-        publisher.client.close()
+    assert assembled(robot, send)["images/front"].shape == (6, 8, 3)
+    with pytest.raises(BadMeasurement, match=f"/camera/front/color/image_raw.*{named}"):
+        assembled(robot, lambda stamp: send(stamp, **changes))
 
 
-def test_a_repeated_stamp_is_no_new_measurement_and_a_clock_set_back_begins_anew():
-    publisher, robot = Publisher("/clock"), robot_on("/clock")
-    try:
-        assembled(robot, publisher.arm)
-        pose, hour = robot.measurements.pose, 3_600_000_000_000
-        count, newest = pose.count, pose.newest()
-        for _ in range(20):
-            publisher.send(
-                "current_pose", messages.pose_message([0, 0, 0, 1, 0, 0, 0], newest.stamp_ns)
-            )
+def test_a_repeated_stamp_is_no_new_measurement_and_a_clock_set_back_begins_anew(opened):
+    publisher, robot = opened(Publisher("/clock")), opened(robot_on("/clock"))
+    assembled(robot, publisher.arm)
+    pose, hour = robot.measurements.pose, 3_600_000_000_000
+    count, newest = pose.count, pose.newest()
+    for _ in range(20):
         publisher.send(
-            "current_pose", messages.pose_message([0, 0, 0, 1, 0, 0, 0], newest.stamp_ns - hour)
+            "current_pose", messages.pose_message([0, 0, 0, 1, 0, 0, 0], newest.stamp_ns)
         )
-        while pose.count == count:
-            pass
-        assert pose.count == count + 1
-        assert pose.nearest(newest.stamp_ns).stamp_ns == newest.stamp_ns - hour
-    finally:
-        robot.close()
-        publisher.client.close()
+    publisher.send(
+        "current_pose", messages.pose_message([0, 0, 0, 1, 0, 0, 0], newest.stamp_ns - hour)
+    )
+    while pose.count == count:
+        pass
+    assert pose.count == count + 1
+    assert pose.nearest(newest.stamp_ns).stamp_ns == newest.stamp_ns - hour
 
 
-def test_a_callback_that_fails_surfaces_in_the_owner():
-    client = RosClient("failing", "/failing")
-    publisher = Publisher("/failing")
+def test_a_callback_that_fails_surfaces_in_the_owner(opened):
+    client = opened(RosClient("failing", "/failing"))
+    publisher = opened(Publisher("/failing"))
 
     def fail(message):
         raise ZeroDivisionError("in a callback")
 
     client.node.create_subscription(JointState, "joint_states", fail, qos.sensor_subscription())
-    try:
-        deadline = time.monotonic() + 20.0
-        while client.running and time.monotonic() < deadline:
-            publisher.arm(1)
-        with pytest.raises(RobotRLError, match="ZeroDivisionError"):
-            client.check()
-    finally:
-        client.close()
-        publisher.client.close()
+    deadline = time.monotonic() + 20.0
+    while client.running and time.monotonic() < deadline:
+        publisher.arm(1)
+    with pytest.raises(RobotRLError, match="ZeroDivisionError"):
+        client.check()

@@ -65,22 +65,19 @@ def test_an_episode_over_topics_is_that_of_the_simulation(cell):
     assert not truncated, "the arm has not come closer within the time limit"
 
 
-def test_a_step_that_the_arms_node_limits_further_is_clamped():
+def test_a_step_that_the_arms_node_limits_further_is_clamped(opened):
     config = configuration("/clamped")
     # Below the ceiling of the actions, and less tilt: episodes start within both, and leave them.
     tighter = {"workspace_high": [0.65, 0.20, 0.25], "max_tilt": 0.2, "command_deadline": 2.0}
-    node, env = arm_node(config, **tighter), make_env(config)
-    try:
-        for column in (2, 3):
-            env.reset(seed=3)
-            action = np.zeros(6, np.float32)
-            action[column] = 1.0
-            clamped = [bool(env.step(action)[-1]["clamped"]) for _ in range(12)]
-            assert not any(clamped[:3])
-            assert any(clamped)
-    finally:
-        env.close()
-        node.close()
+    opened(arm_node(config, **tighter))
+    env = opened(make_env(config))
+    for column in (2, 3):
+        env.reset(seed=3)
+        action = np.zeros(6, np.float32)
+        action[column] = 1.0
+        clamped = [bool(env.step(action)[-1]["clamped"]) for _ in range(12)]
+        assert not any(clamped[:3])
+        assert any(clamped)
 
 
 def test_a_scripted_expert_sees_the_simulated_world_through_topics(cell):
@@ -96,58 +93,58 @@ def test_a_scripted_expert_sees_the_simulated_world_through_topics(cell):
 
 
 @pytest.mark.parametrize(
-    ("episodes", "expected"), [((), -1.0), (SCRIPTED, 1.0)], ids=["simulated", "scripted"]
+    ("episodes", "expected"),
+    [
+        pytest.param((), -1.0, id="simulated"),
+        pytest.param(SCRIPTED, 1.0, id="scripted", marks=pytest.mark.slow),
+    ],
 )
-def test_a_reset_that_tells_the_gripper_nothing_leaves_it_told_what_it_was(episodes, expected):
+def test_a_reset_that_tells_the_gripper_nothing_leaves_it_told_what_it_was(
+    episodes, expected, opened
+):
     config = configuration(f"/told{len(episodes)}", "task=pick_cube", *episodes)
-    node, env = arm_node(config, NEAR), make_env(config)
+    opened(arm_node(config, NEAR))
+    env = opened(make_env(config))
     closing = np.zeros(7, np.float32)
     closing[6] = 1.0
-    try:
-        assert env.reset(seed=3)[0]["last_command"].tolist() == [0.0] * 6 + [-1.0]
-        assert env.step(closing)[0]["last_command"].tolist() == closing.tolist()
-        assert env.reset(seed=4)[0]["last_command"].tolist() == [0.0] * 6 + [expected]
-    finally:
-        env.close()
-        node.close()
+    assert env.reset(seed=3)[0]["last_command"].tolist() == [0.0] * 6 + [-1.0]
+    assert env.step(closing)[0]["last_command"].tolist() == closing.tolist()
+    assert env.reset(seed=4)[0]["last_command"].tolist() == [0.0] * 6 + [expected]
 
 
-def test_a_gripper_that_a_process_finds_closed_opens_at_a_reset_alone_and_if_that_is_wanted():
+def test_a_gripper_that_a_process_finds_closed_opens_at_a_reset_alone_and_if_that_is_wanted(opened):
     config = configuration("/found", "task=pick_cube", "robot.gripper=true", *SCRIPTED)
     driver = OmegaConf.to_container(config.nodes.gripper.parameters.driver, resolve=True)
-    arm, where = arm_node(config, NEAR), config.robot.namespace
-    hand = Running(GripperNode, where, {**driver, "namespace": where})
+    opened(arm_node(config, NEAR))
+    where = config.robot.namespace
+    opened(Running(GripperNode, where, {**driver, "namespace": where}))
     closing = np.zeros(7, np.float32)
     closing[6] = 1.0
+    env = make_env(config)
     try:
-        env = make_env(config)
-        try:
-            env.reset(seed=3)
-            before, closed = 0.0, 0.0
-            while closed <= 0.9 or closed - before > 0.001:
-                seen, _, _, truncated, _ = env.step(closing)
-                before, closed = closed, seen["state/gripper_position"]
-                assert not truncated, "the gripper has not closed within the time limit"
-        finally:
-            env.close()
-        env = make_env(config)  # as a process that is started again has it
-        try:
-            staying = env.reset(seed=4)[0]["last_command"]
-            assert staying[6] == pytest.approx(2.0 * closed - 1.0, abs=0.05)
-            assert env.step(staying)[0]["state/gripper_position"] > 0.9
-        finally:
-            env.close()
-        opening = [word.replace("}", ",opens_grippers:true}") for word in SCRIPTED]
-        env = make_env(configuration("/found", "task=pick_cube", "robot.gripper=true", *opening))
-        try:
-            opened = env.reset(seed=4)[0]
-            assert opened["last_command"][6] == -1.0
-            assert opened["state/gripper_position"] < 0.1
-        finally:
-            env.close()
+        env.reset(seed=3)
+        before, closed = 0.0, 0.0
+        while closed <= 0.9 or closed - before > 0.001:
+            seen, _, _, truncated, _ = env.step(closing)
+            before, closed = closed, seen["state/gripper_position"]
+            assert not truncated, "the gripper has not closed within the time limit"
     finally:
-        hand.close()
-        arm.close()
+        env.close()
+    env = make_env(config)  # as a process that is started again has it
+    try:
+        staying = env.reset(seed=4)[0]["last_command"]
+        assert staying[6] == pytest.approx(2.0 * closed - 1.0, abs=0.05)
+        assert env.step(staying)[0]["state/gripper_position"] > 0.9
+    finally:
+        env.close()
+    opening = [word.replace("}", ",opens_grippers:true}") for word in SCRIPTED]
+    env = make_env(configuration("/found", "task=pick_cube", "robot.gripper=true", *opening))
+    try:
+        seen = env.reset(seed=4)[0]
+        assert seen["last_command"][6] == -1.0
+        assert seen["state/gripper_position"] < 0.1
+    finally:
+        env.close()
 
 
 def test_a_silent_arm_is_named_and_its_episode_ends_with_the_last_good_observation(cell):
@@ -180,22 +177,19 @@ def test_a_silent_arm_is_named_and_its_episode_ends_with_the_last_good_observati
     env.reset(seed=6)
 
 
-def test_somebody_else_on_the_command_topic_is_named_and_nothing_starts(cell):
+def test_somebody_else_on_the_command_topic_is_named_and_nothing_starts(cell, opened):
     config, _, env = cell
-    intruder = RosClient("intruder", config.robot.namespace)
+    intruder = opened(RosClient("intruder", config.robot.namespace))
     publisher = intruder.node.create_publisher(
         PoseStamped, "target_pose", qos.command_publisher(10.0)
     )
-    try:
-        deadline = time.monotonic() + 20.0
-        names: list[str] = []
-        while "intruder" not in "".join(names) and time.monotonic() < deadline:
-            found = env.robot.client.node.get_publishers_info_by_topic(publisher.topic_name)
-            names = [info.node_name for info in found]
-        with pytest.raises(CommandConflict, match="intruder"):
-            env.reset(seed=1)
-    finally:
-        intruder.close()
+    deadline = time.monotonic() + 20.0
+    names: list[str] = []
+    while "intruder" not in "".join(names) and time.monotonic() < deadline:
+        found = env.robot.client.node.get_publishers_info_by_topic(publisher.topic_name)
+        names = [info.node_name for info in found]
+    with pytest.raises(CommandConflict, match="intruder"):
+        env.reset(seed=1)
 
 
 def test_an_episode_in_place_begins_after_an_interruption_and_is_watched_like_any_other(cell):
@@ -247,10 +241,11 @@ def reset_despite_silence(env, seed):
     raise AssertionError("every reset was given up")
 
 
-def test_a_stop_cuts_the_motion_to_the_start_and_clearing_it_does_not_take_it_up_again():
+def test_a_stop_cuts_the_motion_to_the_start_and_clearing_it_does_not_take_it_up_again(opened):
     config = configuration("/cut", *SCRIPTED)
-    arm, env = arm_node(config, FAR), make_env(config)
-    person, moving = Listener("/cut"), threading.Event()
+    opened(arm_node(config, FAR))
+    env = opened(make_env(config))
+    person, moving = opened(Listener("/cut")), threading.Event()
 
     def follow(message):
         if message.data.startswith("follow"):
@@ -264,23 +259,18 @@ def test_a_stop_cuts_the_motion_to_the_start_and_clearing_it_does_not_take_it_up
     person.client.node.create_subscription(String, "mode", follow, qos.latched())
     clearing = threading.Thread(target=stop_and_clear)
     clearing.start()
-    try:
-        with pytest.raises(ArmStopped, match=r"the arm (is|was) stopped"):
-            reset_despite_silence(env, seed=1)
-        clearing.join()
-        before = env.robot.tcp_pose()
-        time.sleep(0.7)  # it comes to rest, and does not go on
-        np.testing.assert_allclose(env.robot.tcp_pose()[:3], before[:3], atol=0.015)
+    with pytest.raises(ArmStopped, match=r"the arm (is|was) stopped"):
+        reset_despite_silence(env, seed=1)
+    clearing.join()
+    before = env.robot.tcp_pose()
+    time.sleep(0.7)  # it comes to rest, and does not go on
+    np.testing.assert_allclose(env.robot.tcp_pose()[:3], before[:3], atol=0.015)
 
-        person.trigger("stop")
-        with pytest.raises(RobotInterrupted, match="stopped"):
-            env.reset(seed=1)
-        person.trigger("clear_errors")
-        until_begun(env, seed=1)
-    finally:
-        env.close()
-        person.close()
-        arm.close()
+    person.trigger("stop")
+    with pytest.raises(RobotInterrupted, match="stopped"):
+        env.reset(seed=1)
+    person.trigger("clear_errors")
+    until_begun(env, seed=1)
 
 
 def test_a_robot_on_topics_keeps_the_wall_clock():

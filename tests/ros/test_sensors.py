@@ -21,11 +21,10 @@ from robot_rl.ros.sensors import Sensor
 
 
 @pytest.fixture
-def sensor():
+def sensor(opened):
     assert listening  # imported for the ROS domain that it sets
-    client = RosClient("reader", f"/sensors_{os.getpid()}")
-    yield Sensor(client, PoseStamped, "current_pose", 1.0, messages.pose_array)
-    client.close()
+    client = opened(RosClient("reader", f"/sensors_{os.getpid()}"))
+    return Sensor(client, PoseStamped, "current_pose", 1.0, messages.pose_array)
 
 
 @pytest.fixture

@@ -116,6 +116,7 @@ def test_a_node_that_cannot_run_ends_the_stage_with_its_last_words(tmp_path):
     assert time.monotonic() < began + WAIT_SECONDS, "the wait of the stage was not cut short"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interrupted_by_sigterm")
 def test_a_node_that_cannot_be_started_again_ends_the_stage(tmp_path, monkeypatch):
     def kill_one():

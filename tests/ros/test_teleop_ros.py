@@ -31,10 +31,8 @@ NAMESPACE = f"/teleop{os.getpid()}"
 
 
 @pytest.fixture
-def listener():
-    made = Listener(NAMESPACE)
-    yield made
-    made.close()
+def listener(opened):
+    return opened(Listener(NAMESPACE))
 
 
 def test_a_joy_topic_moves_and_is_lost_when_it_falls_silent_until_it_speaks_again(
@@ -93,29 +91,30 @@ def test_axes_that_are_not_finite_are_no_device_at_rest(listener, connected, num
         listener.until(lambda: read([0.0, number] + [0.0] * 4) and False)
 
 
-def test_a_device_that_dies_in_the_middle_of_an_intervention_gives_no_policy_the_robot(listener):
+def test_a_device_that_dies_in_the_middle_of_an_intervention_gives_no_policy_the_robot(
+    listener, opened
+):
     device = JoyTopic(Shaping(dead_zone=0.0), namespace=NAMESPACE)
     inbox = OperatorInbox(float("inf"))
-    env = Intervention(
-        make_env(compose(["task=reach"])), inbox, 0.1, [DeviceAttendant(device, inbox)]
+    env = opened(
+        Intervention(
+            make_env(compose(["task=reach"])), inbox, 0.1, [DeviceAttendant(device, inbox)]
+        )
     )
     publisher = listener.client.node.create_publisher(Joy, "joy", 10)
     still = np.zeros(len(env.schema.action_names), np.float32)
-    try:
-        env.reset(seed=3)
+    env.reset(seed=3)
 
-        def driven(axes):
-            publisher.publish(Joy(axes=axes))
-            return env.step(still)[-1]["intervened"]
+    def driven(axes):
+        publisher.publish(Joy(axes=axes))
+        return env.step(still)[-1]["intervened"]
 
-        listener.until(lambda: driven([1.0] + [0.0] * 5))
-        time.sleep(2 * device.timeout_s)
-        with pytest.raises(RobotInterrupted, match=r"device is gone.*joy has fallen silent"):
-            env.step(still)
-        with pytest.raises(RobotInterrupted, match="device is gone"):
-            env.reset(seed=4)
-    finally:
-        env.close()
+    listener.until(lambda: driven([1.0] + [0.0] * 5))
+    time.sleep(2 * device.timeout_s)
+    with pytest.raises(RobotInterrupted, match=r"device is gone.*joy has fallen silent"):
+        env.step(still)
+    with pytest.raises(RobotInterrupted, match="device is gone"):
+        env.reset(seed=4)
 
 
 def test_a_twist_topic_is_scaled_and_lost_when_it_falls_silent(listener, connected):
@@ -134,7 +133,7 @@ def test_a_twist_topic_is_scaled_and_lost_when_it_falls_silent(listener, connect
         listener.until(lambda: not device.read().moving)
 
 
-def test_the_node_publishes_motion_and_calls_the_services_of_the_buttons(listener):
+def test_the_node_publishes_motion_and_calls_the_services_of_the_buttons(listener, opened):
     called = []
 
     def serve(request, answer):
@@ -150,35 +149,29 @@ def test_the_node_publishes_motion_and_calls_the_services_of_the_buttons(listene
         "script": [*[front] * 50, *["enter", front] * 50],
         "events": {"enter": "success"},
     }
-    node = Running(TeleopNode, NAMESPACE, driver, full_translation=0.2)
-    try:
-        listener.until(lambda: any(twist_array(m)[0] == 0.2 for m in commands))
-        listener.until(lambda: called)
-        assert commands[-1].header.frame_id == "base"
-        listener.reports("motion", "+0.00 +0.00 +0.00 +0.00 +0.00 +0.00")
-    finally:
-        node.close()
+    opened(Running(TeleopNode, NAMESPACE, driver, full_translation=0.2))
+    listener.until(lambda: any(twist_array(m)[0] == 0.2 for m in commands))
+    listener.until(lambda: called)
+    assert commands[-1].header.frame_id == "base"
+    listener.reports("motion", "+0.00 +0.00 +0.00 +0.00 +0.00 +0.00")
 
 
-def test_a_pose_that_is_none_ends_no_teleoperation(listener):
+def test_a_pose_that_is_none_ends_no_teleoperation(listener, opened):
     commands = listener.hear("teleop/command", TwistStamped)
     poses = listener.client.node.create_publisher(PoseStamped, "current_pose", 10)
     driver = {"_target_": "scripted_device.ScriptedDevice", "script": [[0.0] * 6] * 2000}
-    node = Running(TeleopNode, NAMESPACE, driver)
-    try:
-        listener.until(lambda: commands)
-        listener.until(lambda: poses.get_subscription_count() > 0)
-        none = PoseStamped()
-        none.pose.orientation.w = 0.0  # as before a controller knows one
-        poses.publish(none)
-        listener.reported("quaternion")
-        heard = len(commands)
-        listener.until(lambda: len(commands) > heard + 5)
-    finally:
-        node.close()
+    opened(Running(TeleopNode, NAMESPACE, driver))
+    listener.until(lambda: commands)
+    listener.until(lambda: poses.get_subscription_count() > 0)
+    none = PoseStamped()
+    none.pose.orientation.w = 0.0  # as before a controller knows one
+    poses.publish(none)
+    listener.reported("quaternion")
+    heard = len(commands)
+    listener.until(lambda: len(commands) > heard + 5)
 
 
-def test_a_stop_is_said_until_the_arm_has_heard_it_and_what_it_answers_is_shown(listener):
+def test_a_stop_is_said_until_the_arm_has_heard_it_and_what_it_answers_is_shown(listener, opened):
     heard = []
 
     def serve(request, answer):
@@ -191,17 +184,14 @@ def test_a_stop_is_said_until_the_arm_has_heard_it_and_what_it_answers_is_shown(
         "script": ["esc"],
         "events": {"esc": "stop"},
     }
-    node = Running(TeleopNode, NAMESPACE, driver)
-    try:
-        listener.reported("use its emergency stop")
-        listener.client.node.create_service(Trigger, "stop", serve)
-        listener.reported("the arm did not take the stop")
-        assert heard
-    finally:
-        node.close()
+    opened(Running(TeleopNode, NAMESPACE, driver))
+    listener.reported("use its emergency stop")
+    listener.client.node.create_service(Trigger, "stop", serve)
+    listener.reported("the arm did not take the stop")
+    assert heard
 
 
-def test_the_button_reset_ends_the_episode_and_does_not_drive_the_arm_off(listener):
+def test_the_button_reset_ends_the_episode_and_does_not_drive_the_arm_off(listener, opened):
     called = []
 
     def serve(name):
@@ -219,9 +209,6 @@ def test_the_button_reset_ends_the_episode_and_does_not_drive_the_arm_off(listen
         "script": [*["x", [0.0] * 6] * 50],
         "events": {"x": "reset"},
     }
-    node = Running(TeleopNode, NAMESPACE, driver)
-    try:
-        listener.until(lambda: len(called) > 1)
-        assert set(called) == {"episode/reset"}
-    finally:
-        node.close()
+    opened(Running(TeleopNode, NAMESPACE, driver))
+    listener.until(lambda: len(called) > 1)
+    assert set(called) == {"episode/reset"}

@@ -35,90 +35,68 @@ from robot_rl.ros.errors import BadMeasurement, MeasuredTwice, SensorLate
 JOINTS = [f"joint{i}" for i in range(1, 8)]
 PANDA = "hardware/panda/panda.xml"
 HOME = np.array([0.0, 0.2, 0.0, -2.3, 0.0, 2.5, 0.785])
+PATIENT = {"timeout_s": 20.0, "stale_after_s": 5.0}
+
+
+def pose_arm(namespace, **options):
+    """The configuration of a driver for a controller that takes poses."""
+    target = "drivers.arm.topics.PoseTopicArm"
+    return {"_target_": target, "namespace": namespace, "joint_names": JOINTS, **options}
 
 
 @pytest.fixture
-def controller():
+def controller(opened):
     """A simulated arm in a namespace of its own, which takes target poses."""
     namespace = f"/controller_{os.getpid()}_{time.monotonic_ns()}"
-    running = Running(SimArmNode, namespace, sim_arm(), **WORKSPACE)
+    running = opened(Running(SimArmNode, namespace, sim_arm(), **WORKSPACE))
     running.namespace = namespace
-    yield running
-    running.close()
+    return running
 
 
-def test_the_arms_node_drives_a_foreign_impedance_controller(controller):
-    driver = {
-        "_target_": "drivers.arm.topics.PoseTopicArm",
-        "namespace": controller.namespace,
-        "joint_names": JOINTS,
-        "stale_after_s": 2.0,
-    }
-    cell = ArmCell(f"/arm_{os.getpid()}", driver, kind=ArmNode)
-    try:
-        start = cell.pose()
-        target = start + np.array([0.015, 0, 0, 0, 0, 0, 0])
-        reached = lambda: cell.pose()[0] > start[0] + 0.01  # noqa: E731
-        cell.stream(lambda _: target, 60.0, until=reached)
-        assert cell.listener.trigger("stop")[0]
-        cell.until_mode("stopped")
-    finally:
-        cell.close()
+def test_the_arms_node_drives_a_foreign_impedance_controller(controller, opened):
+    driver = pose_arm(controller.namespace, stale_after_s=2.0)
+    cell = opened(ArmCell(f"/arm_{os.getpid()}", driver, kind=ArmNode))
+    start = cell.pose()
+    target = start + np.array([0.015, 0, 0, 0, 0, 0, 0])
+    reached = lambda: cell.pose()[0] > start[0] + 0.01  # noqa: E731
+    cell.stream(lambda _: target, 60.0, until=reached)
+    assert cell.listener.trigger("stop")[0]
+    cell.until_mode("stopped")
 
 
-def test_a_stop_while_the_controller_is_silent_is_kept(controller, tmp_path):
-    driver = {
-        "_target_": "drivers.arm.topics.PoseTopicArm",
-        "namespace": controller.namespace,
-        "joint_names": JOINTS,
-        "stale_after_s": 1.0,
-    }
+def test_a_stop_while_the_controller_is_silent_is_kept(controller, tmp_path, opened):
+    driver = pose_arm(controller.namespace, stale_after_s=1.0)
     options = {"reconnect_after_s": 600.0, "stop_folder": str(tmp_path)}
-    cell = ArmCell(f"/silent_{os.getpid()}", driver, kind=ArmNode, **options)
-    try:
-        controller.do("deactivate")
-        cell.until_mode("is too old")
-        assert cell.listener.trigger("stop")[0]
-        cell.until_mode("stopped")
-        assert list(tmp_path.iterdir())
-    finally:
-        cell.close()
+    cell = opened(ArmCell(f"/silent_{os.getpid()}", driver, kind=ArmNode, **options))
+    controller.do("deactivate")
+    cell.until_mode("is too old")
+    assert cell.listener.trigger("stop")[0]
+    cell.until_mode("stopped")
+    assert list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("shift", "turn"), [(0.08, 0.0), (0.1, 1.5)], ids=["shifted", "turned"])
-def test_a_pose_that_jumps_stops_a_foreign_arm_and_sends_it_nowhere(tmp_path, shift, turn):
-    controller = FaultyController(f"/jumping_{os.getpid()}", "none")
-    driver = {
-        "_target_": "drivers.arm.topics.PoseTopicArm",
-        "namespace": f"/jumping_{os.getpid()}",
-        "joint_names": JOINTS,
-        "stale_after_s": 2.0,
-    }
-    cell = ArmCell(f"/jumped_{os.getpid()}", driver, kind=ArmNode, stop_folder=str(tmp_path))
+def test_a_pose_that_jumps_stops_a_foreign_arm_and_sends_it_nowhere(tmp_path, shift, turn, opened):
+    controller = opened(FaultyController(f"/jumping_{os.getpid()}", "none"))
+    driver = pose_arm(f"/jumping_{os.getpid()}", stale_after_s=2.0)
+    cell = opened(
+        ArmCell(f"/jumped_{os.getpid()}", driver, kind=ArmNode, stop_folder=str(tmp_path))
+    )
     sent = []
     controller.client.node.create_subscription(PoseStamped, "target_pose", sent.append, 100)
-    try:
-        start = cell.pose()
-        cell.stream(lambda _: start, 60.0, until=lambda: len(sent) > 20)
-        half = 0.5 * turn
-        controller.pose[0] += shift
-        controller.pose[3:] = [np.cos(half), np.sin(half), 0.0, 0.0]
-        cell.stream(lambda _: start, 60.0, until=lambda: cell.mode().startswith("stopped"))
-        cell.stream(lambda _: start, 0.5)
-        poses = np.array([messages.pose_array(message) for message in sent])
-        np.testing.assert_allclose(poses, np.tile(start, (len(poses), 1)), atol=1e-3)
-    finally:
-        cell.close()
-        controller.client.close()
+    start = cell.pose()
+    cell.stream(lambda _: start, 60.0, until=lambda: len(sent) > 20)
+    half = 0.5 * turn
+    controller.pose[0] += shift
+    controller.pose[3:] = [np.cos(half), np.sin(half), 0.0, 0.0]
+    cell.stream(lambda _: start, 60.0, until=lambda: cell.mode().startswith("stopped"))
+    cell.stream(lambda _: start, 0.5)
+    poses = np.array([messages.pose_array(message) for message in sent])
+    np.testing.assert_allclose(poses, np.tile(start, (len(poses), 1)), atol=1e-3)
 
 
 def test_a_second_publisher_of_the_pose_moves_no_foreign_arm_and_is_named(controller, tmp_path):
-    driver = {
-        "_target_": "drivers.arm.topics.PoseTopicArm",
-        "namespace": controller.namespace,
-        "joint_names": JOINTS,
-        "stale_after_s": 2.0,
-    }
+    driver = pose_arm(controller.namespace, stale_after_s=2.0)
     cell = ArmCell(f"/two_{os.getpid()}", driver, kind=ArmNode, stop_folder=str(tmp_path))
     intruder, watcher = (RosClient(name, controller.namespace) for name in ("intruder", "watcher"))
     sent = []
@@ -149,7 +127,7 @@ def test_a_second_publisher_of_the_pose_moves_no_foreign_arm_and_is_named(contro
 def test_a_controller_that_is_launched_twice_is_not_believed():
     namespace = f"/twice_{os.getpid()}"
     controller = FaultyController(namespace, "none")
-    arm = PoseTopicArm(namespace, JOINTS, timeout_s=20.0, stale_after_s=5.0)
+    arm = PoseTopicArm(namespace, JOINTS, **PATIENT)
     first = controller.client.node
     twin = Node(first.get_name(), namespace=namespace, context=first.context)
     try:
@@ -161,7 +139,7 @@ def test_a_controller_that_is_launched_twice_is_not_believed():
     finally:
         arm.close()
         twin.destroy_node()
-        controller.client.close()
+        controller.close()
 
 
 def publish_in(publisher, frame):
@@ -175,37 +153,29 @@ def publish_in(publisher, frame):
     publisher.publish = renamed
 
 
-def test_the_frame_of_a_controller_is_that_of_its_targets_or_is_refused(controller):
-    options = {"timeout_s": 20.0, "stale_after_s": 5.0}
-    arm = PoseTopicArm(controller.namespace, JOINTS, **options)
-    other = PoseTopicArm(controller.namespace, JOINTS, frame="base_link", **options)
+def test_the_frame_of_a_controller_is_that_of_its_targets_or_is_refused(controller, opened):
+    arm = opened(PoseTopicArm(controller.namespace, JOINTS, **PATIENT))
+    other = opened(PoseTopicArm(controller.namespace, JOINTS, frame="base_link", **PATIENT))
     targets = []
     controller.node.create_subscription(PoseStamped, "target_pose", targets.append, 10)
     for publisher in (controller.node._pose, controller.node._twist, controller.node._wrench):
         publish_in(publisher, "world")
-    try:
-        for driver in (arm, other):
-            driver.connect()
-        assert wait_until(lambda: arm.read().frame == "world", 20.0)
-        arm.command(arm.read().tcp_pose)
-        assert wait_until(lambda: targets, 20.0)
-        assert targets[0].header.frame_id == "world"
-        with pytest.raises(BadMeasurement, match=r"current_pose: .*world; expected: base_link"):
-            other.read()
-    finally:
-        arm.close()
-        other.close()
+    for driver in (arm, other):
+        driver.connect()
+    assert wait_until(lambda: arm.read().frame == "world", 20.0)
+    arm.command(arm.read().tcp_pose)
+    assert wait_until(lambda: targets, 20.0)
+    assert targets[0].header.frame_id == "world"
+    with pytest.raises(BadMeasurement, match=r"current_pose: .*world; expected: base_link"):
+        other.read()
 
 
-def test_a_wrench_in_the_tools_axes_is_refused(controller):
-    arm = PoseTopicArm(controller.namespace, JOINTS, timeout_s=20.0, stale_after_s=5.0)
+def test_a_wrench_in_the_tools_axes_is_refused(controller, opened):
+    arm = opened(PoseTopicArm(controller.namespace, JOINTS, **PATIENT))
     publish_in(controller.node._wrench, "tool0")
-    try:
-        arm.connect()
-        with pytest.raises(BadMeasurement, match=r"current_wrench: .*tool0; expected: base"):
-            wait_until(lambda: arm.read() is None, 10.0)
-    finally:
-        arm.close()
+    arm.connect()
+    with pytest.raises(BadMeasurement, match=r"current_wrench: .*tool0; expected: base"):
+        wait_until(lambda: arm.read() is None, 10.0)
 
 
 def test_an_arm_that_takes_poses_needs_a_measured_one():
@@ -213,17 +183,14 @@ def test_an_arm_that_takes_poses_needs_a_measured_one():
         PoseTopicArm("/controller", JOINTS, pose_topic="")
 
 
-def test_a_controller_that_falls_silent_is_named(controller):
-    arm = PoseTopicArm(controller.namespace, JOINTS, timeout_s=20.0, stale_after_s=2.0)
+def test_a_controller_that_falls_silent_is_named(controller, opened):
+    arm = opened(PoseTopicArm(controller.namespace, JOINTS, timeout_s=20.0, stale_after_s=2.0))
     arm.connect()
-    try:
-        assert arm.read().tcp_pose.shape == (7,)
-        controller.do("deactivate")
-        time.sleep(2.5)
-        with pytest.raises(SensorLate, match=rf"{controller.namespace}/\w+ is too old"):
-            arm.read()
-    finally:
-        arm.close()
+    assert arm.read().tcp_pose.shape == (7,)
+    controller.do("deactivate")
+    time.sleep(2.5)
+    with pytest.raises(SensorLate, match=rf"{controller.namespace}/\w+ is too old"):
+        arm.read()
 
 
 def test_a_missing_controller_names_its_topic():
@@ -233,14 +200,11 @@ def test_a_missing_controller_names_its_topic():
     arm.close()
 
 
-def test_a_joint_that_is_missing_is_named(controller):
-    arm = PoseTopicArm(controller.namespace, [*JOINTS, "joint8"], timeout_s=20.0, stale_after_s=5.0)
+def test_a_joint_that_is_missing_is_named(controller, opened):
+    arm = opened(PoseTopicArm(controller.namespace, [*JOINTS, "joint8"], **PATIENT))
     arm.connect()
-    try:
-        with pytest.raises(BadMeasurement, match="'joint8' is missing"):
-            arm.read()
-    finally:
-        arm.close()
+    with pytest.raises(BadMeasurement, match="'joint8' is missing"):
+        arm.read()
 
 
 class TrajectoryController:
@@ -273,27 +237,26 @@ class TrajectoryController:
         now = time.time_ns()
         self.states.publish(messages.joint_state_message(JOINTS, self.joints, np.zeros(7), now))
 
+    def close(self):
+        self.client.close()
 
-def test_targets_become_joint_trajectories():
+
+def test_targets_become_joint_trajectories(opened):
     namespace = f"/ros2_control_{os.getpid()}"
-    controller = TrajectoryController(namespace)
-    arm = TrajectoryTopicArm(namespace, JOINTS, PANDA, timeout_s=20.0, stale_after_s=5.0)
-    try:
-        arm.connect()
-        start = arm.read().tcp_pose  # from the joints: such a controller publishes no pose
-        np.testing.assert_allclose(start, controller.pose(), atol=1e-9)
-        target = start + np.array([0.02, -0.02, 0.01, 0, 0, 0, 0])
-        deadline = time.monotonic() + 20.0
-        while not controller.taken and time.monotonic() < deadline:
-            arm.command(target)
-            time.sleep(0.1)
-        np.testing.assert_allclose(controller.pose()[:3], target[:3], atol=1e-3)
-        assert np.isnan(arm.read().tcp_wrench).all()
-        with pytest.raises(DriverFault, match="cannot reach"):
-            arm.command(start + np.array([3.0, 0, 0, 0, 0, 0, 0]))
-    finally:
-        arm.close()
-        controller.client.close()
+    controller = opened(TrajectoryController(namespace))
+    arm = opened(TrajectoryTopicArm(namespace, JOINTS, PANDA, **PATIENT))
+    arm.connect()
+    start = arm.read().tcp_pose  # from the joints: such a controller publishes no pose
+    np.testing.assert_allclose(start, controller.pose(), atol=1e-9)
+    target = start + np.array([0.02, -0.02, 0.01, 0, 0, 0, 0])
+    deadline = time.monotonic() + 20.0
+    while not controller.taken and time.monotonic() < deadline:
+        arm.command(target)
+        time.sleep(0.1)
+    np.testing.assert_allclose(controller.pose()[:3], target[:3], atol=1e-3)
+    assert np.isnan(arm.read().tcp_wrench).all()
+    with pytest.raises(DriverFault, match="cannot reach"):
+        arm.command(start + np.array([3.0, 0, 0, 0, 0, 0, 0]))
 
 
 class FaultyController:
@@ -331,42 +294,36 @@ class FaultyController:
         for topic, publisher in self._publishers.items():
             publisher.publish(made[topic])
 
+    def close(self):
+        self.client.close()
+
 
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
         ("pose", "'z' is not finite"),
-        ("stamp", "all bear one and the same stamp"),
+        pytest.param("stamp", "all bear one and the same stamp", marks=pytest.mark.slow),
         ("current_wrench", "no message on /faulty_current_wrench/current_wrench"),
-        ("velocities", "no velocity of every joint"),
+        pytest.param("velocities", "no velocity of every joint", marks=pytest.mark.slow),
     ],
 )
-def test_the_fault_of_an_arm_is_told_where_its_measurements_are_missed(fault, words):
-    controller = FaultyController(f"/faulty_{fault}", fault)
+def test_the_fault_of_an_arm_is_told_where_its_measurements_are_missed(fault, words, opened):
+    opened(FaultyController(f"/faulty_{fault}", fault))
     namespace = f"/missed_{fault}"
-    driver = {
-        "_target_": "drivers.arm.topics.PoseTopicArm",
-        "namespace": f"/faulty_{fault}",
-        "joint_names": JOINTS,
-        "timeout_s": 1.0 if fault == "current_wrench" else 20.0,
-    }
-    node = Running(ArmNode, namespace, driver, **WORKSPACE)
+    timeout_s = 1.0 if fault == "current_wrench" else 20.0
+    driver = pose_arm(f"/faulty_{fault}", timeout_s=timeout_s)
+    opened(Running(ArmNode, namespace, driver, **WORKSPACE))
     words_of_robot = ["robot=ros_sim", "task=reach", f"robot.namespace={namespace}"]
     words_of_robot += ["robot.gripper=false", "robot.sensors.start_timeout_s=0.5"]
-    env = make_env(compose(words_of_robot))
+    env = opened(make_env(compose(words_of_robot)))
     told = ""
     deadline = time.monotonic() + 60.0
-    try:
-        while words not in told:
-            assert time.monotonic() < deadline, told
-            with pytest.raises(RobotInterrupted) as missed:
-                env.reset(seed=1)
-            told = str(missed.value)
-        assert f"{namespace}/arm says: " in told
-    finally:
-        env.close()
-        node.close()
-        controller.client.close()
+    while words not in told:
+        assert time.monotonic() < deadline, told
+        with pytest.raises(RobotInterrupted) as missed:
+            env.reset(seed=1)
+        told = str(missed.value)
+    assert f"{namespace}/arm says: " in told
 
 
 def test_a_model_without_the_arm_is_named():

@@ -56,10 +56,8 @@ class Publisher:
 
 
 @pytest.fixture
-def publisher(request):
-    made = Publisher(f"/topics{abs(hash(request.node.name)) % 10**6}")
-    yield made
-    made.close()
+def publisher(request, opened):
+    return opened(Publisher(f"/topics{abs(hash(request.node.name)) % 10**6}"))
 
 
 def gripper(publisher, **options):

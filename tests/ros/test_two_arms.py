@@ -29,19 +29,15 @@ def two_arms(namespace="two", task="reach"):
     return compose([*words, f"robot.namespace={namespace}", *PATIENT])
 
 
-def test_an_operator_is_heard_at_each_of_two_arms(monkeypatch):
+def test_an_operator_is_heard_at_each_of_two_arms(monkeypatch, opened):
     monkeypatch.setattr(robot, "_FOUND_SECONDS", 0.1)  # no arm is there
     config = two_arms()
     inbox = make_inbox(config)
-    env = make_intervention(config, make_env(config), inbox)
-    operator = RosClient("operator", "/two")
-    try:
-        for arm in ARMS:
-            operator.trigger(f"{arm}/success", 20.0)
-            assert inbox.poll().events == ("success",)
-    finally:
-        operator.close()
-        env.close()
+    opened(make_intervention(config, make_env(config), inbox))
+    operator = opened(RosClient("operator", "/two"))
+    for arm in ARMS:
+        operator.trigger(f"{arm}/success", 20.0)
+        assert inbox.poll().events == ("success",)
 
 
 def arm_nodes(config):
@@ -58,11 +54,12 @@ def arm_nodes(config):
     }
 
 
-def test_clearing_one_of_two_stopped_arms_moves_neither():
+def test_clearing_one_of_two_stopped_arms_moves_neither(opened):
     config = two_arms("stopped_two")
-    nodes = arm_nodes(config)
-    env = make_intervention(config, make_env(config), make_inbox(config))
-    person = RosClient("person", "/stopped_two")
+    for node in arm_nodes(config).values():
+        opened(node)
+    env = opened(make_intervention(config, make_env(config), make_inbox(config)))
+    person = opened(RosClient("person", "/stopped_two"))
     still = np.zeros(12, np.float32)
     deadline = time.monotonic() + 60.0
 
@@ -72,32 +69,26 @@ def test_clearing_one_of_two_stopped_arms_moves_neither():
             env.overhear()
             time.sleep(0.02)
 
-    try:
-        seen, _ = env.reset(seed=4)
-        objects = env.robot.arms["left"].measurements.objects
-        before = objects.value(objects.newest())
-        for arm in ARMS:
-            person.trigger(f"{arm}/stop", 20.0)
-        while not env.step(still)[3]:
-            assert time.monotonic() < deadline
-        right = env.robot.arms["right"]
-        heard(lambda: may_not_move(right))
-        person.trigger("left/clear_errors", 20.0)
-        heard(lambda: not may_not_move(env.robot.arms["left"]))
-        assert set(env.waits_for) == {"clear_errors"}
-        # Nor does a loop move the left one that nobody keeps from trying.
-        with pytest.raises(RobotInterrupted, match="/stopped_two/right/mode"):
-            env.robot.reset(np.tile(seen["state/left/tcp_pose"], 2), np.random.default_rng(9))
-        np.testing.assert_array_equal(objects.value(objects.newest()), before)
-        person.trigger("right/clear_errors", 20.0)
-        heard(lambda: not env.waits_for)
-        env.reset(seed=4)
-        assert not env.step(still)[3]
-    finally:
-        person.close()
-        env.close()
-        for node in nodes.values():
-            node.close()
+    seen, _ = env.reset(seed=4)
+    objects = env.robot.arms["left"].measurements.objects
+    before = objects.value(objects.newest())
+    for arm in ARMS:
+        person.trigger(f"{arm}/stop", 20.0)
+    while not env.step(still)[3]:
+        assert time.monotonic() < deadline
+    right = env.robot.arms["right"]
+    heard(lambda: may_not_move(right))
+    person.trigger("left/clear_errors", 20.0)
+    heard(lambda: not may_not_move(env.robot.arms["left"]))
+    assert set(env.waits_for) == {"clear_errors"}
+    # Nor does a loop move the left one that nobody keeps from trying.
+    with pytest.raises(RobotInterrupted, match="/stopped_two/right/mode"):
+        env.robot.reset(np.tile(seen["state/left/tcp_pose"], 2), np.random.default_rng(9))
+    np.testing.assert_array_equal(objects.value(objects.newest()), before)
+    person.trigger("right/clear_errors", 20.0)
+    heard(lambda: not env.waits_for)
+    env.reset(seed=4)
+    assert not env.step(still)[3]
 
 
 def may_not_move(arm):
@@ -108,36 +99,31 @@ def may_not_move(arm):
     return False
 
 
-def test_stopping_two_arms_leaves_their_grippers_as_they_were_told():
+def test_stopping_two_arms_leaves_their_grippers_as_they_were_told(opened):
     config = two_arms("gripping_two", task="pick_cube")
-    nodes = arm_nodes(config)
-    env = make_intervention(config, make_env(config), make_inbox(config))
-    person = Listener("/gripping_two")
+    for node in arm_nodes(config).values():
+        opened(node)
+    env = opened(make_intervention(config, make_env(config), make_inbox(config)))
+    person = opened(Listener("/gripping_two"))
     told = {arm: person.hear(f"{arm}/gripper/command", Float64, 100) for arm in ARMS}
     action = np.zeros(14, np.float32)
     action[[env.schema.action_names.index(f"{arm}/gripper") for arm in ARMS]] = 1.0, -1.0
-    try:
-        # A command that is published before the two have found each other is not heard.
-        known = person.client.node.count_publishers
-        person.until(lambda: all(known(f"{arm}/gripper/command") for arm in ARMS))
-        env.reset(seed=4)
-        person.until(lambda: all(told.values()))  # that the reset has opened them
-        for commands in told.values():
-            commands.clear()
-        env.step(action)
-        person.trigger("left/stop")
-        steps, deadline = 2, time.monotonic() + 20.0
-        while not env.step(action)[3]:
-            steps += 1
-            assert time.monotonic() < deadline
-        person.until(lambda: {len(messages) for messages in told.values()} == {steps})
-        assert {message.data for message in told["left"]} == {1.0}  # closed
-        assert {message.data for message in told["right"]} == {0.0}
-    finally:
-        person.close()
-        env.close()
-        for node in nodes.values():
-            node.close()
+    # A command that is published before the two have found each other is not heard.
+    known = person.client.node.count_publishers
+    person.until(lambda: all(known(f"{arm}/gripper/command") for arm in ARMS))
+    env.reset(seed=4)
+    person.until(lambda: all(told.values()))  # that the reset has opened them
+    for commands in told.values():
+        commands.clear()
+    env.step(action)
+    person.trigger("left/stop")
+    steps, deadline = 2, time.monotonic() + 20.0
+    while not env.step(action)[3]:
+        steps += 1
+        assert time.monotonic() < deadline
+    person.until(lambda: {len(messages) for messages in told.values()} == {steps})
+    assert {message.data for message in told["left"]} == {1.0}  # closed
+    assert {message.data for message in told["right"]} == {0.0}
 
 
 def test_two_arms_under_two_namespaces_move_by_their_own_columns_and_hold_together():
