@@ -66,7 +66,7 @@ def evaluate(monkeypatch):
         lambda config, env, inbox: Intervention(env, inbox, 0.5, [who(inbox) for who in people]),
     )
 
-    words = ("reset=human", f"evaluation.seed={SEED}", "task.environment.time_limit_steps=5")
+    words = ("reset=human", f"evaluation.seed={SEED}", "task.environment.time_limit_steps=200")
     config = compose(
         ["task=reach", "evaluation.episodes=1", f"observation.cameras=[{CAMERA}]", *words]
     )

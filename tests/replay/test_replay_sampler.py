@@ -168,7 +168,7 @@ def test_nothing_is_drawn_behind_a_batch_that_could_not_be(
 def test_a_failure_of_the_prefetching_thread_surfaces_and_can_be_tried_again(
     recording, make_episode, sampler_of
 ):
-    sampler = sampler_of()
+    sampler, before = sampler_of(), {*threading.enumerate()}
     with closing(Prefetcher(sampler)) as prefetcher:
         for _ in range(2):
             prefetcher.start(5)
@@ -179,4 +179,5 @@ def test_a_failure_of_the_prefetching_thread_surfaces_and_can_be_tried_again(
         prefetcher.start(5)
         for _ in range(5):
             prefetcher.next()
-    assert not any(t.name.startswith("replay-prefetch") for t in threading.enumerate())
+    left = {*threading.enumerate()} - before  # other tests may have left threads of their own
+    assert not any(thread.name.startswith("replay-prefetch") for thread in left)
