@@ -19,6 +19,7 @@ from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import RobotInterrupted, joint_columns
 from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_seed
 from robot_rl.errors import RobotRLError
+from robot_rl.evaluation.evaluate import without_training_aids
 from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.workbench import Workbench, make_operated_env, once_free
@@ -78,8 +79,7 @@ class Collect(Stage):
 
 def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
     """Let the task's scripted expert demonstrate."""
-    alone: DictConfig = OmegaConf.merge(config, {"operator": {"simulated": None}})  # type: ignore[assignment]
-    env, operated = make_operated_env(alone, run, resets=False)
+    env, operated = make_operated_env(without_training_aids(config), run, resets=False)
     robot = env.robot
     if not robot.simulated and getattr(robot, "simulated_task", None) is None:
         env.close()
