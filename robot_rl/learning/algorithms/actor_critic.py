@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import copy
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
-import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh
-from policies.networks import CriticEnsemble, move_towards, seeded, to_device
+from policies.networks import CriticEnsemble, move_towards, seeded
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.learning.algorithms.base import (
-    AlgorithmError,
     Batch,
     Range,
     Schedule,
@@ -33,6 +31,7 @@ from robot_rl.learning.algorithms.base import (
     check_value_range,
 )
 from robot_rl.learning.algorithms.encoding import Encoding
+from robot_rl.learning.algorithms.training import Training, adam, check_columns, step
 from robot_rl.replay.sampler import SampleSpec
 
 # Rate of the actor's average while the actor is fitted to demonstrations. With an `average_rate` of
@@ -86,7 +85,7 @@ class ActorCriticSettings:
         )
 
 
-class ActorCritic(ABC):
+class ActorCritic(Training):
     """Soft actor-critic over encoded observations; a subclass says what the actor controls.
 
     `base` is the cloned policy. The seed is that of the weights and of all draws. The actor
@@ -109,6 +108,7 @@ class ActorCritic(ABC):
         seed: int,
         columns: int | None = None,
     ) -> None:
+        super().__init__(seed)
         self.schedule, self.settings = schedule, settings
         self.encoding, self.encoder = encoding, encoding.encoder
         width = base.action_dimension if columns is None else columns
@@ -123,9 +123,6 @@ class ActorCritic(ABC):
             initial_log_std=settings.initial_log_std,
         )
         self.average_actor = copy.deepcopy(self.actor).requires_grad_(False)
-        self.updates = 0
-        self.device = torch.device("cpu")
-        self._generator = seeded(seed)
         self.critics = CriticEnsemble(
             seen + width, settings.critic_hidden, settings.critic_heads, self._generator
         )
@@ -167,11 +164,7 @@ class ActorCritic(ABC):
         Raises:
             AlgorithmError: The batch lacks a required field.
         """
-        for name in self._columns:
-            if name not in batch:
-                raise AlgorithmError(
-                    f"the batch lacks the field {name!r}", got=sorted(batch), expected=self._columns
-                )
+        check_columns(batch, self._columns)
         self.updates += 1
         return self.learn(batch, *self.encoding.features(batch, self._generator))
 
@@ -201,18 +194,8 @@ class ActorCritic(ABC):
 
     def to(self, device: torch.device, *, compiled: bool = False) -> None:
         """Compute on a device from now on; before the first update or `load_state_dict`."""
-        self.device = device
         self.encoder.to(device)
-        for module in self._modules().values():
-            module.to(device)
-        self.log_temperature.data = self.log_temperature.data.to(device)
-        if compiled:
-            for network in (self.actor.network, self.critics, self.target_critics):
-                network.compile()
-
-    def tensor(self, column: npt.NDArray[Any]) -> Tensor:
-        """A column of a batch on the device."""
-        return to_device(torch.from_numpy(column), self.device)
+        super().to(device, compiled=compiled)
 
     def acting_policy(self) -> Policy:
         """The policy with the actor as it learns: with its average exploration comes later."""
@@ -314,7 +297,7 @@ class ActorCritic(ABC):
         errors = (mean - action).square().sum(-1)
         return (errors * shown).sum() / shown.sum().clamp(min=1)
 
-    def _modules(self) -> dict[str, torch.nn.Module]:
+    def _modules(self) -> dict[str, nn.Module]:
         return {
             "actor": self.actor,
             "average_actor": self.average_actor,
@@ -323,53 +306,14 @@ class ActorCritic(ABC):
             **self.encoding.modules,
         }
 
-    def _optimizers(self) -> dict[str, torch.optim.Adam]:
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {"critic": self._critic_optimizer, "actor": self._actor_optimizer}
 
-    def _trained(self) -> Iterator[tuple[str, torch.optim.Adam, Tensor]]:
-        """Each trained parameter with its optimiser, and the prefix of what that knows of it."""
-        for name, optimizer in self._optimizers().items():
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            for index, parameter in enumerate(parameters):
-                yield f"optimizer/{name}/{index}/", optimizer, parameter
+    def _numbers(self) -> dict[str, Tensor]:
+        return {"log_temperature": self.log_temperature}
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Networks, optimisers, temperature, counter and generator, as flat named tensors."""
-        state = {
-            "updates": torch.tensor(self.updates),
-            "generator": self._generator.get_state(),
-            "log_temperature": self.log_temperature.detach().clone(),
-        }
-        for name, module in self._modules().items():
-            state |= {f"{name}/{key}": value for key, value in module.state_dict().items()}
-        for prefix, optimizer, parameter in self._trained():
-            known = optimizer.state.get(parameter, {})
-            state |= {prefix + key: value for key, value in known.items()}
-        # Copies: training may go on while the state is kept.
-        return {key: value.detach().clone().contiguous().cpu() for key, value in state.items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue exactly where `state_dict` was taken.
-
-        Raises:
-            AlgorithmError: An entry is missing or does not fit; make the algorithm anew.
-        """
-        try:
-            self.updates = int(state["updates"])
-            self._generator.set_state(state["generator"])
-            with torch.no_grad():
-                self.log_temperature.copy_(state["log_temperature"])
-            for name, module in self._modules().items():
-                module.load_state_dict(_below(state, f"{name}/"))
-            for prefix, optimizer, parameter in self._trained():
-                known = _below(state, prefix).items()
-                optimizer.state[parameter] = {k: v.clone().to(self.device) for k, v in known}
-        except (KeyError, RuntimeError) as error:
-            raise AlgorithmError(
-                "the training state does not fit the algorithm",
-                got=" ".join(str(error).split()),
-                hint="resume with the configuration that wrote it",
-            ) from error
+    def _compilable(self) -> Iterable[nn.Module]:
+        return self.actor.network, self.critics, self.target_critics
 
 
 class Seen(NamedTuple):
@@ -379,23 +323,5 @@ class Seen(NamedTuple):
     base: Tensor | None
 
 
-def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-
-
 def _join(*parts: Tensor | None) -> Tensor:
     return torch.cat([part for part in parts if part is not None], -1)
-
-
-def adam(*groups: tuple[Iterable[Tensor], float]) -> torch.optim.Adam:
-    """Adam over groups of parameters with a step size each."""
-    return torch.optim.Adam(
-        [{"params": list(parameters), "lr": rate} for parameters, rate in groups], fused=True
-    )
-
-
-def step(optimizer: torch.optim.Adam, loss: Tensor) -> None:
-    """Make one step of an optimiser on a loss."""
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    optimizer.step()

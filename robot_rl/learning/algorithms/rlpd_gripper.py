@@ -27,10 +27,11 @@ from policies.gripper import (
 )
 from policies.networks import move_towards, seeded
 from policies.policy import ChunkPolicy, Policy
-from robot_rl.learning.algorithms.actor_critic import ActorCriticSettings, adam, step
+from robot_rl.learning.algorithms.actor_critic import ActorCriticSettings
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
 from robot_rl.learning.algorithms.encoding import Encoding
 from robot_rl.learning.algorithms.rlpd import RLPD
+from robot_rl.learning.algorithms.training import adam, step
 
 COLUMN = "gripper"
 _NEXT = f"next/{LAST_COMMAND}"
@@ -144,5 +145,5 @@ class RLPDGripper(RLPD):
             "target_gripper_critic": self.target_gripper_critic,
         }
 
-    def _optimizers(self) -> dict[str, torch.optim.Adam]:
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {**super()._optimizers(), "gripper": self._gripper_optimizer}

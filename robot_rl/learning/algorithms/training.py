@@ -1,0 +1,137 @@
+"""What every algorithm's training state is: networks, optimisers, a counter and a generator."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from policies.networks import seeded, to_device
+from robot_rl.learning.algorithms.base import AlgorithmError, Batch
+
+
+class Training(ABC):
+    """Networks that learn on a device, and the state with which they go on elsewhere.
+
+    The seed is that of all draws.
+
+    Attributes:
+        updates: Number of updates made.
+        device: Where the networks are.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.updates = 0
+        self.device = torch.device("cpu")
+        self._generator = seeded(seed)
+
+    @abstractmethod
+    def _modules(self) -> dict[str, nn.Module]:
+        """What changes in training, by its name in a training state."""
+
+    @abstractmethod
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Optimisers by their name in a training state."""
+
+    def _numbers(self) -> dict[str, Tensor]:
+        """Tensors that belong to no module and change in training."""
+        return {}
+
+    def to(self, device: torch.device, *, compiled: bool = False) -> None:
+        """Compute on a device from now on; before the first update or `load_state_dict`."""
+        self.device = device
+        for module in self._modules().values():
+            module.to(device)
+        for tensor in self._numbers().values():
+            tensor.data = tensor.data.to(device)
+        for network in self._compilable() if compiled else ():
+            network.compile()
+
+    def _compilable(self) -> Iterable[nn.Module]:
+        """Networks that make up nearly all of the work."""
+        return self._modules().values()
+
+    def tensor(self, column: npt.NDArray[Any]) -> Tensor:
+        """A column of a batch on the device."""
+        return to_device(torch.from_numpy(column), self.device)
+
+    def _trained(self) -> Iterator[tuple[str, torch.optim.Optimizer, Tensor]]:
+        """Each trained parameter with its optimiser, and the prefix of what that knows of it."""
+        for name, optimizer in self._optimizers().items():
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            for index, parameter in enumerate(parameters):
+                yield f"optimizer/{name}/{index}/", optimizer, parameter
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Networks, optimisers, numbers, counter and generator, as flat named tensors."""
+        state = {
+            "updates": torch.tensor(self.updates),
+            "generator": self._generator.get_state(),
+            **self._numbers(),
+        }
+        for name, module in self._modules().items():
+            state |= {f"{name}/{key}": value for key, value in module.state_dict().items()}
+        for prefix, optimizer, parameter in self._trained():
+            known = optimizer.state.get(parameter, {})
+            state |= {prefix + key: value for key, value in known.items()}
+        # Copies: training may go on while the state is kept.
+        return {key: value.detach().clone().contiguous().cpu() for key, value in state.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue exactly where `state_dict` was taken.
+
+        Raises:
+            AlgorithmError: An entry is missing or does not fit; make the algorithm anew.
+        """
+        try:
+            self.updates = int(state["updates"])
+            self._generator.set_state(state["generator"])
+            with torch.no_grad():
+                for name, tensor in self._numbers().items():
+                    tensor.copy_(state[name])
+            for name, module in self._modules().items():
+                module.load_state_dict(_below(state, f"{name}/"))
+            for prefix, optimizer, parameter in self._trained():
+                known = _below(state, prefix).items()
+                optimizer.state[parameter] = {k: v.clone().to(self.device) for k, v in known}
+        except (KeyError, RuntimeError) as error:
+            raise AlgorithmError(
+                "the training state does not fit the algorithm",
+                got=" ".join(str(error).split()),
+                hint="resume with the configuration that wrote it",
+            ) from error
+
+
+def check_columns(batch: Batch, wanted: Iterable[str]) -> None:
+    """Check that a batch has these columns.
+
+    Raises:
+        AlgorithmError: Names the first that it lacks.
+    """
+    for name in wanted:
+        if name not in batch:
+            raise AlgorithmError(
+                f"the batch lacks the field {name!r}", got=sorted(batch), expected=list(wanted)
+            )
+
+
+def adam(*groups: tuple[Iterable[Tensor], float]) -> torch.optim.Adam:
+    """Adam over groups of parameters with a step size each."""
+    return torch.optim.Adam(
+        [{"params": list(parameters), "lr": rate} for parameters, rate in groups], fused=True
+    )
+
+
+def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Make one step of an optimiser on a loss."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()
+
+
+def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
