@@ -122,6 +122,15 @@ class DiffusionPolicy(ChunkPolicy):
         clean = self.action_normalizer.normalize(action)
         return self.process.loss(clean, features, valid, generator)
 
+    def varied(self, **options: Any) -> DiffusionPolicy:
+        """Give the policy of a process with some other options; the networks are shared.
+
+        Raises:
+            RegistryError: The process has no such option.
+        """
+        process = self.process.varied(**options)
+        return DiffusionPolicy(self.encoder, process, self.action_normalizer)
+
     def compile(self, *arguments: Any, **options: Any) -> None:
         """Compile the denoiser, which is nearly all of the work."""
         self.process.denoiser.compile(*arguments, **options)
@@ -129,8 +138,12 @@ class DiffusionPolicy(ChunkPolicy):
     def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
         """Map observations (B, n, ...) and noise (B, *noise_shape) to chunks (B, H, d) in ±1."""
         features = self.encoder(observation)
-        chain = self.process.sample(features, noise.to(features.device))
-        return self.action_normalizer.denormalize(chain[:, -1]).clamp_(-1, 1)
+        return self.chunks(features, noise.to(features.device))
+
+    def chunks(self, features: Tensor, noise: Tensor) -> Tensor:
+        """Map encoded observations (B, F) and noise (B, *noise_shape) to chunks as `plan` does."""
+        chain = self.process.sample(features, noise)
+        return self.action_normalizer.denormalize(chain[:, -1]).clamp(-1, 1)
 
 
 create = DiffusionPolicy.create

@@ -80,6 +80,15 @@ class Process(nn.Module, ABC):
             **self.options,
         }
 
+    def varied(self, **options: Any) -> Process:
+        """Give a process of the same class on the same network, with some other options.
+
+        Raises:
+            RegistryError: It has no such option.
+        """
+        mine = {registry.CLASS: registry.name_of(type(self)), **self.options, **options}
+        return registry.build(Process, mine, denoiser=self.denoiser)
+
     def sample(self, features: Tensor, noise: Tensor) -> Tensor:
         """Run the chain: (B, K + 1, H, d), noise first.
 

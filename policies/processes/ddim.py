@@ -119,6 +119,11 @@ class DDIM(Process):
         mean = clean_scale * clean.clamp(-1, 1) + direction_scale * noise
         return mean, self._std[index]
 
+    def varied(self, **options: Any) -> Process:
+        """Give the same process with some other options; others steps visit other timesteps."""
+        kept = {"steps", "schedule", "spacing", "train_steps"}.isdisjoint(options)
+        return super().varied(**({} if kept else {"noise_table": None}) | options)
+
     def loss(
         self, actions: Tensor, features: Tensor, valid: Tensor, generator: torch.Generator
     ) -> Tensor:

@@ -1,0 +1,223 @@
+"""What improvements of a generative policy share: the policy, and critics of what it executes.
+
+A chunk critic judges the first E actions of a chunk, Q(s, a_t … a_{t+E-1}), as Q-chunking does (Li
+et al. 2025, arXiv 2507.07969).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from policies.diffusion import DiffusionPolicy
+from policies.networks import CriticEnsemble, move_towards, standard_normal
+from policies.policy import ChunkPolicy, Policy
+from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.learning.algorithms.base import (
+    AlgorithmError,
+    Batch,
+    Range,
+    Schedule,
+    check_settings,
+    check_value_range,
+)
+from robot_rl.learning.algorithms.training import Training, adam, check_columns, step
+from robot_rl.replay.sampler import CHUNK, NEXT, SampleSpec
+
+
+@dataclass(frozen=True)
+class GenerativeSettings:
+    """Settings of the policy and its critics."""
+
+    executed_steps: int  # actions E of a chunk that are executed, which the critics judge
+    learning_steps: int  # transitions K of the process where learning draws from the policy
+    exploration_std: float  # least standard deviation of each transition while it explores
+    critic_heads: int  # number of critics
+    critic_hidden: Sequence[int]  # hidden widths of each critic
+    target_heads: int  # heads of the random subset whose minimum is the target
+    # Smallest and largest possible return, which targets are limited to; None: the learner finds it
+    value_range: Range | None
+    critic_rate: float  # Adam step size of the critics
+    actor_rate: float  # Adam step size of the policy
+    target_rate: float  # Polyak rate τ of the target critics
+    average_rate: float  # rate of the average policy that is evaluated and deployed
+    actor_every: int  # updates per update of the policy
+    imitation_weight: float  # weight of the imitation loss on demonstrations and interventions
+    # Updates over which that weight falls linearly to 0; 0: it stays; None: the learner finds it.
+    imitation_updates: int | None
+
+    def __post_init__(self) -> None:
+        """Check the range of values, and name the setting in an `AlgorithmError`."""
+        check_value_range(self.value_range)
+        for name in ("critic_rate", "actor_rate", "target_rate", "average_rate", "exploration_std"):
+            check_settings(**{name: (getattr(self, name), 0, 1)})
+        for name in ("executed_steps", "learning_steps", "critic_heads", "actor_every"):
+            check_settings(**{name: (getattr(self, name), 1, math.inf)})
+        check_settings(
+            target_heads=(self.target_heads, 1, self.critic_heads),
+            imitation_weight=(self.imitation_weight, 0, math.inf),
+            imitation_updates=(self.imitation_updates or 0, 0, math.inf),
+        )
+
+
+class Seen(NamedTuple):
+    """A batch as critics and policy see it."""
+
+    features: Tensor  # (B, F) of the observations
+    executed: Tensor  # (B, E, d), the first actions of the chunk that was executed
+    following: Tensor  # (B, F) of the next observations
+
+
+class Generative(Training):
+    """Improves a copy of the cloned policy; a subclass says how.
+
+    Raises:
+        AlgorithmError: The policy has no generative process, or shorter chunks.
+    """
+
+    def __init__(
+        self, base: ChunkPolicy, schedule: Schedule, settings: GenerativeSettings, seed: int
+    ) -> None:
+        super().__init__(seed)
+        if not isinstance(base, DiffusionPolicy):
+            raise AlgorithmError(
+                "this algorithm improves a generative policy",
+                got=base.kind,
+                expected="a policy with a process",
+                hint="choose policy=diffusion or policy=flow, or algorithm=residual",
+            )
+        if settings.executed_steps > base.horizon:
+            raise AlgorithmError(
+                "executed_steps exceeds the policy's chunk",
+                got=settings.executed_steps,
+                expected=f"at most {base.horizon}",
+            )
+        self.schedule, self.settings = schedule, settings
+        self.learned = copy.deepcopy(base).requires_grad_(True)
+        self.average = copy.deepcopy(base).requires_grad_(False)
+        width = settings.executed_steps * base.action_dimension
+        self.critics = CriticEnsemble(
+            base.encoder.features + width,
+            settings.critic_hidden,
+            settings.critic_heads,
+            self._generator,
+        )
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        low, high = settings.value_range or (0.0, 1.0)
+        self._low, self._width = float(low), float(high) - float(low)
+        self._critic_optimizer = adam((self.critics.parameters(), settings.critic_rate))
+        self._actor_optimizer = adam((self.learned.parameters(), settings.actor_rate))
+        self.required = SampleSpec(
+            tuple(base.encoder.observed),
+            batch_size=schedule.batch_size,
+            n_step=schedule.n_step,
+            discount=schedule.gamma,
+            demonstration_share=schedule.demonstration_share,
+            observation_steps=base.encoder.observation_steps,
+            chunk_fields=("action",),
+            chunk_steps=base.horizon,
+        )
+        observed = self.required.fields
+        following = [f"{NEXT}{name}" for name in observed]
+        chunk = f"{CHUNK}action", f"{CHUNK}valid"
+        self._columns = (*observed, *following, *chunk, "source", "reward", "discount")
+
+    @abstractmethod
+    def improve(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
+        """Make an update of the policy, and give its metrics."""
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """Make one update of the critics and, in its turn, of the policy.
+
+        Raises:
+            AlgorithmError: The batch lacks a required field.
+        """
+        check_columns(batch, self._columns)
+        self.updates += 1
+        with torch.no_grad():
+            following = {name: batch[f"{NEXT}{name}"] for name in self.required.fields}
+            seen = Seen(
+                self.average.encoder(batch),
+                self.tensor(batch[f"{CHUNK}action"])[:, : self.settings.executed_steps],
+                self.average.encoder(following),
+            )
+        metrics = self._update_critics(batch, seen)
+        paid = self.updates - self.schedule.critic_only_updates
+        if paid > 0 and paid % self.settings.actor_every == 0:
+            metrics |= self.improve(batch, seen)
+            move_towards(self.average, self.learned, self.settings.average_rate)
+        return metrics
+
+    def acting_policy(self) -> Policy:
+        """The policy as it learns, each transition of which has a standard deviation to explore."""
+        explores = {"eta": 1.0, "std_bounds": [self.settings.exploration_std, 1.0]}
+        return copy.deepcopy(self.learned.varied(**explores))
+
+    def policy(self) -> Policy:
+        """The averaged policy, as it was cloned to act."""
+        return copy.deepcopy(self.average)
+
+    def drawn(self, policy: DiffusionPolicy, features: Tensor) -> Tensor:
+        """Chunks (B, H, d) that a policy gives for encoded observations (B, F)."""
+        fast = policy.varied(steps=self.settings.learning_steps)
+        shape = (len(features), *fast.noise_shape)
+        return fast.chunks(features, standard_normal(shape, features, self._generator))
+
+    def imitation_loss(self, batch: Batch, features: Tensor) -> Tensor | None:
+        """The weighted imitation loss of what a demonstrator or operator did; None if it is 0."""
+        weight = self.settings.imitation_weight
+        if self.settings.imitation_updates:
+            done = self.updates - self.schedule.critic_only_updates
+            weight *= max(0.0, 1.0 - done / self.settings.imitation_updates)
+        if weight <= 0:
+            return None
+        shown = self.tensor(batch["source"] != SOURCE_POLICY)
+        valid = self.tensor(batch[f"{CHUNK}valid"]) & shown[:, None]
+        actions = self.learned.action_normalizer.normalize(self.tensor(batch[f"{CHUNK}action"]))
+        return weight * self.learned.process.loss(actions, features, valid, self._generator)
+
+    def values(self, critics: CriticEnsemble, features: Tensor, executed: Tensor) -> Tensor:
+        """Values (heads, B), as shares of their range, of executed actions (B, E, d)."""
+        values: Tensor = critics(torch.cat([features, executed.flatten(1)], -1))
+        return values
+
+    def _update_critics(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
+        """Regress on y = Σ_{j<m} γ^j r_j + γ^m Q'(s', a'), a' what the policy would do there.
+
+        Q' is the minimum of a random subset of heads (REDQ, Chen et al. 2021, algorithm 1).
+        """
+        settings = self.settings
+        with torch.no_grad():
+            action = self.drawn(self.average, seen.following)[:, : settings.executed_steps]
+            joined = torch.cat([seen.following, action.flatten(1)], -1)
+            heads = self.target_critics.subset(settings.target_heads, self._generator)
+            value = self.target_critics(joined, heads).amin(0)
+            if settings.value_range is not None:
+                value = value.clamp(0, 1)
+            value = self._low + self._width * value
+            target = self.tensor(batch["reward"]) + self.tensor(batch["discount"]) * value
+            target = (target - self._low) / self._width
+        predicted = self.values(self.critics, seen.features, seen.executed)
+        loss = (predicted - target).square().mean(1).sum()
+        step(self._critic_optimizer, loss)
+        move_towards(self.target_critics, self.critics, settings.target_rate)
+        mean = self._low + self._width * predicted.detach().mean()
+        return {"critic_loss": loss.detach(), "q_mean": mean}
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {
+            "learned": self.learned,
+            "average": self.average,
+            "critics": self.critics,
+            "target_critics": self.target_critics,
+        }
+
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {"critic": self._critic_optimizer, "actor": self._actor_optimizer}
