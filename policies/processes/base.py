@@ -89,6 +89,19 @@ class Process(nn.Module, ABC):
         mine = {registry.CLASS: registry.name_of(type(self)), **self.options, **options}
         return registry.build(Process, mine, denoiser=self.denoiser)
 
+    def exploring(self, std: float) -> Process:
+        """Give a process on the same network whose every transition is drawn, and has a density.
+
+        Each has a standard deviation of `std` or more, in normalised actions.
+
+        Raises:
+            PolicyError: This process has no such form.
+        """
+        raise PolicyError(
+            f"{type(self).__name__} has no form that explores",
+            hint="take the process DDIM or Flow",
+        )
+
     def sample(self, features: Tensor, noise: Tensor) -> Tensor:
         """Run the chain: (B, K + 1, H, d), noise first.
 

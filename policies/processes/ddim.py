@@ -119,6 +119,10 @@ class DDIM(Process):
         mean = clean_scale * clean.clamp(-1, 1) + direction_scale * noise
         return mean, self._std[index]
 
+    def exploring(self, std: float) -> Process:
+        """Give the sampler of η = 1 whose standard deviations are at least `std`."""
+        return self.varied(eta=1.0, std_bounds=[std, 1.0])
+
     def varied(self, **options: Any) -> Process:
         """Give the same process with some other options; others steps visit other timesteps."""
         kept = {"steps", "schedule", "spacing", "train_steps"}.isdisjoint(options)
