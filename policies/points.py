@@ -68,7 +68,14 @@ class PointEncoder(ImageEncoder):
         given = {**backbone, "columns": max(columns, default=_POSITION)}
         super().__init__(cameras, given, **options)
         self.region = [[float(value) for value in corner] for corner in region]
-        low, high = torch.tensor(self.region)
+        corners = torch.tensor(self.region)
+        if corners.shape != (2, _POSITION) or not bool((corners[0] < corners[1]).all()):
+            raise PolicyError(
+                "the region of the points is no box",
+                got=self.region,
+                expected="its lowest and its highest corner, [x, y, z] each [m]",
+            )
+        low, high = corners
         self.register_buffer("center", (low + high) / 2, persistent=False)
         self.register_buffer("half_size", (high - low) / 2, persistent=False)
 

@@ -76,6 +76,8 @@ class ImageEncoder(nn.Module):
                 "an image encoder needs a camera",
                 got=sorted(cameras) or "none",
                 expected=f"one or more of {self.sees}<camera>",
+                hint="name it in observation.cameras; for points with their number, such as"
+                " [{name: front, points: 256}]",
             )
         for name, shape in self.cameras.items():
             self._check(name, shape)

@@ -134,6 +134,7 @@ def test_a_region_with_nothing_in_it_gives_zeros(seeing):
         ({"name": "frond"}, "no such camera; got: frond; expected: .*front.*wrist"),
         ({"width": 0}, "the width of camera 'front' is out of range; got: 0; expected: >= 1"),
         ({"noise": -1}, "noise of camera 'front' is out of range"),
+        ({"region": [[0, 0, 0], [1, 0, 1]]}, "region of camera 'front' is empty"),
         ({"width": 5000}, "cannot be rendered"),
     ],
 )

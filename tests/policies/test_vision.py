@@ -228,6 +228,9 @@ def test_a_point_cloud_becomes_features_whatever_the_order_of_its_points(columns
         made.encode(images(3))
     with pytest.raises(PolicyError, match=r"needs a camera; got: \['images/fr.*points/<camera>"):
         PointEncoder(CAMERAS, backbone, region, **options, generator=seeded(0))
+    for wrong in (region[:1], region[::-1]):
+        with pytest.raises(PolicyError, match="region of the points is no box"):
+            PointEncoder(cameras, backbone, wrong, **options, generator=seeded(0))
     with pytest.raises(PolicyError, match=r"gives no points; got: \(20, 4\)"):
         PointEncoder({"points/f": (20, 4)}, backbone, region, **options, generator=seeded(0))
 

@@ -46,6 +46,13 @@ class CameraOptions:
                     got=value,
                     expected=f">= {least}",
                 )
+        low, high = self.region
+        if any(a >= b for a, b in zip(low, high, strict=True)):
+            raise CameraError(
+                f"the region of camera {self.name!r} is empty",
+                got=[list(low), list(high)],
+                expected="its lowest corner, then its highest",
+            )
 
 
 class SimCamera:
