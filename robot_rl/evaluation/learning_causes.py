@@ -37,7 +37,8 @@ def reward_sign(evidence: Evidence) -> Finding | None:
     thirds = [np.array_split(r[:-1, 0], 3) for r in evidence.shown.each("reward") if len(r) > 6]
     falls = [float(last.mean() < first.mean()) for first, _, last in thirds]
     if falls and np.mean(falls) > 0.7:
-        figure = f"{percent(float(np.mean(falls)))} of the demonstrations end with less reward than begun"
+        share = percent(float(np.mean(falls)))
+        figure = f"{share} of the demonstrations end with less reward than begun"
         return Finding("reward sign", 0.6, figure, mend)
     return Finding("reward sign", 0.0, figure) if figure else None
 
@@ -201,8 +202,8 @@ def updates(evidence: Evidence) -> Finding | None:
     wanted = blocks.updates_per_step
     speeds = [r["updates_per_second"] for r in evidence.records.learner[-20:]]
     figure = (
-        f"{percent(min(acted / due, 1.0))} of the updates that were due had been made when the policy acted"
-        f" ({wanted} a step are asked for, {np.median(speeds or [0.0]):.0f} a second are made)"
+        f"{percent(min(acted / due, 1.0))} of the updates that were due had been made when the policy"
+        f" acted ({wanted} a step are asked for, {np.median(speeds or [0.0]):.0f} a second are made)"
     )
     if acted > 0.7 * due:
         return Finding("updates short", 0.0, figure)
