@@ -202,8 +202,9 @@ def updates(evidence: Evidence) -> Finding | None:
     wanted = blocks.updates_per_step
     speeds = [r["updates_per_second"] for r in evidence.records.learner[-20:]]
     figure = (
-        f"{percent(min(acted / due, 1.0))} of the updates that were due had been made when the policy"
-        f" acted ({wanted} a step are asked for, {np.median(speeds or [0.0]):.0f} a second are made)"
+        f"{percent(min(acted / due, 1.0))} of the updates that were due had been made when the"
+        f" policy acted ({wanted} a step are asked for,"
+        f" {np.median(speeds or [0.0]):.0f} a second are made)"
     )
     if acted > 0.7 * due:
         return Finding("updates short", 0.0, figure)
