@@ -176,7 +176,7 @@ def clone(evidence: Evidence) -> Finding | None:
     else:
         alone = [e for e in evidence.acted.episodes if e["base_alone"][:-1].all()]
         successes, episodes = sum(bool(e["success"].any()) for e in alone), len(alone)
-    if episodes < _SOME:
+    if episodes < 2 * _SOME:
         return None
     figure = f"the cloned policy succeeds in {successes} of {episodes} episodes"
     if successes:
