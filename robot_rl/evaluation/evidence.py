@@ -29,7 +29,7 @@ Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[Any]  # structured, one episode with its final row
 
 _ROWS = 6000  # that are looked at: the latest of the actors, the first of the demonstrations
-_PICTURES = 40  # of each camera and origin
+_PICTURES, _FILMED = 40, 3  # pictures that are looked at of an episode, and such episodes
 _LAGS = 8  # steps over which an action may show its effect
 
 
@@ -65,7 +65,8 @@ class Origin:
     """The episodes of one origin: demonstrated, or acted by the policy."""
 
     episodes: list[Rows]
-    pictures: Callable[[str], list[Rows]]  # of a camera: (n, H, W, 3) by episode, steps in a row
+    # Of a camera, the first pictures (n, H, W, 3) of some episodes, with these.
+    pictures: Callable[[str], list[tuple[Rows, npt.NDArray[np.uint8]]]]
 
     def __len__(self) -> int:
         return len(self.episodes)
@@ -256,8 +257,9 @@ def _demonstrations(run: RunDirectory, config: DictConfig) -> tuple[Origin, RowS
     episodes = np.split(rows, dataset.episode_ends[:-1]) if len(dataset) else []
     succeeded = np.flatnonzero(dataset.successes).tolist()
 
-    def pictures(camera: str) -> list[Rows]:
-        return [dataset.episode(index)[camera][:_PICTURES] for index in succeeded[:2]]
+    def pictures(camera: str) -> list[tuple[Rows, Rows]]:
+        shown = succeeded[:_FILMED]
+        return [(episodes[i], dataset.episode(i)[camera][:_PICTURES]) for i in shown]
 
     return Origin([episodes[i] for i in succeeded], pictures), dataset.schema, count
 
@@ -286,7 +288,7 @@ def _acted(run: RunDirectory) -> tuple[Origin, RowSchema | None, int, int]:
                     rows_read += len(rows)
     episodes.reverse()
 
-    def pictures(camera: str) -> list[Rows]:
-        return [np.array(rows[camera][:_PICTURES]) for rows in episodes[-2:]]
+    def pictures(camera: str) -> list[tuple[Rows, Rows]]:
+        return [(rows, np.array(rows[camera][:_PICTURES])) for rows in episodes[-_FILMED:]]
 
     return Origin(episodes, pictures), info.schema, interventions, transitions

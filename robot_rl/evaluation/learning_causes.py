@@ -36,9 +36,9 @@ def reward_sign(evidence: Evidence) -> Finding | None:
             return Finding("reward sign", 0.94, figure, mend)
     thirds = [np.array_split(r[:-1, 0], 3) for r in evidence.shown.each("reward") if len(r) > 6]
     falls = [float(last.mean() < first.mean()) for first, _, last in thirds]
-    if falls and np.mean(falls) > 0.7:
-        share = percent(float(np.mean(falls)))
-        figure = f"{share} of the demonstrations end with less reward than begun"
+    share = float(np.mean(falls or [0.0]))
+    if share > 0.7:
+        figure = f"{percent(share)} of the demonstrations end with less reward than they begin with"
         return Finding("reward sign", 0.6, figure, mend)
     return Finding("reward sign", 0.0, figure) if figure else None
 
@@ -176,7 +176,7 @@ def clone(evidence: Evidence) -> Finding | None:
     else:
         alone = [e for e in evidence.acted.episodes if e["base_alone"][:-1].all()]
         successes, episodes = sum(bool(e["success"].any()) for e in alone), len(alone)
-    if episodes < _SOME:
+    if episodes < 2 * _SOME:
         return None
     figure = f"the cloned policy succeeds in {successes} of {episodes} episodes"
     if successes:
@@ -202,9 +202,8 @@ def updates(evidence: Evidence) -> Finding | None:
     wanted = blocks.updates_per_step
     speeds = [r["updates_per_second"] for r in evidence.records.learner[-20:]]
     figure = (
-        f"{percent(min(acted / due, 1.0))} of the updates that were due had been made when the"
-        f" policy acted ({wanted} a step are asked for,"
-        f" {np.median(speeds or [0.0]):.0f} a second are made)"
+        f"{percent(min(acted / due, 1.0))} of the updates that were due were behind what acted"
+        f" ({wanted} a step are asked for, {np.median(speeds or [0.0]):.0f} a second are made)"
     )
     if acted > 0.7 * due:
         return Finding("updates short", 0.0, figure)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.evaluation.evidence import Evidence, Motion
+from robot_rl.evaluation.evidence import Evidence, Motion, Origin
 from robot_rl.evaluation.explain import Check, Finding, percent
 
 Vector = npt.NDArray[np.float64]
 
 _WALL_CLOCK = 10**18  # ns: stamps of real time are later than 2001
+_CLOSES = 5  # steps within which a gripper has moved
+_ACTED = "the policy's episodes"
 _FULL = 0.98  # of an action: its end
 _FITS = "the arm's driver and its action columns must agree with what was demonstrated"
 
@@ -122,34 +124,32 @@ def delayed(evidence: Evidence) -> Finding | None:
 
 def gripper(evidence: Evidence) -> Finding | None:
     """A gripper that does not do what it is told, or is told nothing."""
-    assert evidence.schema is not None or not evidence.origins
+    if evidence.schema is None:
+        return None
     for column in evidence.grippers:
-        assert evidence.schema is not None
         action = evidence.schema.action_names[column]
         name = f"state/{action}_position"
         told: dict[str, float] = {}
         for words, origin in evidence.origins.items():
-            commands = origin.column("action", last=False)[:, column]
-            told[words] = float(np.mean(commands > 0.0))
+            closing = origin.column("action", last=False)[:, column] > 0.0
+            told[words] = float(closing.mean())
             if not origin.has(name) or not 0.02 < told[words] < 0.98:
                 continue
-            moved = float(np.ptp(origin.column(name)[:, 0]))
+            follows = _follows(origin, name, column)
             figure = (
-                f"in {words} {action} was told to close in {percent(told[words])} of the steps,"
-                f" and {name} varied by {moved:.2f} of 1"
+                f"in {words} {action} was told to close in {percent(told[words])} of the steps, and"
+                f" was then {follows:+.2f} of 1 further closed than otherwise"
             )
-            if moved < 0.05:
+            if follows < 0.1:
                 mend = "see that the gripper is switched on and its node runs: robot-rl doctor"
                 return Finding("gripper", 0.95, figure, mend)
-        if (
-            told.get("the demonstrations", 0.0) > 0.05
-            and told.get("the policy's episodes", 1) < 0.01
-        ):
+        shown, acted = (told.get(words) for words in ("the demonstrations", _ACTED))
+        if shown is not None and acted is not None and shown > 0.05 and acted < 0.01:
             figure = f"the policy never closes {action}, as the demonstrations do"
             return Finding("gripper", 0.6, figure, "clone for longer, or demonstrate more grasps")
         if told:
             shares = ", ".join(f"{percent(share)} in {words}" for words, share in told.items())
-            return Finding("gripper", 0.0, f"{action} was told to close in {shares}, and moved")
+            return Finding("gripper", 0.0, f"{action} was told to close in {shares}, and followed")
     return None
 
 
@@ -171,6 +171,19 @@ def period(evidence: Evidence) -> Finding | None:
         return Finding("control period", 0.0, figure)
     mend = "give the actor's machine less to do, or lower control_rate_hz; robot-rl bench loop"
     return Finding("control period", 0.9, figure, mend)
+
+
+def _follows(origin: Origin, name: str, column: int) -> float:
+    """How much further closed a gripper is, some steps after it was told to close, than else."""
+    pairs = [
+        (commands[:-_CLOSES, column] > 0.0, position[_CLOSES:, 0])
+        for commands, position in zip(origin.each("action"), origin.each(name), strict=True)
+        if len(commands) > _CLOSES
+    ]
+    closing, position = (np.concatenate(part) for part in zip(*pairs, strict=True))
+    if closing.all() or not closing.any():
+        return 1.0  # nothing to compare it with
+    return float(position[closing].mean() - position[~closing].mean())
 
 
 def _sure(motion: Motion) -> Vector:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,8 @@ Vector = npt.NDArray[np.float64]
 _POSE = "state/tcp_pose"
 _DARK = 3.0  # grey levels: a picture that varies less shows nothing
 _NEIGHBOURS = 2000  # of the policy's latest steps that are compared with the demonstrations
-_MOVED = 0.005  # m: what a camera at work cannot miss
+_MOVED = 0.03  # m of the tool: what a camera at work cannot miss
+_FRAMES = 3  # pairs of pictures so far apart, before which nothing is said
 # What reacts to each command at once, and so trembles without any fault.
 _LIVELY = ("velocity", "velocities", "wrench", "lead", "command")
 
@@ -26,10 +28,8 @@ _LIVELY = ("velocity", "velocities", "wrench", "lead", "command")
 def dead_camera(evidence: Evidence) -> Finding | None:
     """A camera whose pictures show nothing."""
     contrast: dict[str, float] = {}
-    for camera, origin, pictures in _pictures(evidence):
-        shade = float(np.median([p.std() for episode in pictures for p in episode]))
-        words = f"{camera.removeprefix('images/')} in {origin}"
-        contrast[words] = shade
+    for words, films in _films(evidence):
+        contrast[words] = float(np.median([p.std() for _, film in films for p in film]))
     if not contrast:
         return None
     worst = min(contrast, key=lambda words: contrast[words])
@@ -43,16 +43,22 @@ def dead_camera(evidence: Evidence) -> Finding | None:
 def frozen_camera(evidence: Evidence) -> Finding | None:
     """A camera that repeats one picture while the robot moves."""
     repeated: dict[str, float] = {}
-    for camera, origin, pictures in _pictures(evidence):
-        same = [(a == b).all() for each in pictures for a, b in itertools.pairwise(each)]
-        if same and max(p.std() for each in pictures for p in each) >= _DARK:
-            repeated[f"{camera.removeprefix('images/')} in {origin}"] = float(np.mean(same))
-    moves = any(np.ptp(p[:, :3], axis=0).max() > _MOVED for p in _poses(evidence))
-    if not repeated or not moves:
+    for words, films in _films(evidence):
+        same = [
+            bool((film[a] == film[b]).all())
+            for rows, film in films
+            for a, b in itertools.pairwise(_places(rows[: len(film)]))
+        ]
+        if len(same) > _FRAMES and max(p.std() for _, film in films for p in film) >= _DARK:
+            repeated[words] = float(np.mean(same))
+    if not repeated:
         return None
     worst = max(repeated, key=lambda words: repeated[words])
-    figure = f"{worst}: {percent(repeated[worst])} of its pictures equal the one before"
-    if repeated[worst] < 0.9:
+    figure = (
+        f"{worst}: {percent(repeated[worst])} of the pictures equal the one from"
+        f" {100 * _MOVED:g} cm away"
+    )
+    if repeated[worst] < 0.95:
         return Finding("camera frozen", 0.0, figure)
     mend = "restart the camera's driver; see that its stamps go on: robot-rl doctor cell=PATH"
     return Finding("camera frozen", 0.97, figure, mend)
@@ -150,7 +156,8 @@ def constant_observation(evidence: Evidence) -> Finding | None:
     for name, shares in still.items():
         acted = shares.get("the policy's episodes", 0.0)
         shown = shares.get("the demonstrations", 0.0)
-        if acted > 0.9 and shown < 0.5 and "the demonstrations" in shares:
+        touched = "wrench" not in name or evidence.acted.column(name).any()  # else: nothing
+        if acted > 0.9 and shown < 0.5 and touched and "the demonstrations" in shares:
             figure = (
                 f"{name} stands still in {percent(acted)} of the policy's episodes, and in"
                 f" {percent(shown)} of the demonstrations"
@@ -200,10 +207,14 @@ def elsewhere(evidence: Evidence) -> Finding | None:
     for name in _numbers(evidence):
         if any(word in name for word in _LIVELY):
             continue
-        begun = np.array([v[0] for v in evidence.shown.each(name)])
-        began = np.array([v[0] for v in evidence.acted.each(name)])
+        begun = np.array([v[0] for v in _without_turns(evidence.shown, name)])
+        began = np.array([v[0] for v in _without_turns(evidence.acted, name)])
         low, high = begun.min(0), begun.max(0)
-        margin = 0.3 * (high - low) + 0.3 * evidence.shown.column(name).std(0) + 1e-3
+        margin = (
+            0.3 * (high - low)
+            + 0.3 * np.concatenate(list(_without_turns(evidence.shown, name))).std(0)
+            + 1e-3
+        )
         beyond = np.maximum(low - began, began - high)
         share = (beyond > margin).mean(0)
         column = int(share.argmax())
@@ -232,7 +243,10 @@ def overlap(evidence: Evidence) -> Finding | None:
     if len(evidence.shown) < 2 or not len(evidence.acted) or not names:
         return None
     shown, acted = (
-        [np.concatenate(each, axis=1) for each in zip(*(o.each(n) for n in names), strict=True)]
+        [
+            np.concatenate(each, axis=1)
+            for each in zip(*(_without_turns(o, n) for n in names), strict=True)
+        ]
         for o in (evidence.shown, evidence.acted)
     )
     spread = np.concatenate(shown).std(0)
@@ -249,24 +263,41 @@ def overlap(evidence: Evidence) -> Finding | None:
     return Finding("overlap", 0.37, figure, mend)
 
 
-def _pictures(evidence: Evidence) -> Iterator[tuple[str, str, list[npt.NDArray[np.uint8]]]]:
+def _films(evidence: Evidence) -> Iterator[tuple[str, list[tuple[Any, npt.NDArray[np.uint8]]]]]:
+    """Of each camera and origin, in words: episodes, with the pictures of their first steps."""
     for camera in evidence.schema.colour_cameras if evidence.schema else ():
         for words, origin in evidence.origins.items():
-            pictures = [p for p in origin.pictures(camera) if len(p) > 1]
-            if pictures:
-                yield camera, words, pictures
+            films = [(rows, film) for rows, film in origin.pictures(camera) if len(film) > 1]
+            if films:
+                yield f"{camera.removeprefix('images/')} in {words}", films
 
 
-def _poses(evidence: Evidence) -> Iterator[Vector]:
-    for origin in evidence.origins.values():
-        if origin.has(_POSE):
-            yield from origin.each(_POSE)
+def _places(rows: npt.NDArray[np.void]) -> list[int]:
+    """Rows from each of which to the next the tool has moved so far that a picture shows it."""
+    if _POSE not in (rows.dtype.names or ()):
+        return []
+    kept = [0]
+    for row, place in enumerate(rows[_POSE][:, :3]):
+        if np.linalg.norm(place - rows[_POSE][kept[-1], :3]) > _MOVED:
+            kept.append(row)
+    return kept
 
 
 def _numbers(evidence: Evidence) -> list[str]:
     """States that the policy sees or that are poses, and that both origins have."""
     names = [*evidence.observed, _POSE, OBJECT_POSES]
     return [n for n in dict.fromkeys(names) if all(o.has(n) for o in evidence.origins.values())]
+
+
+def _without_turns(origin: Origin, name: str) -> Iterator[Vector]:
+    """Values by episode, of poses the positions: a quaternion may change its sign at any time."""
+    poses = name in (_POSE, OBJECT_POSES)
+    for values in origin.each(name):
+        yield (
+            values.reshape(len(values), -1, 7)[..., :3].reshape(len(values), -1)
+            if poses
+            else values
+        )
 
 
 def _median_angle(turns: Vector, turn: Vector) -> float:
@@ -278,8 +309,9 @@ def _white(origin: Origin, name: str) -> tuple[float, float]:
 
     Of the noisiest column; for white noise the correlation of successive changes is -0.5.
     """
-    changes = [np.diff(values, axis=0) for values in origin.each(name)]
-    spread = origin.column(name).std(0)
+    episodes = list(_without_turns(origin, name))
+    changes = [np.diff(values, axis=0) for values in episodes]
+    spread = np.concatenate(episodes).std(0)
     pairs = [(c[:-1], c[1:]) for c in changes if len(c) > 1]
     if not pairs:
         return 0.0, 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import sys
 import tempfile
@@ -136,7 +137,7 @@ def faults(rng: np.random.Generator) -> list[Fault]:
             "stuck gripper",
             "gripper",
             ("environment_steps=400",),
-            {"columns": np.diag([1.0] * 4 + [0.0]).tolist()},
+            {"columns": np.diag([1.0] * 6 + [0.0]).tolist()},
             task="pick_cube",
         ),
         Fault("no labels", "label missing", ("reward.source._target_=faulty.Silent",)),
@@ -218,13 +219,17 @@ class Runs:
         self._finish(self._begin(fault, "pretrain", *words, *place), fault)
         run = (runs / "latest").resolve()
         server = self._begin(fault, "replay", str(run))
+        both = [self._begin(fault, name, str(run)) for name in ("learner", "actor")]
         try:
-            both = [self._begin(fault, name, str(run)) for name in ("learner", "actor")]
-            for process in both:
+            # One that has failed would leave the other waiting for it.
+            while any(p.is_alive() for p in both) and not any(p.exitcode for p in both):
+                multiprocessing.connection.wait([p.sentinel for p in both if p.is_alive()])
+            for process in sorted(both, key=lambda each: not each.exitcode):
                 self._finish(process, fault)
         finally:
-            server.terminate()
-            server.join()
+            for process in (*both, server):
+                process.terminate()
+                process.join()
         return run
 
     def explained(self, run: Path, fault: Fault) -> list[str]:
@@ -253,6 +258,7 @@ class Runs:
         return process
 
     def _finish(self, process: ForkProcess, fault: Fault) -> None:
+        """Wait for its end, of one that has not failed."""
         process.join()
         if process.exitcode:
             said = self._log(fault).read_text()[-2000:]
