@@ -9,6 +9,7 @@ from policies import registry
 from robot_rl import cli
 from robot_rl.commands.runs import compose_for_run, kept_cell, load_resolved, save_resolved
 from robot_rl.config import ConfigError, compose
+from robot_rl.errors import RobotRLError
 from robot_rl.processes.resources import find_resource
 from robot_rl.ros.nodes import node_table
 from robot_rl.run import RunDirectory
@@ -118,6 +119,46 @@ def test_a_written_cell_asks_only_for_what_the_lab_knows(lab, capsys):
     assert (lab / "cell.yaml").read_text() == before
 
 
+def test_a_cell_of_two_arms_has_for_each_what_a_lab_has_of_one(lab, capsys):
+    cameras = "cameras=left/wrist:realsense:7,right/wrist:realsense:8,left/front:uvc:/dev/video0"
+    words = ["cell", "lab/two.yaml", "arm=ur", "arms=left,right", "gripper=robotiq", cameras]
+    assert cli.main(words) == 0
+    asked = re.findall(r"to fill in: (.*)", capsys.readouterr().out)[0].split(", ")
+    with pytest.raises(ConfigError) as missing:
+        compose(["cell=lab/two.yaml"])
+    assert all(key in str(missing.value) for key in asked)
+    given = [f"{key}={POSE if key.endswith('pose') else key}" for key in asked]  # each its own
+    slow = "arms.right.nodes.arm.parameters.rate_hz=50"
+    config = compose(["cell=lab/two.yaml", *given, slow, "robot.limits.max_tilt=0.1"])
+    table = {node.process: node for node in node_table(config)}
+    cameras_of = {"left": ["wrist_camera", "front_camera"], "right": ["wrist_camera"]}
+    devices = [f"{a}-{of}" for a in cameras_of for of in ("arm", "gripper", *cameras_of[a])]
+    assert list(table) == devices
+    hosts = [table[f"{arm}-arm"].driver["host"] for arm in cameras_of]
+    assert hosts == [f"arms.{arm}.nodes.arm.parameters.driver.host" for arm in cameras_of]
+    rates = [table[f"{arm}-arm"].parameters["rate_hz"] for arm in cameras_of]
+    assert rates == [100.0, 50.0]
+    assert config.arms.left.robot.limits.max_tilt == 0.6  # its own wins over what all share
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "left: {robot: {limits: {max_tlt: 0.1}}}",
+            r"arms\.left: .* did you mean robot.limits.max_til",
+        ),
+        ("left: {algorithm: {}}", r"arms\.left: unknown key 'algorithm'"),
+        ("left: 7", r"`arms` cannot be read; got: {'left': 7}"),
+        ("left: {nodes: {arm: {parameters: {limits: {max_forse: 1.0}}}}}", "max_forse"),
+    ],
+)
+def test_what_an_arm_of_several_cannot_have_is_refused(lab, line, said):
+    (lab / "cell.yaml").write_text(f"choices: {{robot: ros_sim}}\narms:\n  {line}\n  right: {{}}\n")
+    with pytest.raises(RobotRLError, match=said):
+        node_table(compose(["cell=lab"]))
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -125,6 +166,9 @@ def test_a_written_cell_asks_only_for_what_the_lab_knows(lab, capsys):
         (["cell", "other", "arm=ur", "cameras=a:webcam:1"], "cannot be read; got: a:webcam:1"),
         (["cell", "other", "arm=ur", "cameras=a:uvc"], "a camera cannot be read; got: a:uvc"),
         (["cell", "other", "arm=ur", "cameras=a:uvc:x,a:topics"], "two cameras have one name"),
+        (["cell", "other", "arm=ur", "arms=left"], "several arms cannot be read; got: left"),
+        (["cell", "other", "arm=ur", "arms=l,r", "cameras=a:topics"], "of no arm; got: a"),
+        (["cell", "other", "arm=ur", "arms=l,r", "teleop=joy"], "a device moves one arm alone"),
         (["cell", str(find_resource("configs").parent), "arm=ur"], "is inside robot_rl"),
     ],
 )

@@ -58,7 +58,7 @@ def robot_nodes(config: DictConfig, logs: Path) -> Iterator[None]:
     error of its own, such as an impossible parameter, or cannot be started again, this process is
     asked to end, as by Ctrl-C, and that is a `ProcessDied`. Logs and parameters are in `logs`.
     """
-    table = node_table(config) if config.get("nodes") and config.start_nodes else []
+    table = node_table(config) if config.start_nodes else ()
     recorded = bool(config.recorder.minutes) and "namespace" in config.robot
     if not table and not recorded:
         yield

@@ -56,6 +56,7 @@ MAY_DIFFER = (
 # What else may differ where a policy is measured: the robot, if its observations and actions fit,
 # its domain, and the parameters of the task.
 ELSEWHERE = (
+    "arms",
     "choices.domain",
     "choices.robot",
     "clock",
@@ -120,7 +121,7 @@ def compose_for_run(
         elif found.choices[key] != run_config.choices.get(key):
             result[key], result.choices[key] = found[key], found.choices[key]
     if not same_robot:
-        result.nodes = found.nodes
+        result.nodes, result.arms = found.nodes, found.arms
     may_differ = (*MAY_DIFFER, *(ELSEWHERE if elsewhere else ()))
     compare_run(result, run_config, may_differ=may_differ)
     OmegaConf.set_struct(result, True)

@@ -300,8 +300,13 @@ COMMANDS: dict[str, Command] = {
         arguments=("PATH",),
         options=(
             Option("arm", "the arm; topics has a controller of its own on ROS topics", None, _ARMS),
+            Option("arms", "names of several such arms, as left,right: one robot", ""),
             Option("gripper", "the gripper", "none", ("none", "robotiq", "franka", "topics")),
-            Option("cameras", "NAME:realsense:SERIAL, NAME:uvc:DEVICE or NAME:topics, ...", ""),
+            Option(
+                "cameras",
+                "NAME:realsense:SERIAL, NAME:uvc:DEVICE or NAME:topics, ..., or ARM/NAME:...",
+                "",
+            ),
             Option("teleop", "the device of a person, one of configs/teleop", "none"),
         ),
         example="robot-rl cell lab arm=ur gripper=robotiq cameras=wrist:realsense:SERIAL"

@@ -4,8 +4,8 @@ It is the section `nodes` of the configuration, as `configs/robot/ros_sim.yaml` 
 name the executable of the ROS package `robot_rl` and the module that it runs, the parameters, and
 where they are needed its namespace (relative to the arm's), remappings, and `each_camera`, with
 which there is one node for each camera that the policy or the reward sees with. A node that is null
-is run by somebody else. A robot of several arms has all of them once for each of `robot.arms`, in
-namespaces of these names. A driver that uses topics by itself has a `namespace`: it too is relative
+is run by somebody else. A robot of several arms has the nodes of each of `arms`, in namespaces of
+these names. A driver that uses topics by itself has a `namespace`: it too is relative
 to the arm's, unless it begins with a slash. Loads no ROS.
 """
 
@@ -84,34 +84,38 @@ def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
 
     The `NodeTableError` names the node and the key, or the camera and the line to write.
     """
-    plain = OmegaConf.to_container(config.nodes, resolve=True)
-    assert isinstance(plain, dict)
-    if not plain:  # a robot in this process has no namespace either
-        return ()
-    cameras = _cameras(config)
-    table = []
-    for arm in config.robot.get("arms") or [""]:
-        namespace = joined(str(config.robot.namespace), str(arm))
-        for name, entry in plain.items():
-            if entry is None:
-                continue
-            _check(str(name), entry)
-            _check_arm(str(name), entry)
-            if entry.get("each_camera"):
-                _check_each_camera(str(name), entry, cameras)
-            options = cameras if entry.get("each_camera") else [None]
-            table += [_description(namespace, str(name), entry, camera) for camera in options]
-    by_others = frozenset(str(name) for name, entry in plain.items() if entry is None)
-    _check_served(cameras, by_others, table)
+    table: list[NodeDescription] = []
+    for arm in config.arms.values() or [config]:
+        table += _table_of(arm, _cameras(arm.observation, config.reward))
     _check_devices(table)
     return tuple(table)
 
 
-def _cameras(config: DictConfig) -> list[Any]:
+def _table_of(config: DictConfig, cameras: list[Any]) -> list[NodeDescription]:
+    """The nodes of one arm."""
+    plain = OmegaConf.to_container(config.nodes, resolve=True)
+    assert isinstance(plain, dict)
+    table: list[NodeDescription] = []
+    if not plain:  # a robot in this process has no namespace either
+        return table
+    for name, entry in plain.items():
+        if entry is None:
+            continue
+        _check(str(name), entry)
+        _check_arm(str(name), entry)
+        if entry.get("each_camera"):
+            _check_each_camera(str(name), entry, cameras)
+        options = cameras if entry.get("each_camera") else [None]
+        namespace = str(config.robot.namespace)
+        table += [_description(namespace, str(name), entry, camera) for camera in options]
+    by_others = frozenset(str(name) for name, entry in plain.items() if entry is None)
+    _check_served(cameras, by_others, table)
+    return table
+
+
+def _cameras(*seen_by: DictConfig) -> list[Any]:
     """The cameras that the policy sees with, and then those that only the reward does."""
-    parts = [
-        OmegaConf.to_container(p.cameras, resolve=True) for p in (config.observation, config.reward)
-    ]
+    parts = [OmegaConf.to_container(part.cameras, resolve=True) for part in seen_by]
     observed, judged = (part for part in parts if isinstance(part, list))
     names = {camera["name"] for camera in observed}
     return [*observed, *(camera for camera in judged if camera["name"] not in names)]
