@@ -142,6 +142,29 @@ def test_a_cell_of_two_arms_has_for_each_what_a_lab_has_of_one(lab, capsys):
 
 
 @pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        (
+            "gripper: {paramters: {}}",
+            r"nodes\.gripper\.paramters; .* mean nodes\.gripper\.parameters",
+        ),
+        ("gripper: {parameters: {rate_h: 50}}", r"mean nodes\.gripper\.parameters\.rate_hz\?"),
+        ("gripper: {parameters: {driver: {gripper: {forse: 1}}}}", r"driver: .*'forse'.*'force'"),
+        ("cameras: {parameters: {frame_rate: 15}}", r"mean .*\.frame_rate_hz"),
+        ("arm: {parameters: {stop_foldr: here}}", r"mean .*\.stop_folder"),
+    ],
+)
+def test_a_mistyped_key_of_a_node_is_refused_by_doctor_and_by_what_would_move(
+    lab, capsys, node, said
+):
+    (lab / "cell.yaml").write_text(f"choices: {{robot: ros_sim}}\nnodes:\n  {node}\n")
+    for command in ("doctor", "collect"):
+        assert cli.main([command, "cell=lab"]) == cli.EXIT_ERROR
+        assert re.search(said, capsys.readouterr().err), command
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [
         (

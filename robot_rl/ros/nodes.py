@@ -21,7 +21,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from policies import registry
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, nearest
 from robot_rl.safety import (
     ArmLimits,
     JointArmLimits,
@@ -37,7 +37,16 @@ _DEVICE_KEYS = {"serial", "device", "address"}  # arguments of drivers that name
 _CORNERS = ("workspace_low", "workspace_high", "reference_orientation")
 _PULLED = 0.02  # m into the workspace, which the node may pull a reset's end by
 _RESET_ENDS = ("pose", "joints")
-_KEYS = {"executable", "module", "parameters", "namespace", "remappings", "each_camera"}
+_KEYS = ("executable", "module", "parameters", "namespace", "remappings", "each_camera")
+# Parameters of all nodes of `drivers`, and further ones of the nodes of each of its packages.
+_OF_ALL = ("driver", "rate_hz", "stale_after_s", "reconnect_after_s", "autostart", "use_sim_time")
+_PARAMETERS = {
+    "drivers.arm": ("limits", "reset", "contact_task", "stop_folder", "episode_seed"),
+    "drivers.camera": ("camera", "frame_rate_hz", "crop", "size", "first_frame_s"),
+    "drivers.gripper": (),
+    "drivers.teleop": ("full_translation", "full_rotation", "drives_gripper"),
+    "drivers.twin": ("delay_s", "episode_seed"),
+}
 
 
 class NodeTableError(RobotRLError):
@@ -154,14 +163,32 @@ def joined(namespace: str, relative: str) -> str:
 
 
 def _check(name: str, entry: Mapping[str, Any]) -> None:
-    unknown = sorted(set(entry) - _KEYS)
-    missing = [key for key in ("executable", "module") if not entry.get(key)]
-    if unknown or missing:
+    """Check what the process of a node would refuse, or a mistyped key, of which it never hears."""
+    _check_known(f"nodes.{name}", entry, _KEYS)
+    if missing := [key for key in ("executable", "module") if not entry.get(key)]:
         raise NodeTableError(
-            f"the node nodes.{name} cannot be started",
-            got=f"unknown {unknown}" if unknown else f"no {missing[0]}",
-            expected=sorted(_KEYS),
+            f"the node nodes.{name} cannot be started", got=f"no {missing[0]}", expected=_KEYS
         )
+    parameters = entry.get("parameters") or {}
+    package = str(entry["module"]).rpartition(".")[0]
+    if package in _PARAMETERS:
+        known = (*_OF_ALL, *_PARAMETERS[package])
+        _check_known(f"nodes.{name}.parameters", parameters, known)
+    if "_target_" in (driver := parameters.get("driver") or {}):
+        try:
+            registry.check_arguments(driver)
+        except RobotRLError as error:
+            raise NodeTableError(f"nodes.{name}.parameters.driver: {error}") from error
+
+
+def _check_known(above: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    for key in given:
+        if key.partition(".")[0] not in known:
+            raise NodeTableError(
+                f"unknown key {above}.{key}",
+                expected=f"one of {', '.join(known)}",
+                hint=f"did you mean {above}.{nearest(key, known)}?",
+            )
 
 
 def _check_arm(name: str, entry: Mapping[str, Any]) -> None:
