@@ -344,6 +344,8 @@ def check_missing(config: DictConfig) -> None:
         task = choice_file("task", config.choices.task)
         files = {task if key.startswith("task.") else config.cell for key in missing} - {None}
         into = f"write them into {' and '.join(sorted(map(str, files)))}, or " if files else ""
+        if config.cell is None and any(key.startswith(("nodes.", "robot.")) for key in missing):
+            into = "name the file of your robot with cell=PATH, or "
         problem = f"these values have no default and must be given: {', '.join(missing)}"
         raise ConfigError(problem, hint=f"{into}add {' '.join(given)}")
 

@@ -201,6 +201,14 @@ def test_a_cell_that_cannot_be_written_leaves_nothing(lab, capsys, words, said):
     assert not Path("other").exists()
 
 
+def test_a_run_of_a_cell_on_another_robot_points_to_the_cell_of_that_one(lab):
+    made = compose(["cell=lab", RESET])
+    with pytest.raises(
+        ConfigError, match=r"must be given: .*; next: name .* with cell=PATH, or add"
+    ):
+        compose_for_run(["robot=franka"], made, elsewhere=True)
+
+
 def test_a_written_task_asks_only_for_what_the_lab_knows_and_says_what_success_is(lab, capsys):
     rewards = ("human", "pose", "classifier", "task")
     for reward, gripper in zip(rewards, ("none", "none", "closed", "moves"), strict=True):
