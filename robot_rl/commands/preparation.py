@@ -42,7 +42,10 @@ def check_robot(config: DictConfig) -> None:
     """Raise `RobotRLError` where a command's nodes cannot be started, or its device not be used."""
     check_device(config)
     check_least(config, {"recorder.minutes": 0, "recorder.segment_s": 1})
-    if config.recorder.minutes:
+    if config.recorder.minutes and "namespace" not in config.robot:
+        words = f"robot={config.choices.robot} has no topics: recorder.minutes records nothing"
+        print(words, file=sys.stderr, flush=True)
+    elif config.recorder.minutes:
         require("mcap", "mcap")
     if config.start_nodes:
         node_table(config)
