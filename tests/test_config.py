@@ -7,9 +7,17 @@ import pytest
 
 from policies import registry
 from robot_rl import cli
-from robot_rl.commands.runs import compose_for_run, kept_cell, load_resolved, save_resolved
+from robot_rl.commands.preparation import check_robot
+from robot_rl.commands.runs import (
+    compose_for_run,
+    kept_cell,
+    load_resolved,
+    save_resolved,
+    working_run,
+)
 from robot_rl.config import ConfigError, compose
 from robot_rl.errors import RobotRLError
+from robot_rl.processes.group import ProcessDied
 from robot_rl.processes.resources import find_resource
 from robot_rl.ros.nodes import node_table
 from robot_rl.run import RunDirectory
@@ -199,6 +207,25 @@ def test_a_cell_that_cannot_be_written_leaves_nothing(lab, capsys, words, said):
     assert cli.main(words) == cli.EXIT_ERROR
     assert said in capsys.readouterr().err
     assert not Path("other").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [(ConfigError("no such device"), False), (ProcessDied("the arm's node"), True)],
+)
+def test_a_refused_recording_leaves_no_run_but_the_words_of_a_process_that_died(lab, error, kept):
+    config = compose(["task=reach"])
+    with pytest.raises(type(error)), working_run(config) as run:  # noqa: PT012
+        (run.path / "logs").mkdir(exist_ok=True)
+        (run.path / "logs/arm.log").write_text("connected\n")
+        raise error
+    assert (run.path / "logs/arm.log").exists() == kept
+    assert Path("runs").exists() == kept
+
+
+def test_a_flight_recorder_of_a_simulation_without_topics_is_said_to_record_nothing(capsys):
+    check_robot(compose(["task=reach", "recorder.minutes=3"]))
+    assert "robot=sim has no topics: recorder.minutes records nothing" in capsys.readouterr().err
 
 
 def test_a_run_of_a_cell_on_another_robot_points_to_the_cell_of_that_one(lab):
