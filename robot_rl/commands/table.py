@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from robot_rl.errors import RobotRLError
+
+_SAME_WORD = 0.85  # likeness of two words of which one is the other mistyped
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,18 @@ class Command:
         return bool(self.keys)
 
     def written_out(self, overrides: Iterable[str]) -> list[str]:
-        """Put the longer keys in the place of the words that stand for them."""
-        typed = (override.partition("=") for override in overrides)
+        """Put the longer keys in the place of the words that stand for them.
+
+        `RobotRLError` for a word that is one of them but for a letter or two.
+        """
+        typed = [override.partition("=") for override in overrides]
+        for key, *_ in typed:
+            close = get_close_matches(key, self.short, 1, _SAME_WORD)
+            if close and key not in self.short:
+                hint = f"did you mean {close[0]}?"
+                raise RobotRLError(
+                    f"unknown key {key!r}", expected=", ".join(self.short), hint=hint
+                )
         return ["".join((self.short.get(key, key), *rest)) for key, *rest in typed]
 
     @property
@@ -312,8 +327,13 @@ COMMANDS: dict[str, Command] = {
         arguments=("PATH",),
         options=(
             Option("arm", "the arm; topics has a controller of its own on ROS topics", None, _ARMS),
+            Option("arms", "names of several such arms, as left,right: one robot", ""),
             Option("gripper", "the gripper", "none", ("none", "robotiq", "franka", "topics")),
-            Option("cameras", "NAME:realsense:SERIAL, NAME:uvc:DEVICE or NAME:topics, ...", ""),
+            Option(
+                "cameras",
+                "NAME:realsense:SERIAL, NAME:uvc:DEVICE or NAME:topics, ..., or ARM/NAME:...",
+                "",
+            ),
             Option("teleop", "the device of a person, one of configs/teleop", "none"),
         ),
         example="robot-rl cell lab arm=ur gripper=robotiq cameras=wrist:realsense:SERIAL"
