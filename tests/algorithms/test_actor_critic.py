@@ -60,7 +60,7 @@ def constant(critics, value):
     with torch.no_grad():
         for parameter in critics.parameters():
             parameter.zero_()
-        critics.biases[-1].fill_(value)
+        critics.network.biases[-1].fill_(value)
 
 
 def squared_target(algorithm, next_value, reward, discount):

@@ -7,7 +7,15 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from algorithm_examples import ACTOR_CRITICS, DIMENSION, INTERFACE, KEYS, configuration, same, weights
+from algorithm_examples import (
+    ACTOR_CRITICS,
+    DIMENSION,
+    INTERFACE,
+    KEYS,
+    configuration,
+    same,
+    weights,
+)
 from safetensors.torch import load, save
 
 from policies import checkpoint
