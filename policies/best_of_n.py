@@ -29,7 +29,6 @@ class BestOfN(ChunkPolicy):
     """
 
     kind: ClassVar[str] = "best_of_n"
-    stochastic: ClassVar[bool] = False
 
     def __init__(self, policy: DiffusionPolicy, critics: CriticEnsemble, candidates: int) -> None:
         super().__init__()

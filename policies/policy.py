@@ -22,12 +22,12 @@ class Policy(nn.Module, ABC):
         kind: Short name for records and reports; the class's name, where it has none.
         encoder: What the per-step part sees.
         base: The chunk policy under it; a chunk policy is its own base; None without one.
-        stochastic: Whether `act` takes noise, that is, can sample.
+        stochastic: Whether it can sample an action, other than the mean or the plan of its noise.
         corrects: False where what was learned on top of the base is held back: the base acts alone.
     """
 
     kind: ClassVar[str]
-    stochastic: ClassVar[bool] = True
+    stochastic: bool = True
     corrects: bool = True
     encoder: StateEncoder
     action_dimension: int
@@ -90,6 +90,7 @@ class ChunkPolicy(Policy):
             observations and batches under `INSTRUCTION`.
     """
 
+    stochastic = False
     conditioned: ClassVar[bool] = False
     horizon: int
     noise_shape: tuple[int, ...] = (0,)
@@ -120,6 +121,11 @@ class ChunkPolicy(Policy):
     @abstractmethod
     def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
         """Map observations (B, n, ...) and noise (B, *noise_shape) to (B, H, d) in [-1, 1]."""
+
+    @property
+    def exploring(self) -> ChunkPolicy:
+        """What plans while it explores: itself, unless it is `stochastic`."""
+        return self
 
     @abstractmethod
     def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:

@@ -43,7 +43,7 @@ class VLAPolicy(ChunkPolicy):
     """
 
     kind: ClassVar[str] = "vla"
-    stochastic: ClassVar[bool] = False
+
     conditioned: ClassVar[bool] = True
 
     def __init__(

@@ -7,19 +7,23 @@ import torch
 
 from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
-from policies.networks import seeded
+from policies.policy import ChunkPolicy
 from robot_rl.config import compose, flatten, group_choices
 from robot_rl.learning.algorithms import make_algorithm
 
-
-def configured(choice):
-    return compose([f"algorithm={choice}"]).algorithm
-
-
 CHOICES = group_choices()["algorithm"]
-# Those that learn an actor of their own, and those that improve the cloned policy itself.
-ACTOR_CRITICS = [name for name in CHOICES if "actor_hidden" in configured(name).settings]
-GENERATIVE = [name for name in CHOICES if name not in ACTOR_CRITICS]
+GENERATIVE = tuple(
+    choice
+    for choice in CHOICES
+    if "exploration_std" in compose([f"algorithm={choice}"]).algorithm.settings
+)
+ACTOR_CRITIC = tuple(choice for choice in CHOICES if choice not in GENERATIVE)
+# Whose critics learn from the target critics' values of what would be done next.
+BOOTSTRAPPING = tuple(
+    choice
+    for choice in CHOICES
+    if choice not in ("filtered_cloning", "advantage_weighted", "best_of_n")
+)
 KEYS = {"state/pose": 3, "state/speed": 2, "state/gripper_position": 1}
 INTERFACE = Interface("lift", 10.0, ("x", "gripper"))
 DIMENSION = 2
@@ -29,6 +33,7 @@ CRITIC_ONLY = 3
 SMALL = {
     "schedule.critic_only_updates": CRITIC_ONLY,
     "settings.critic_heads": 3,
+    "settings.executed_steps": 1,
     "settings.critic_hidden": "[32,32]",
     "settings.imitation_updates": 50,
     "settings.actor_hidden": "[32]",
@@ -87,10 +92,9 @@ def batch(algorithm, seed=0, size=SIZE, **columns):
     if spec.observation_steps:
         seen = [name for name in content if name.removeprefix("next/") in KEYS]
         content |= {n: np.repeat(content[n][:, None], spec.observation_steps, 1) for n in seen}
-    for name in spec.chunk_fields:
-        chunk = rng.uniform(-1, 1, (size, spec.horizon, DIMENSION)).astype("f4")
-        chunk[:, 0] = known[name]
-        content |= {f"chunk/{name}": chunk, "chunk/valid": rng.random(chunk.shape[:2]) < 0.9}
+    if spec.chunk_fields:
+        content["chunk/action"] = np.repeat(known["action"][:, None], spec.horizon, 1)
+        content["chunk/valid"] = np.ones((size, spec.horizon), bool)
     if spec.returns:
         content |= {"return": known["reward"].copy(), "return/valid": known["reward"] > 0}
     return content
@@ -119,8 +123,10 @@ def acts(policy, count=SIZE, noise=None):
     seen["last_command"] = np.ones((count, DIMENSION), np.float32)
     base = torch.from_numpy(rng.uniform(-0.8, 0.8, (count, DIMENSION)).astype("f4"))
     with torch.no_grad():
-        if policy.base is policy:
-            drawn = torch.randn(count, *policy.noise_shape, generator=seeded(0))
-            chunk = policy.plan({k: v[:, None] for k, v in seen.items()}, drawn)
-            return chunk[:, 0], base
+        if isinstance(policy, ChunkPolicy):
+            seen = {name: column[:, None] for name, column in seen.items() if name in KEYS}
+            drawn = torch.Generator().manual_seed(0)
+            policy = policy if noise is None else policy.exploring
+            noise = torch.randn((count, *policy.noise_shape), generator=drawn)
+            return policy.plan(seen, noise)[:, 0], base
         return policy.act(seen, base, noise), base

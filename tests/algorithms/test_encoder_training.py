@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from algorithm_examples import (
-    ACTOR_CRITICS,
+    ACTOR_CRITIC,
     DIMENSION,
     INTERFACE,
     KEYS,
@@ -100,7 +100,7 @@ def acts(behaviour, seed=3):
     return runner.act(observations(2, seed))
 
 
-@pytest.mark.parametrize("choice", ACTOR_CRITICS)
+@pytest.mark.parametrize("choice", ACTOR_CRITIC)
 def test_the_critics_loss_trains_the_encoder_that_is_published_saved_and_resumed(choice):
     cloned = seeing()
     before = weights(cloned.policy), weights(cloned.vision)

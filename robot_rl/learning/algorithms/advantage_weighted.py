@@ -15,8 +15,10 @@ from torch import Tensor
 from policies.policy import ChunkPolicy
 from robot_rl.learning.algorithms.base import Batch, Schedule, check_settings
 from robot_rl.learning.algorithms.generative import GenerativeSettings, Seen
-from robot_rl.learning.algorithms.iql import ImplicitQ, ValueSettings, bounded_exponential
+from robot_rl.learning.algorithms.iql import ImplicitQ
 from robot_rl.learning.algorithms.training import step
+
+_LARGEST = 100.0  # weight
 
 
 class AdvantageWeighted(ImplicitQ):
@@ -30,19 +32,19 @@ class AdvantageWeighted(ImplicitQ):
         base: ChunkPolicy,
         schedule: Schedule,
         settings: GenerativeSettings,
-        value: ValueSettings,
+        expectile: float,
         seed: int,
         temperature: float,
     ) -> None:
         check_settings(temperature=(temperature, 0, math.inf))
-        super().__init__(base, schedule, settings, value, seed)
+        super().__init__(base, schedule, settings, expectile, seed)
         self._temperature = temperature
 
     def improve(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
         """Clone what was executed, each chunk by min(exp(β A), 100)."""
         with torch.no_grad():
-            advantage = self.advantages(seen)
-            weight = bounded_exponential(advantage, self._temperature)
+            advantage = self.advantage(seen.features, seen.executed)
+            weight = (self._temperature * advantage).exp().clamp(max=_LARGEST)
         loss = self.cloning_loss(batch, seen.features, weight)
         metrics = {"actor_loss": loss.detach(), "weight": weight.mean(), "edge": advantage.std()}
         imitation = self.imitation_loss(batch, seen.features)

@@ -2,7 +2,7 @@
 
 IDQL (Hansen-Estruch et al. 2023, "IDQL: Implicit Q-Learning as an Actor-Critic Method with
 Diffusion Policies", arXiv 2304.10573): critics of IQL, and the best of N actions of a cloned
-diffusion policy. Ours takes the best of them where it explores too, for its process is drawn.
+diffusion policy. Ours takes the best of them while it learns too, for its process is drawn.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import math
 from torch import Tensor
 
 from policies.best_of_n import BestOfN
-from policies.diffusion import DiffusionPolicy
+from policies.improved import ImprovedPolicy
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.learning.algorithms.base import Batch, Schedule, check_settings
 from robot_rl.learning.algorithms.generative import GenerativeSettings, Seen
-from robot_rl.learning.algorithms.iql import ImplicitQ, ValueSettings
+from robot_rl.learning.algorithms.iql import ImplicitQ
 
 
 class BestOfNCritics(ImplicitQ):
@@ -28,12 +28,12 @@ class BestOfNCritics(ImplicitQ):
         base: ChunkPolicy,
         schedule: Schedule,
         settings: GenerativeSettings,
-        value: ValueSettings,
+        expectile: float,
         seed: int,
         candidates: int,
     ) -> None:
         check_settings(candidates=(candidates, 1, math.inf))
-        super().__init__(base, schedule, settings, value, seed)
+        super().__init__(base, schedule, settings, expectile, seed)
         self._candidates = candidates
 
     def improve(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
@@ -41,11 +41,12 @@ class BestOfNCritics(ImplicitQ):
         return {}
 
     def acting_policy(self) -> Policy:
-        """The best chunks of the exploring process."""
+        """The same as is deployed."""
         return self.policy()
 
     def policy(self) -> Policy:
-        """The same: without exploration the chunks of a policy are all but one."""
-        sampled = super().acting_policy()
-        assert isinstance(sampled, DiffusionPolicy)
-        return BestOfN(sampled, copy.deepcopy(self.target_critics), self._candidates)
+        """The best of chunks that the process draws as it explores: else all are nearly one."""
+        parts = copy.deepcopy(self.average)
+        sampled = parts.under(parts.process.exploring(self.settings.exploration_std))
+        critics = copy.deepcopy(self.target_critics)
+        return ImprovedPolicy(BestOfN(sampled, critics, self._candidates), self._base)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from policies.critics import VALUES, CriticEnsemble
 from policies.diffusion import DiffusionPolicy
+from policies.improved import ImprovedPolicy
 from policies.networks import move_towards, standard_normal
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.schema import SOURCE_POLICY
@@ -104,9 +105,10 @@ class Generative(Training):
                 got=settings.executed_steps,
                 expected=f"at most {base.horizon}",
             )
-        self.schedule, self.settings = schedule, settings
+        self.schedule, self.settings, self._base = schedule, settings, base
         self.learned = copy.deepcopy(base).requires_grad_(True)
         self.average = copy.deepcopy(base).requires_grad_(False)
+        self._fast = self.average.varied(steps=settings.learning_steps)
         width = settings.executed_steps * base.action_dimension
         self.critics = CriticEnsemble(
             base.encoder.features + width,
@@ -164,18 +166,31 @@ class Generative(Training):
 
     def acting_policy(self) -> Policy:
         """The policy as it learns, each transition of which has a standard deviation to explore."""
-        explores = {"eta": 1.0, "std_bounds": [self.settings.exploration_std, 1.0]}
-        return copy.deepcopy(self.learned.varied(**explores))
+        parts = copy.deepcopy(self.learned)
+        acting = DiffusionPolicy(
+            parts.encoder, parts.process, parts.action_normalizer, self.settings.exploration_std
+        )
+        return ImprovedPolicy(acting, self._base)
 
     def policy(self) -> Policy:
         """The averaged policy, as it was cloned to act."""
-        return copy.deepcopy(self.average)
+        return ImprovedPolicy(copy.deepcopy(self.average), self._base)
 
-    def drawn(self, policy: DiffusionPolicy, features: Tensor) -> Tensor:
-        """Chunks (B, H, d) that a policy gives for encoded observations (B, F)."""
-        fast = policy.varied(steps=self.settings.learning_steps)
-        shape = (len(features), *fast.noise_shape)
-        return fast.chunks(features, standard_normal(shape, features, self._generator))
+    def begin_again(self) -> None:
+        """See `Correction`."""
+        for policy in (self.learned, self.average):
+            policy.load_state_dict(self._base.state_dict())
+        self._actor_optimizer.state.clear()
+
+    def to(self, device: torch.device, *, compiled: bool = False) -> None:
+        """Compute on a device from now on; before the first update or `load_state_dict`."""
+        self._fast.to(device)
+        super().to(device, compiled=compiled)
+
+    def drawn(self, features: Tensor) -> Tensor:
+        """Chunks (B, H, d) of the averaged policy for encoded observations (B, F), quickly."""
+        shape = (len(features), *self._fast.noise_shape)
+        return self._fast.chunks(features, standard_normal(shape, features, self._generator))
 
     def imitation_loss(self, batch: Batch, features: Tensor) -> Tensor | None:
         """The weighted imitation loss of what a demonstrator or operator did; None if it is 0."""
@@ -201,7 +216,7 @@ class Generative(Training):
 
     def next_chunks(self, features: Tensor) -> Tensor:
         """Chunks (B, H, d) that the policy would do, by which its critics judge what comes."""
-        return self.drawn(self.average, features)
+        return self.drawn(features)
 
     def target(self, batch: Batch, seen: Seen) -> Tensor:
         """What the critics shall tell: Q' at s' of what the policy would do there, backed up.

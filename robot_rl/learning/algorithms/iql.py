@@ -1,14 +1,10 @@
-"""Implicit Q-learning: values of what was done well, without asking what a policy would do.
+"""Critics that never ask what an action would do which nobody has tried: implicit Q-learning.
 
-Kostrikov et al. 2021, "Offline Reinforcement Learning with Implicit Q-Learning", arXiv 2110.06169.
-Of a chunk of executed actions, as the critics are.
+Kostrikov et al. 2021, "Offline Reinforcement Learning with Implicit Q-Learning", arXiv 2110.06169;
+here of chunks of executed actions.
 """
 
 from __future__ import annotations
-
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,52 +16,39 @@ from robot_rl.learning.algorithms.generative import Generative, GenerativeSettin
 from robot_rl.learning.algorithms.training import adam, step
 
 
-@dataclass(frozen=True)
-class ValueSettings:
-    """Settings of the state value V."""
-
-    expectile: float  # ω: 0.5 is the mean of what was done, 1 the best of it
-    hidden: Sequence[int]  # hidden widths
-    rate: float  # Adam step size
-
-    def __post_init__(self) -> None:
-        """Check the range of values, and name the setting in an `AlgorithmError`."""
-        check_settings(expectile=(self.expectile, 0, 1), rate=(self.rate, 0, 1))
-
-
 class ImplicitQ(Generative):
-    """Learns V and Q on the data alone; a subclass says how the policy improves.
-
-    Beside the arguments of `Generative` it takes `value`.
-    """
+    """Beside the arguments of `Generative` it takes the `expectile` ω of V; subclasses say more."""
 
     def __init__(
         self,
         base: ChunkPolicy,
         schedule: Schedule,
         settings: GenerativeSettings,
-        value: ValueSettings,
+        expectile: float,
         seed: int,
     ) -> None:
         super().__init__(base, schedule, settings, seed)
-        self._expectile = value.expectile
-        self.value = CriticEnsemble(base.encoder.features, value.hidden, 1, self._generator)
-        self._value_optimizer = adam((self.value.parameters(), value.rate))
+        check_settings(expectile=(expectile, 0.5, 1))
+        self._expectile = expectile
+        width = base.encoder.features
+        self.value = CriticEnsemble(width, settings.critic_hidden, 1, self._generator)
+        self._value_optimizer = adam((self.value.parameters(), settings.critic_rate))
 
-    def advantages(self, seen: Seen) -> Tensor:
-        """min_e Q'_e(s, a) − V(s) of the executed actions (B,)."""
-        lowest = self.values(self.target_critics, seen.features, seen.executed).amin(0)
-        value: Tensor = self.value(seen.features)[0]
-        return lowest - value
+    def advantage(self, features: Tensor, executed: Tensor) -> Tensor:
+        """A(s, a) = min Q'(s, a) - V(s), (B,), of executed actions (B, E, d), as shares."""
+        q = self.values(self.target_critics, features, executed).amin(0)
+        advantage: Tensor = q - self.value(features)[0]
+        return advantage
 
     def target(self, batch: Batch, seen: Seen) -> Tensor:
-        """R + γ V(s') (eq. 6), over the steps of a window."""
+        """Y = r + γ^m V(s') (eq. 6)."""
         value: Tensor = self.value(seen.following)[0]
         return self.critics.value.encoded(self.backup(batch)(value))
 
     def _update_critics(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
-        """Update V, then Q: algorithm 1."""
-        loss = expectile_loss(self.advantages(seen), self._expectile)
+        """V by expectile regression on Q' (eq. 5), then Q, then Q'."""
+        error = self.advantage(seen.features, seen.executed)  # of V alone: Q' takes no gradient
+        loss = expectile_loss(error, self._expectile)
         step(self._value_optimizer, loss)
         return super()._update_critics(batch, seen) | {"value_loss": loss.detach()}
 
@@ -80,8 +63,3 @@ def expectile_loss(error: Tensor, expectile: float) -> Tensor:
     """Mean |ω − 1(u < 0)| u² (eq. 5)."""
     weight = torch.where(error < 0, 1 - expectile, expectile)
     return (weight * error.square()).mean()
-
-
-def bounded_exponential(advantage: Tensor, temperature: float, limit: float = 100.0) -> Tensor:
-    """min(exp(β A), limit): the weights of advantage-weighted regression (eq. 7)."""
-    return (temperature * advantage).clamp(max=math.log(limit)).exp()
