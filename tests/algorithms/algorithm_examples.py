@@ -50,12 +50,12 @@ def configuration(choice, changes, words=()):
     return compose([*chosen, *overrides])
 
 
-def cloned():
+def cloned(**process):
     rng = np.random.default_rng(0)
     columns = {name: rng.uniform(-1, 1, (64, width)) for name, width in KEYS.items()}
     columns["action"] = rng.uniform(-0.8, 0.8, (64, DIMENSION))
     generator = torch.Generator().manual_seed(0)
-    options = {"observation_steps": 1, "steps": 2, "denoiser": {"hidden": [16]}}
+    options = {"observation_steps": 1, "steps": 2, "denoiser": {"hidden": [16]}, **process}
     return DiffusionPolicy.create(columns, KEYS, generator=generator, **options)
 
 
