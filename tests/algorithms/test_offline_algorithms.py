@@ -112,13 +112,21 @@ def test_conservative_critics_doubt_what_is_not_in_the_data_until_online_learnin
 @pytest.mark.parametrize("choice", ["residual", "action_gradient", "best_of_n"])
 @pytest.mark.parametrize("value", [name for name in VALUES if name != "scalar"])
 def test_critics_learn_distributions_of_known_returns(choice, value):
-    changes = [("settings.critic_value", value), ("settings.critic_rate", 0.01)]
-    algorithm = make(choice, changes=[*changes, ("settings.value_range", "[0.0,2.0]")])
+    changes = [
+        ("settings.critic_value", value),
+        ("settings.critic_rate", 0.01),
+        ("settings.value_range", "[0.0,2.0]"),
+    ]
+    algorithm = make(choice, changes=changes)
     columns = {"reward": np.full(SIZE, 1.4, "f4"), "discount": np.zeros(SIZE, "f4")}
     found = [algorithm.update(batch(algorithm, seed, **columns))["q_mean"] for seed in range(100)]
     assert float(found[0]) < 0.2
     assert float(found[-1]) == pytest.approx(1.4, abs=0.15)
-    unknown = make(choice, changes=[*changes, ("settings.value_range", "null")])
+
+
+@pytest.mark.parametrize("choice", ["rlpd", "action_gradient"])
+def test_a_distribution_over_an_unknown_range_is_refused(choice):
+    unknown = make(choice, changes=[("settings.critic_value", "c51")], words=["robot=gym"])
     with pytest.raises(AlgorithmError, match="must know the range of returns"):
         unknown.update(batch(unknown))
 

@@ -16,7 +16,7 @@ from policies.behaviour import Behaviour
 from policies.compute import compute_device, explained_memory
 from policies.runner import PolicyRunner
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.data.schema import SOURCE_DEMONSTRATION
+from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_INTERVENTION
 from robot_rl.learning.algorithms import check_algorithm, make_algorithm
 from robot_rl.learning.algorithms.base import check_finite
 from robot_rl.learning.blocks import offline_updates
@@ -159,11 +159,13 @@ def recorded(
     runner, parts = PolicyRunner(cloned), []
     for dataset in (shown, *others):
         for index in range(len(dataset)):
+            whose = SOURCE_DEMONSTRATION if dataset is shown else dataset.sources[index]
+            if whose == SOURCE_DEMONSTRATION and not dataset.successes[index]:
+                continue
             columns = stored_columns(dataset, index, runner)
-            if dataset is shown:
-                columns["source"] = np.full_like(columns["source"], SOURCE_DEMONSTRATION)
-            if dataset.successes[index] or columns["source"][0] != SOURCE_DEMONSTRATION:
-                parts.append({name: columns[name] for name in names})
+            by_hand = (columns["source"] == SOURCE_INTERVENTION) & (dataset is not shown)
+            columns["source"] = np.where(by_hand, SOURCE_INTERVENTION, whose).astype(np.uint8)
+            parts.append({name: columns[name] for name in names})
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in sorted(names)}
     ends = np.cumsum([len(part["source"]) for part in parts])
     return EpisodeRows(arrays, ends, as_recorded=True)
