@@ -12,6 +12,7 @@
         checkpoints/vision/            with cameras: the image encoder
         checkpoints/untrained/         without demonstrations: what learning begins with
         checkpoints/bc/                the cloned policy
+        checkpoints/offline/           what was learned from recorded episodes alone
         checkpoints/step_0000500/      the policy at an evaluation
         checkpoints/last/              the learner's full state
         checkpoints/reward/            a success classifier
@@ -61,6 +62,7 @@ EXPLORATION = "exploration.zarr"
 VISION = "checkpoints/vision"
 UNTRAINED = "checkpoints/untrained"
 CLONED = "checkpoints/bc"
+OFFLINE = "checkpoints/offline"
 LAST = "checkpoints/last"
 EXAMPLES, REWARD = "reward.zarr", "checkpoints/reward"
 CONFIG_FILE = "config.yaml"

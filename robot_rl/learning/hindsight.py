@@ -72,6 +72,8 @@ class Hindsight:
         seen = set() if base is None else set(cloned.policy.observation)
         if not share or not {ACHIEVED, DESIRED, *seen} <= names or cloned.tells_instruction:
             return None
+        if spec.returns:  # those towards another goal are not worked out
+            return None
         with closing(make_env(bench.config)) as env:
             goal_reward = env.robot.goal_reward if isinstance(env.robot, GymRobot) else None
         if goal_reward is None:

@@ -18,6 +18,12 @@ GENERATIVE = tuple(
     if "exploration_std" in compose([f"algorithm={choice}"]).algorithm.settings
 )
 ACTOR_CRITIC = tuple(choice for choice in CHOICES if choice not in GENERATIVE)
+# Whose critics learn from the target critics' values of what would be done next.
+BOOTSTRAPPING = tuple(
+    choice
+    for choice in CHOICES
+    if choice not in ("filtered_cloning", "advantage_weighted", "best_of_n")
+)
 KEYS = {"state/pose": 3, "state/speed": 2, "state/gripper_position": 1}
 INTERFACE = Interface("lift", 10.0, ("x", "gripper"))
 DIMENSION = 2
@@ -44,12 +50,12 @@ def configuration(choice, changes, words=()):
     return compose([*chosen, *overrides])
 
 
-def cloned():
+def cloned(**process):
     rng = np.random.default_rng(0)
     columns = {name: rng.uniform(-1, 1, (64, width)) for name, width in KEYS.items()}
     columns["action"] = rng.uniform(-0.8, 0.8, (64, DIMENSION))
     generator = torch.Generator().manual_seed(0)
-    options = {"observation_steps": 1, "steps": 2, "denoiser": {"hidden": [16]}}
+    options = {"observation_steps": 1, "steps": 2, "denoiser": {"hidden": [16]}, **process}
     return DiffusionPolicy.create(columns, KEYS, generator=generator, **options)
 
 
@@ -89,6 +95,8 @@ def batch(algorithm, seed=0, size=SIZE, **columns):
     if spec.chunk_fields:
         content["chunk/action"] = np.repeat(known["action"][:, None], spec.horizon, 1)
         content["chunk/valid"] = np.ones((size, spec.horizon), bool)
+    if spec.returns:
+        content |= {"return": known["reward"].copy(), "return/valid": known["reward"] > 0}
     return content
 
 

@@ -6,26 +6,30 @@ import pytest
 import torch
 from torch import nn
 
-from policies.networks import CriticEnsemble, prefers, seeded
+from policies.critics import C51, VALUES, CriticEnsemble, HLGauss, prefers
+from policies.networks import seeded
 
 
 def ensemble(heads=4, inputs=5, hidden=(16, 8), seed=0):
     critics = CriticEnsemble(inputs, hidden, heads, seeded(seed))
     with torch.no_grad():
-        for bias in critics.biases:
+        for bias in critics.network.biases:
             bias.normal_(generator=seeded(seed + 1))
     return critics
 
 
 def one_by_one(critics, head):
     """An ordinary MLP with LayerNorm and the weights of one head."""
-    widths = [critics.weights[0].shape[1], *[weight.shape[2] for weight in critics.weights]]
+    widths = [
+        critics.network.weights[0].shape[1],
+        *[weight.shape[2] for weight in critics.network.weights],
+    ]
     layers = []
     for index, (fan_in, fan_out) in enumerate(pairwise(widths)):
         linear = nn.Linear(fan_in, fan_out)
         with torch.no_grad():
-            linear.weight.copy_(critics.weights[index][head].T)
-            linear.bias.copy_(critics.biases[index][head, 0])
+            linear.weight.copy_(critics.network.weights[index][head].T)
+            linear.bias.copy_(critics.network.biases[index][head, 0])
         layers.append(linear)
         if index < len(widths) - 2:
             layers += [nn.LayerNorm(fan_out), nn.ReLU()]
@@ -77,3 +81,65 @@ def test_a_subset_is_random_and_has_no_head_twice():
 def test_what_has_the_greater_mean_of_the_heads_is_preferred():
     gains = torch.tensor([[1.0, 0.1, -0.3], [0.3, -0.1, -0.5], [0.0, 0.0, 0.0]]).T
     assert prefers(gains, torch.zeros(3, 3)).tolist() == [True, False, False]
+
+
+def gaussian_shares(value, edges, sigma):
+    """The share of a Gaussian in each bin, by a sum over many points of its density."""
+    points = torch.linspace(float(edges[0]), float(edges[-1]), 200_001, dtype=torch.float64)
+    density = torch.exp(-0.5 * ((points - value) / sigma) ** 2)
+    bins = torch.bucketize(points, edges.double()) - 1
+    shares = torch.zeros(len(edges) - 1, dtype=torch.float64)
+    shares.index_add_(0, bins.clamp(0, len(shares) - 1), density)
+    return shares / shares.sum()
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1234, 0.5, 1.0])
+def test_hl_gauss_spreads_a_value_as_a_gaussian_with_its_mean(value):
+    told = HLGauss()
+    shares = told.encoded(torch.tensor([value]))[0]
+    sigma = 0.75 * float(told.edges[1] - told.edges[0])
+    expected = gaussian_shares(value, told.edges, sigma)
+    torch.testing.assert_close(shares.double(), expected, atol=1e-3, rtol=0)
+    assert float(shares @ told.support) == pytest.approx(value, abs=1e-4)
+
+
+@pytest.mark.parametrize(("reward", "discount"), [(0.0, 0.9), (0.33, 0.5), (1.0, 0.9), (0.7, 0.0)])
+def test_c51_projects_each_atom_of_the_next_state(reward, discount):
+    """Algorithm 1 of the paper, atom by atom."""
+    told, count = C51(7), 7
+    outputs = torch.randn(3, count, generator=seeded(0))
+    probabilities, expected = outputs.softmax(-1), torch.zeros(3, count)
+    for row in range(3):
+        for atom in range(count):
+            moved = min(max(reward + discount * atom / (count - 1), 0.0), 1.0) * (count - 1)
+            below = min(int(moved), count - 2)
+            expected[row, below] += probabilities[row, atom] * (below + 1 - moved)
+            expected[row, below + 1] += probabilities[row, atom] * (moved - below)
+    projected = told.backed_up(outputs, lambda value: reward + discount * value.expand(-1, 3))
+    torch.testing.assert_close(projected, expected)
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_critics_learn_the_mean_of_noisy_returns(value):
+    critics = CriticEnsemble(1, (32,), 2, seeded(0), value)
+    inputs = torch.tensor([[-1.0], [1.0]]).repeat(64, 1)
+    assert float(critics(inputs).abs().max()) < 0.6  # nothing looks good yet
+    optimizer, generator = torch.optim.Adam(critics.parameters(), 0.01), seeded(1)
+    for _ in range(400):
+        hit = torch.rand(128, generator=generator) < torch.tensor([0.2, 0.7]).repeat(64)
+        target = critics.value.encoded(hit.float())
+        loss = critics.value.loss(critics.outputs(inputs), target).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        assert all(parameter.grad.abs().sum() > 0 for parameter in critics.parameters())
+        optimizer.step()
+    values = critics(inputs[:2])
+    torch.testing.assert_close(values, torch.tensor([[0.2, 0.7]] * 2), atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_the_lowest_head_is_taken_state_by_state(value):
+    critics = CriticEnsemble(5, (8,), 4, seeded(0), value)
+    inputs = torch.randn(7, 5, generator=seeded(2))
+    lowest = critics.value.lowest(critics.outputs(inputs))
+    torch.testing.assert_close(critics.value.mean(lowest), critics(inputs).amin(0))

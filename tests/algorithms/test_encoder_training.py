@@ -84,6 +84,8 @@ def batch(seed):
         "reward": (rng.random(SIZE) < 0.3).astype("f4"),
         "discount": np.full(SIZE, 0.9, "f4"),
         "source": (np.arange(SIZE) % 2).astype("u1"),
+        "return": np.zeros(SIZE, "f4"),
+        "return/valid": np.ones(SIZE, bool),
     }
 
 

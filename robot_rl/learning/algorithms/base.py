@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,6 +22,22 @@ class AlgorithmError(RobotRLError):
     """A batch, a setting or a training state that an algorithm cannot use."""
 
 
+class LearningDiverged(RobotRLError):
+    """A loss or a weight is no longer a number; the last checkpoint is from before."""
+
+
+def check_finite(name: str, value: float, when: str) -> None:
+    """Raise `LearningDiverged` where a loss or a weight is no longer a number."""
+    if not math.isfinite(value):
+        raise LearningDiverged(
+            f"{name} is no longer a finite number at {when}",
+            got=value,
+            hint="a run keeps its algorithm: begin another one with lower"
+            " algorithm.settings.critic_rate and actor_rate, and with dataset=PATH for the"
+            " same demonstrations",
+        )
+
+
 def check_settings(**ranges: tuple[float, float, float]) -> None:
     """Check settings: of each its value, and the lowest and highest possible, perhaps infinite.
 
@@ -36,6 +52,16 @@ def check_settings(**ranges: tuple[float, float, float]) -> None:
                 got=value,
                 expected=f"<= {high:g}" if low == -math.inf else most,
             )
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """Check that a setting is one of these words, or raise an `AlgorithmError`."""
+    if value not in choices:
+        raise AlgorithmError(
+            f"the setting {name!r} of the algorithm is unknown",
+            got=value,
+            expected=f"one of {', '.join(choices)}",
+        )
 
 
 LEAST_DISCOUNT = 0.97  # of those that are found in demonstrations
@@ -54,6 +80,7 @@ class Schedule:
     discount: float | None  # γ per control step; None: the learner finds it in the demonstrations
     warmup_noise: float  # standard deviation of the noise on the cloned policy in the warm-up
     hindsight_share: float  # share of every batch towards goals that were reached; see `Hindsight`
+    offline_updates: int = 0  # updates on recorded episodes before anything acts; see `Offline`
 
     def __post_init__(self) -> None:
         """Check the range of values; `learning.blocks` checks counts of steps and updates."""
@@ -64,6 +91,7 @@ class Schedule:
             discount=(self.gamma, 0, 1),
             warmup_noise=(self.warmup_noise, 0, math.inf),
             hindsight_share=(self.hindsight_share, 0, 1),
+            offline_updates=(self.offline_updates, 0, math.inf),
         )
 
     @property
@@ -137,3 +165,13 @@ def check_value_range(value_range: Range | None) -> None:
         expected="[low, high] with low < high, or null where the returns are not known",
         hint="task.value_range=[0.0,1.0] fits a reward of 1 at success and 0 before it",
     )
+
+
+def check_critic_value(kind: str, value_range: Range | None) -> None:
+    """Raise `AlgorithmError` where critics tell distributions over a range that nobody knows."""
+    if kind != "scalar" and value_range is None:
+        raise AlgorithmError(
+            "critics that tell a distribution must know the range of returns",
+            got=f"critic_value {kind} and no value_range",
+            hint="add task.value_range=[LOW,HIGH], or algorithm.settings.critic_value=scalar",
+        )

@@ -1,0 +1,65 @@
+"""Critics that never ask what an action would do which nobody has tried: implicit Q-learning.
+
+Kostrikov et al. 2021, "Offline Reinforcement Learning with Implicit Q-Learning", arXiv 2110.06169;
+here of chunks of executed actions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from policies.critics import CriticEnsemble
+from policies.policy import ChunkPolicy
+from robot_rl.learning.algorithms.base import Batch, Schedule, check_settings
+from robot_rl.learning.algorithms.generative import Generative, GenerativeSettings, Seen
+from robot_rl.learning.algorithms.training import adam, step
+
+
+class ImplicitQ(Generative):
+    """Beside the arguments of `Generative` it takes the `expectile` ω of V; subclasses say more."""
+
+    def __init__(
+        self,
+        base: ChunkPolicy,
+        schedule: Schedule,
+        settings: GenerativeSettings,
+        expectile: float,
+        seed: int,
+    ) -> None:
+        super().__init__(base, schedule, settings, seed)
+        check_settings(expectile=(expectile, 0.5, 1))
+        self._expectile = expectile
+        width = base.encoder.features
+        self.value = CriticEnsemble(width, settings.critic_hidden, 1, self._generator)
+        self._value_optimizer = adam((self.value.parameters(), settings.critic_rate))
+
+    def advantage(self, features: Tensor, executed: Tensor) -> Tensor:
+        """A(s, a) = min Q'(s, a) - V(s), (B,), of executed actions (B, E, d), as shares."""
+        q = self.values(self.target_critics, features, executed).amin(0)
+        advantage: Tensor = q - self.value(features)[0]
+        return advantage
+
+    def target(self, batch: Batch, seen: Seen) -> Tensor:
+        """Y = r + γ^m V(s') (eq. 6)."""
+        value: Tensor = self.value(seen.following)[0]
+        return self.critics.value.encoded(self.backup(batch)(value))
+
+    def _update_critics(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
+        """V by expectile regression on Q' (eq. 5), then Q, then Q'."""
+        error = self.advantage(seen.features, seen.executed)  # of V alone: Q' takes no gradient
+        loss = expectile_loss(error, self._expectile)
+        step(self._value_optimizer, loss)
+        return super()._update_critics(batch, seen) | {"value_loss": loss.detach()}
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {**super()._modules(), "value": self.value}
+
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {**super()._optimizers(), "value": self._value_optimizer}
+
+
+def expectile_loss(error: Tensor, expectile: float) -> Tensor:
+    """Mean |ω − 1(u < 0)| u² (eq. 5)."""
+    weight = torch.where(error < 0, 1 - expectile, expectile)
+    return (weight * error.square()).mean()
