@@ -161,13 +161,14 @@ class Workbench:
 
     def gather(
         self,
-        behaviour: Behaviour,
+        behaviour: Behaviour | Callable[[int], Behaviour],
         episodes: int,
         stream: int,
         words: str,
         *,
         first: int = 0,
         done: int = 0,
+        tries: int = 1,
     ) -> Iterator[EpisodeResult]:
         """Let a behaviour act, and give each episode with its rows as it ends.
 
@@ -175,19 +176,24 @@ class Workbench:
         one that the robot has cut before anything was done.
 
         Args:
-            behaviour: Who acts.
+            behaviour: Who acts; or who acts in an episode of a number, counted from `first`, which
+                is asked when it begins.
             episodes: How many, those that are done already included.
             stream: Where the seeds come from: a `SeedStream`, or any number of the stage's own.
             words: What this is, for whoever watches.
             first: Number of the first of them in that stream.
             done: Episodes that an earlier start has gathered.
+            tries: Episodes in a row that have one seed, and so one scene in simulation.
         """
+        who = behaviour if callable(behaviour) else lambda number: behaviour
+        acting = who(first + done).to(self.device)
         env, operated = make_operated_env(self.config, self.run, resets=True)
-        runner = PolicyRunner(behaviour.to(self.device))
+        runner = PolicyRunner(acting)
         recorder = RowBuilder(env.schema, SOURCE_POLICY)
         names = [field.name for field in env.schema.fields]
         numbers = range(first + done, first + episodes)
-        seeds = Seeds(training_seed(int(self.config.seed), stream, number) for number in numbers)
+        run_seed = int(self.config.seed)
+        seeds = Seeds(training_seed(run_seed, stream, number // tries) for number in numbers)
 
         def note(text: str) -> None:
             progress.note(text)
@@ -195,7 +201,7 @@ class Workbench:
 
         with closing(env), WorkProgress(episodes, "episodes") as progress:
             progress.phase(words)
-            progress.note(_announcement(env, episodes - done, behaviour, words))
+            progress.note(_announcement(env, episodes - done, acting, words))
             progress.update(done)
             free = once_free(env, seeds, note)
             for result in rollout([env], runner, free, recorder=recorder, note=note):
@@ -208,6 +214,8 @@ class Workbench:
                 progress.episode(result.success, result.intervened_steps / result.steps)
                 progress.update(done)
                 yield result
+                if done < episodes:
+                    runner.set_behaviour(who(first + done).to(self.device))
 
     def publish(self, behaviour: Behaviour, until: int) -> None:
         """Let the actors act with a behaviour until an environment step.
