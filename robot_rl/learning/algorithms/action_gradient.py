@@ -52,7 +52,7 @@ class ActionGradient(Generative):
     def improve(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
         """Clone improved chunks of the averaged policy."""
         with torch.no_grad():
-            chunk = self.drawn(self.average, seen.features)
+            chunk = self.drawn(seen.features)
         better = self._improved(seen.features, chunk)
         clean = self.learned.action_normalizer.normalize(better)
         valid = torch.ones(clean.shape[:2], dtype=torch.bool, device=self.device)

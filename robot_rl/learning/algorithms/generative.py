@@ -102,6 +102,7 @@ class Generative(Training):
         self.schedule, self.settings = schedule, settings
         self.learned = copy.deepcopy(base).requires_grad_(True)
         self.average = copy.deepcopy(base).requires_grad_(False)
+        self._fast = self.average.varied(steps=settings.learning_steps)
         width = settings.executed_steps * base.action_dimension
         self.critics = CriticEnsemble(
             base.encoder.features + width,
@@ -164,11 +165,15 @@ class Generative(Training):
         """The averaged policy, as it was cloned to act."""
         return copy.deepcopy(self.average)
 
-    def drawn(self, policy: DiffusionPolicy, features: Tensor) -> Tensor:
-        """Chunks (B, H, d) that a policy gives for encoded observations (B, F)."""
-        fast = policy.varied(steps=self.settings.learning_steps)
-        shape = (len(features), *fast.noise_shape)
-        return fast.chunks(features, standard_normal(shape, features, self._generator))
+    def to(self, device: torch.device, *, compiled: bool = False) -> None:
+        """Compute on a device from now on; before the first update or `load_state_dict`."""
+        self._fast.to(device)
+        super().to(device, compiled=compiled)
+
+    def drawn(self, features: Tensor) -> Tensor:
+        """Chunks (B, H, d) of the averaged policy for encoded observations (B, F), quickly."""
+        shape = (len(features), *self._fast.noise_shape)
+        return self._fast.chunks(features, standard_normal(shape, features, self._generator))
 
     def imitation_loss(self, batch: Batch, features: Tensor) -> Tensor | None:
         """The weighted imitation loss of what a demonstrator or operator did; None if it is 0."""
@@ -195,7 +200,7 @@ class Generative(Training):
         """
         settings = self.settings
         with torch.no_grad():
-            action = self.drawn(self.average, seen.following)[:, : settings.executed_steps]
+            action = self.drawn(seen.following)[:, : settings.executed_steps]
             joined = torch.cat([seen.following, action.flatten(1)], -1)
             heads = self.target_critics.subset(settings.target_heads, self._generator)
             value = self.target_critics(joined, heads).amin(0)
