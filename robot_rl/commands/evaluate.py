@@ -32,10 +32,10 @@ from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.run import (
     CLONED,
     CLONED_POLICY,
-    LAST,
     LEARNED_POLICY,
     POLICIES,
     RunDirectory,
+    learned_checkpoint,
     learned_steps,
     load_policy,
     open_policy,
@@ -127,7 +127,7 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
     few episodes could not.
     """
     torch.set_num_threads(1)
-    learned = run.has_folder(LAST)
+    learned = learned_checkpoint(run) is not None
     compared = run.has_folder(CLONED) and (config.evaluation.compare or not learned)
     wanted = [CLONED_POLICY] * compared + [LEARNED_POLICY] * learned
     results: dict[str, EvaluationResult] = {}

@@ -39,6 +39,8 @@ from robot_rl.processes.progress import RECENT_EPISODES, WorkProgress
 from robot_rl.replay.catalogue import is_store
 from robot_rl.rewards.wrapper import make_source
 from robot_rl.run import (
+    ACCEPTED,
+    CANDIDATE,
     CLONED,
     CLONED_POLICY,
     DEMONSTRATIONS,
@@ -48,9 +50,9 @@ from robot_rl.run import (
     UNTRAINED,
     RunDirectory,
     RunError,
-    learned_steps,
     load_policy,
     proved_checkpoint,
+    steps_behind,
     taken_by_learner,
 )
 
@@ -130,7 +132,7 @@ def run(config: DictConfig) -> None:
 
 def _check(config: DictConfig, run: RunDirectory, recipe: Recipe) -> None:
     """Look for damage, and for what cannot be made, before anything is collected."""
-    for name in (CLONED, LAST):
+    for name in (CLONED, ACCEPTED, CANDIDATE, LAST):
         if run.has_folder(name):
             run.complete_folder(name)
     if run.has_folder(LAST) and not is_store(run.store):
@@ -239,7 +241,7 @@ def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> 
         "mean_seconds_to_success": final.deployed.mean_seconds_to_success,
         "longest_success_run": final.deployed.longest_success_run,
         "demonstrations": len(open_demonstrations(config, run)) if demonstrated(config) else 0,
-        "environment_steps": learned_steps(run),
+        "environment_steps": steps_behind(run),
         "exploration_steps": exploration_steps(run),
         "intervention_rate": intervened[-1][1] if intervened else 0.0,
         "steps_to_97": first_confirmed(learned),

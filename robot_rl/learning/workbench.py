@@ -51,7 +51,7 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.sampler import Prefetcher, Sampler, SampleSpec
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env
-from robot_rl.run import CLONED, STATE_FILE, UNTRAINED, RunDirectory
+from robot_rl.run import ACCEPTED, CLONED, STATE_FILE, UNTRAINED, RunDirectory
 from robot_rl.wire import KeysRefused, ServerUnreachable
 
 _Answer = TypeVar("_Answer")
@@ -107,13 +107,16 @@ class Workbench:
     def cloned(self) -> Behaviour:
         """The cloned policy; checkpoints of what is learned on top of it need not repeat it.
 
-        Without demonstrations an untrained one, with what the exploration says of observations.
+        Where a gate has accepted another one since, it is that. Without demonstrations it is an
+        untrained one, with what the exploration says of observations.
 
         Raises:
             CheckpointError: There is none, or a file of it is damaged.
         """
         if not demonstrated(self.config):
             return self.policy(UNTRAINED)
+        if self.run.has_folder(ACCEPTED):
+            return self.policy(ACCEPTED)
         behaviour = self.policy(CLONED)
         self._base = base_apart(self.run, behaviour)
         return behaviour
