@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -108,6 +108,11 @@ class Behaviour:
                 got=self.policy.kind,
                 hint="take the mode 'mean' or 'sample'",
             )
+
+    def learned(self, policy: Policy, version: int) -> Behaviour:
+        """This one with what was learned from it in place of its policy."""
+        steps = self.execute_steps if policy.base is not None else 1
+        return replace(self, policy=policy, execute_steps=steps, version=version)
 
     @cached_property
     def encoder_id(self) -> int:

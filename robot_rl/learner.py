@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,11 @@ from torch import Tensor
 
 from policies.behaviour import Behaviour
 from policies.compute import compute_device, explained_memory
-from policies.policy import Policy
 from robot_rl.data.policy_columns import check_features, check_fit
-from robot_rl.errors import RobotRLError
 from robot_rl.learning.algorithms import check_algorithm, make_algorithm
-from robot_rl.learning.algorithms.base import Correction
+from robot_rl.learning.algorithms.base import Correction, check_finite
 from robot_rl.learning.algorithms.encoding import trains_on
-from robot_rl.learning.blocks import Blocks, unevaluated
+from robot_rl.learning.blocks import Blocks, offline_updates, unevaluated
 from robot_rl.learning.demonstrations import (
     demonstrated,
     first_episodes,
@@ -45,6 +42,7 @@ from robot_rl.run import (
     DEMONSTRATIONS,
     EXPLORATION,
     LAST,
+    OFFLINE,
     UNTRAINED,
     RunDirectory,
     learned_steps,
@@ -75,10 +73,6 @@ _SAVE_SECONDS = 60.0
 _BLOCK_SECONDS = 20.0
 
 
-class LearningDiverged(RobotRLError):
-    """A loss or a weight is no longer a number; the last checkpoint is from before."""
-
-
 class Online(Stage):
     """Improves the cloned policy by the configured algorithm, while actors act with it."""
 
@@ -88,8 +82,9 @@ class Online(Stage):
     records = "learner"
 
     def needed(self, config: DictConfig) -> tuple[str, ...]:
-        """Without demonstrations, the exploration in place of them."""
-        return self.needs if demonstrated(config) else (EXPLORATION, UNTRAINED)
+        """Without demonstrations the exploration instead; and what was learned offline."""
+        needs = self.needs if demonstrated(config) else (EXPLORATION, UNTRAINED)
+        return (*needs, OFFLINE) if offline_updates(config) else needs
 
     def check(self, config: DictConfig) -> None:
         """Check steps, updates, the device and the algorithm's settings."""
@@ -154,8 +149,11 @@ class Learner:
         # gets on nevertheless.
         self._saved_at = -math.inf
         self._wait = QuietWait(lambda text: bench.say(f"learner: {text}"))
+        self._taught = offline_updates(config) > 0
         if bench.run.has_folder(LAST):
             self._load()
+        elif self._taught:
+            self._algorithm.load_state_dict(bench.training_state(OFFLINE)[0])
 
     def learn(self, progress: WorkProgress) -> None:
         """Learn until the configured number of environment steps, or until `stop` is set.
@@ -253,9 +251,8 @@ class Learner:
     def _record(
         self, count: int, seconds: float, metrics: Mapping[str, list[Tensor]]
     ) -> dict[str, Any]:
-        schedule = self._algorithm.schedule
-        online = self.environment_steps - schedule.warmup_steps
-        paid = self.updates - schedule.critic_only_updates
+        online = self.environment_steps - self._blocks.warmup_steps
+        paid = self.updates - self._blocks.critic_only_updates
         means = {name: float(torch.stack(values).mean()) for name, values in metrics.items()}
         for name, value in means.items():
             self._check_finite(name, value)
@@ -276,21 +273,14 @@ class Learner:
                 self._check_finite(name, float(tensor.sum(dtype=torch.float64)))
 
     def _check_finite(self, name: str, value: float) -> None:
-        if not math.isfinite(value):
-            raise LearningDiverged(
-                f"{name} is no longer a finite number at step {self.environment_steps}",
-                got=value,
-                hint="a run keeps its algorithm: begin another one with lower"
-                " algorithm.settings.critic_rate and actor_rate, and with dataset=PATH for the"
-                " same demonstrations",
-            )
+        check_finite(name, value, f"step {self.environment_steps}")
 
     def _publish(self, steps: int) -> None:
         """Publish the weights after `steps` environment steps, and say how long they may act."""
         share = self._trial.share if self._trial is not None else 0.0
         behaviour = self._cloned  # which acts at random without demonstrations
-        if self.updates:
-            acting = self._learned(self._algorithm.acting_policy())
+        if self.updates or self._taught:
+            acting = self._cloned.learned(self._algorithm.acting_policy(), self.updates)
             noiseless = 0.0 if self._trial is None else self._trial.noiseless_share
             behaviour = acting.exploring("sample", base_share=share, mean_share=noiseless)
         elif demonstrated(self._bench.config):
@@ -299,13 +289,9 @@ class Learner:
         with self._saving():
             self._bench.publish(behaviour, self._blocks.acts_until(steps, self.updates))
 
-    def _learned(self, policy: Policy) -> Behaviour:
-        steps = self._cloned.execute_steps if policy.base is not None else 1
-        return replace(self._cloned, policy=policy, execute_steps=steps, version=self.updates)
-
     def _deployed(self) -> Behaviour:
         """What was learned; its corrections act only if they are held for better than the clone."""
-        learned = self._learned(self._algorithm.policy())
+        learned = self._cloned.learned(self._algorithm.policy(), self.updates)
         if self._trial is not None:
             learned.policy.corrects = self._trial.proved
         return learned

@@ -13,6 +13,7 @@
         checkpoints/vision/            with cameras: the image encoder
         checkpoints/untrained/         without demonstrations: what learning begins with
         checkpoints/bc/                the cloned policy
+        checkpoints/offline/           what was learned from recorded episodes alone
         checkpoints/step_0000500/      the policy at an evaluation
         checkpoints/accepted/          the policy that a gate has accepted last; at first the clone
         checkpoints/candidate/         what is improved, and to be accepted or not
@@ -64,6 +65,7 @@ EXPLORATION = "exploration.zarr"
 VISION = "checkpoints/vision"
 UNTRAINED = "checkpoints/untrained"
 CLONED = "checkpoints/bc"
+OFFLINE = "checkpoints/offline"
 LAST = "checkpoints/last"
 ACCEPTED, CANDIDATE = "checkpoints/accepted", "checkpoints/candidate"
 GATHERED = "gathered.zarr"

@@ -52,7 +52,8 @@ class Blocks:
             total=int(config.environment_steps),
             every_steps=int(config.evaluation.every_steps),
             warmup_steps=int(schedule.warmup_steps),
-            critic_only_updates=int(schedule.critic_only_updates),
+            # What was learned offline need not be learned again.
+            critic_only_updates=max(0, int(schedule.critic_only_updates) - offline_updates(config)),
             updates_per_step=int(schedule.updates_per_step),
             actors=int(config.actors),
         )
@@ -110,6 +111,11 @@ class Blocks:
     def evaluation_points(self) -> list[int]:
         """Environment steps at which the run is evaluated, the cloned policy's 0 included."""
         return [*range(0, self.total, self.every_steps), self.total]
+
+
+def offline_updates(config: DictConfig) -> int:
+    """Updates on recorded episodes before online learning."""
+    return int(config.algorithm.schedule.get("offline_updates", 0))
 
 
 def evaluates_periodically(config: DictConfig) -> bool:

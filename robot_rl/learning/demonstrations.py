@@ -173,9 +173,7 @@ def insert_episodes(
         length = int(lengths[index])
         if start + length > present:
             seed, instruction = int(dataset.seeds[index]), dataset.instructions[index]
-            columns = dataset.episode(index)
-            columns |= cloned.features(columns, [instruction] * length)
-            columns["base_action"] = runner.label(columns, seed, instruction)
+            columns = stored_columns(dataset, index, runner)
             columns["source"] = np.full(length, source, np.uint8)
             facts = {"task": schema.task, "seed": seed, "instruction": instruction}
             rows = [
@@ -184,3 +182,11 @@ def insert_episodes(
             client.append_episode(rows, facts, stored=max(0, present - start))
         start += length
     client.flush()
+
+
+def stored_columns(dataset: EpisodeDataset, index: int, runner: PolicyRunner) -> dict[str, Any]:
+    """Columns of an episode as a store has them: with features and proposals of a clone."""
+    columns, instruction = dataset.episode(index), dataset.instructions[index]
+    columns |= runner.behaviour.features(columns, [instruction] * len(columns["reward"]))
+    columns["base_action"] = runner.label(columns, int(dataset.seeds[index]), instruction)
+    return columns

@@ -228,12 +228,13 @@ class TableRows:
 
 
 class EpisodeRows:
-    """Whole episodes in memory, all of them demonstrations; what `TableRows` is for a store.
+    """Whole episodes in memory; what `TableRows` is for a store.
 
     Args:
         arrays: Columns of shape (rows, ...), final rows included; more may be added later.
         episode_ends: (episodes,) exclusive, cumulative; T + 1 rows per episode.
         episodes: (episodes,) bool, which episodes are given; default all.
+        as_recorded: Whether the column ``source`` says who acted; else all are demonstrations.
 
     Attributes:
         indices: (steps,) int64, the rows that have an action, in the order of recording.
@@ -250,8 +251,10 @@ class EpisodeRows:
         episode_ends: npt.ArrayLike,
         *,
         episodes: npt.ArrayLike | None = None,
+        as_recorded: bool = False,
     ) -> None:
         self.arrays = dict(arrays)
+        self._as_recorded = as_recorded
         self.evicted = Counter[str]()
         ends = np.asarray(episode_ends, np.int64).tolist()
         every = list(itertools.pairwise([0, *ends]))
@@ -338,9 +341,11 @@ class EpisodeRows:
             if name in self.arrays:
                 scalars[name] = self.arrays[name][start:end]
         # Whatever recorded it: what is given as a demonstration counts as one.
-        scalars["source"] = SOURCE_DEMONSTRATION
+        if not self._as_recorded:
+            scalars["source"] = SOURCE_DEMONSTRATION
         scalars["is_last"] = np.arange(start, end) == end - 1
-        return News(number, start, scalars, of_actor=False, complete=True)
+        of_actor = bool(scalars["source"][0] != SOURCE_DEMONSTRATION)
+        return News(number, start, scalars, of_actor=of_actor, complete=True)
 
 
 def _columns(dataset: EpisodeDataset, names: Sequence[str]) -> dict[str, Array]:

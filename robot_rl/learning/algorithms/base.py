@@ -22,6 +22,22 @@ class AlgorithmError(RobotRLError):
     """A batch, a setting or a training state that an algorithm cannot use."""
 
 
+class LearningDiverged(RobotRLError):
+    """A loss or a weight is no longer a number; the last checkpoint is from before."""
+
+
+def check_finite(name: str, value: float, when: str) -> None:
+    """Raise `LearningDiverged` where a loss or a weight is no longer a number."""
+    if not math.isfinite(value):
+        raise LearningDiverged(
+            f"{name} is no longer a finite number at {when}",
+            got=value,
+            hint="a run keeps its algorithm: begin another one with lower"
+            " algorithm.settings.critic_rate and actor_rate, and with dataset=PATH for the"
+            " same demonstrations",
+        )
+
+
 def check_settings(**ranges: tuple[float, float, float]) -> None:
     """Check settings: of each its value, and the lowest and highest possible, perhaps infinite.
 
@@ -54,6 +70,7 @@ class Schedule:
     discount: float | None  # γ per control step; None: the learner finds it in the demonstrations
     warmup_noise: float  # standard deviation of the noise on the cloned policy in the warm-up
     hindsight_share: float  # share of every batch towards goals that were reached; see `Hindsight`
+    offline_updates: int = 0  # updates on recorded episodes before anything acts; see `Offline`
 
     def __post_init__(self) -> None:
         """Check the range of values; `learning.blocks` checks counts of steps and updates."""
@@ -64,6 +81,7 @@ class Schedule:
             discount=(self.gamma, 0, 1),
             warmup_noise=(self.warmup_noise, 0, math.inf),
             hindsight_share=(self.hindsight_share, 0, 1),
+            offline_updates=(self.offline_updates, 0, math.inf),
         )
 
     @property

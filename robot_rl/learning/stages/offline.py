@@ -1,0 +1,169 @@
+"""Learning from recorded episodes alone, before anything acts with what is learned."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from policies.behaviour import Behaviour
+from policies.compute import compute_device, explained_memory
+from policies.runner import PolicyRunner
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.schema import SOURCE_DEMONSTRATION
+from robot_rl.learning.algorithms import check_algorithm, make_algorithm
+from robot_rl.learning.algorithms.base import check_finite
+from robot_rl.learning.blocks import offline_updates
+from robot_rl.learning.demonstrations import stored_columns, with_what_episodes_tell
+from robot_rl.learning.recipe import Stage
+from robot_rl.learning.symmetry import turning_of
+from robot_rl.learning.workbench import Rows, Workbench
+from robot_rl.processes.progress import WorkProgress
+from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.replay.rows import EpisodeRows
+from robot_rl.replay.sampler import SampleSpec
+from robot_rl.replay.windows import SCALARS
+from robot_rl.run import CLONED, DEMONSTRATIONS, OFFLINE, RunDirectory
+
+_BLOCK_UPDATES = 100  # between which the stage can stop
+_SAVE_SECONDS = 60.0
+
+
+class Offline(Stage):
+    """Updates the configured algorithm `algorithm.schedule.offline_updates` times.
+
+    It learns from the demonstrations, and from the episodes of further datasets in the run
+    directory. Online learning goes on with what it leaves.
+    """
+
+    makes = (OFFLINE,)
+    records = "offline"
+
+    def __init__(self, datasets: Sequence[str] = ()) -> None:
+        self.datasets = tuple(datasets)
+
+    def wanted(self, config: DictConfig) -> bool:
+        """Only where there are updates."""
+        return offline_updates(config) > 0
+
+    def needed(self, config: DictConfig) -> tuple[str, ...]:
+        """What it learns from, and improves."""
+        return (DEMONSTRATIONS, CLONED, *self.datasets)
+
+    def check(self, config: DictConfig) -> None:
+        """Check the device and the algorithm's settings."""
+        compute_device(config)
+        check_algorithm(config.algorithm)
+
+    def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
+        """Only once it has run to its end: it saves what it has on the way."""
+        return recorded and run.has_folder(OFFLINE)
+
+    @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
+    def run(self, bench: Workbench) -> None:
+        """Learn, or go on with the last checkpoint; saves also where it is stopped."""
+        total, saved = offline_updates(bench.config), time.monotonic()
+        with (
+            closing(OfflineTraining(bench, self.datasets)) as training,
+            WorkProgress(total, "offline updates") as progress,
+        ):
+            progress.phase("learning offline")
+            if bench.run.has_folder(OFFLINE):
+                training.load(OFFLINE)
+            while training.updates < total and not bench.stop.is_set():
+                metrics = training.train(min(_BLOCK_UPDATES, total - training.updates))
+                bench.note({"offline_updates": training.updates, **metrics})
+                progress.update(training.updates)
+                if time.monotonic() - saved > _SAVE_SECONDS:
+                    training.save(OFFLINE)
+                    saved = time.monotonic()
+            training.save(OFFLINE)
+
+
+class OfflineTraining:
+    """An algorithm and the recorded rows that it learns from: see `Offline`.
+
+    Attributes:
+        algorithm: As the configuration describes it.
+        updates: How many it has made of them.
+    """
+
+    def __init__(self, bench: Workbench, datasets: Sequence[str] = ()) -> None:
+        torch.set_num_threads(1)
+        config, shown = bench.config, bench.demonstrations()
+        self._bench, self._cloned, self._seed = bench, bench.cloned, int(config.seed)
+        described = with_what_episodes_tell(config, shown)
+        self.algorithm = make_algorithm(described, self._cloned, self._seed, config.observation)
+        self.algorithm.to(bench.device, compiled=bool(config.compile))
+        spec = self.algorithm.required
+        others = [EpisodeDataset(bench.run.path / name) for name in datasets]
+        # Of what there is, that is all of it; a share of none is one of online learning.
+        share = spec.demonstration_share or 0.5 if others else 1.0
+        spec = replace(spec, demonstration_share=share)
+        rows = recorded(shown, others, self._cloned, spec)
+        self._rows = Rows(ReplaySampler(rows, spec, np.random.default_rng(self._seed)))
+        self._turning = turning_of(config, spec.fields, shown.schema)
+        self.updates = 0
+
+    def train(self, count: int) -> dict[str, float]:
+        """Make so many updates, and give the means of their metrics.
+
+        Raises:
+            LearningDiverged: One of them is not finite.
+        """
+        found: dict[str, list[Tensor]] = {}
+        for number, batch in enumerate(self._rows.batches(count), self.updates):
+            if self._turning is not None:
+                rng = np.random.default_rng((self._seed, number))
+                batch = self._turning.turned(batch, rng)
+            for name, value in self.algorithm.update(batch).items():
+                found.setdefault(name, []).append(value)
+        self.updates += count
+        means = {name: float(torch.stack(values).mean()) for name, values in found.items()}
+        for name, mean in means.items():
+            check_finite(name, mean, f"offline update {self.updates}")
+        return means
+
+    def behaviour(self) -> Behaviour:
+        """What was learned, as it is evaluated and deployed."""
+        return self._cloned.learned(self.algorithm.policy(), self.updates)
+
+    def save(self, name: str) -> None:
+        """Write a checkpoint with which training goes on."""
+        state = {"offline_updates": self.updates, "sampler": self._rows.state_dict()}
+        self._bench.checkpoint(name, self.behaviour(), self.algorithm.state_dict(), state)
+
+    def load(self, name: str) -> None:
+        """Go on where `save` was called."""
+        tensors, state = self._bench.training_state(name)
+        self.algorithm.load_state_dict(tensors)
+        self._rows.load_state_dict(state["sampler"])
+        self.updates = int(state["offline_updates"])
+
+    def close(self) -> None:
+        """Release the rows."""
+        self._rows.close()
+
+
+def recorded(
+    shown: EpisodeDataset, others: Iterable[EpisodeDataset], cloned: Behaviour, spec: SampleSpec
+) -> EpisodeRows:
+    """Rows as a store would have them: successful demonstrations, and all of other episodes."""
+    names = {*spec.fields, *spec.chunk_fields, *(SCALARS.names or ())}
+    runner, parts = PolicyRunner(cloned), []
+    for dataset in (shown, *others):
+        for index in range(len(dataset)):
+            columns = stored_columns(dataset, index, runner)
+            if dataset is shown:
+                columns["source"] = np.full_like(columns["source"], SOURCE_DEMONSTRATION)
+            if dataset.successes[index] or columns["source"][0] != SOURCE_DEMONSTRATION:
+                parts.append({name: columns[name] for name in names})
+    arrays = {name: np.concatenate([part[name] for part in parts]) for name in sorted(names)}
+    ends = np.cumsum([len(part["source"]) for part in parts])
+    return EpisodeRows(arrays, ends, as_recorded=True)
