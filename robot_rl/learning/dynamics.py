@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from policies.diffusion import DiffusionPolicy
 from policies.networks import CriticEnsemble, mlp, move_towards, standard_normal
-from policies.policy import ChunkPolicy
+from policies.policy import ChunkPolicy, Policy
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, check_settings
 from robot_rl.learning.algorithms.training import Training, adam, step
 from robot_rl.replay.sampler import CHUNK, NEXT, SampleSpec
@@ -86,10 +86,10 @@ class ModelJudge(Training):
         self._encoder = copy.deepcopy(base.encoder)
         features, width = base.encoder.features, executed_steps * base.action_dimension
         inputs, hidden = features + width, settings.hidden
-        networks = [mlp(inputs, hidden, features + 2, self._generator, activation=nn.SiLU)]
-        for _ in range(settings.members - 1):
-            networks.append(mlp(inputs, hidden, features + 2, self._generator, activation=nn.SiLU))
-        self.networks = nn.ModuleList(networks)
+        self.networks = nn.ModuleList(
+            mlp(inputs, hidden, features + 2, self._generator, activation=nn.SiLU)
+            for _ in range(settings.members)
+        )
         self.critics = CriticEnsemble(inputs, hidden, 2, self._generator)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.value = CriticEnsemble(features, hidden, 1, self._generator)
@@ -137,15 +137,16 @@ class ModelJudge(Training):
         move_towards(self.target_critics, self.critics, self._settings.target_rate)
         return {"model_loss": model.detach(), "critic_loss": critic.detach()}
 
-    def update_only(self, batch: Batch) -> None:
-        """Choose the elites by what they predict of a batch that they have not learned from."""
+    def choose_elites(self, batch: Batch) -> None:
+        """Take the networks that predict best a batch that they have not learned from."""
         with torch.no_grad():
             errors = self._errors(batch, *self._seen(batch)).mean(1)
         self.elites = errors.argsort()[: self._settings.elites].tolist()
 
     @torch.no_grad()
-    def estimate(self, policy: DiffusionPolicy, batch: Batch, seed: int) -> Estimate:
+    def estimate(self, policy: Policy, batch: Batch, seed: int) -> Estimate:
         """Roll a policy out in the model from a batch's observations; the seed is of all draws."""
+        assert isinstance(policy, DiffusionPolicy)
         draws = torch.Generator().manual_seed(seed)
         x, _, _ = self._seen(batch)
         member = torch.randint(len(self.elites), (len(x),), generator=draws).to(self.device)

@@ -12,11 +12,19 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
+import numpy as np
+
 from policies.behaviour import Behaviour
+from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.evaluation.statistics import Comparison
 from robot_rl.learning.algorithms.base import check_settings
-from robot_rl.learning.gathering import Outcome, Purpose, gathered, outcomes
-from robot_rl.learning.workbench import Workbench
+from robot_rl.learning.demonstrations import with_what_episodes_tell
+from robot_rl.learning.dynamics import ModelJudge, ModelSettings
+from robot_rl.learning.gathering import Outcome, Purpose, gathered, outcomes, recorded
+from robot_rl.learning.stages.offline import recorded as recorded_rows
+from robot_rl.learning.workbench import Rows, Workbench
+from robot_rl.processes.progress import WorkProgress
+from robot_rl.replay.replay_sampler import ReplaySampler
 
 Decision = Literal["accepted", "reverted", "undecided"]
 
@@ -87,9 +95,11 @@ class EpisodeGate:
     ) -> Verdict:
         """Let them act until the answer is known."""
         acting = [each.exploring("mean") for each in (accepted, candidate)]
-        known = [o for o in outcomes(bench.run) if o.version == accepted.version and not o.operated]
-        # Of these episodes themselves some may be there already; `gathered` gives them again.
-        test = PairedTest(self, [o.success for o in known])
+        # Some of these very episodes may be there already; `gathered` gives them again.
+        mine = recorded(bench, Purpose.JUDGEMENT, round_number)
+        others = (o for at, o in enumerate(outcomes(bench.run)) if at not in mine)
+        known = [o.success for o in others if o.version == accepted.version and not o.operated]
+        test = PairedTest(self, known)
         episodes = gathered(
             bench,
             lambda number: acting[number % 2],
@@ -107,11 +117,74 @@ class EpisodeGate:
         return test.verdict()
 
 
+@dataclass(frozen=True)
+class ModelGate:
+    """Accepts what a model holds for better by more than its standard error, else reverts.
+
+    As published (ALGORITHMS "OPE gate"), but for data that the candidate was not improved on.
+    """
+
+    model: ModelSettings
+    held_out: int
+
+    def __post_init__(self) -> None:
+        """Check the range of values, and name the setting in an `AlgorithmError`."""
+        check_settings(held_out=(self.held_out, 0, math.inf))
+
+    def judge(
+        self, bench: Workbench, accepted: Behaviour, candidate: Behaviour, round_number: int
+    ) -> Verdict:
+        """Fit the model, and roll both out in it from the same observations with the same noise."""
+        config, shown = bench.config, bench.demonstrations()
+        base, seed = accepted.policy.base, int(config.seed) + round_number
+        assert base is not None
+        gamma = float(with_what_episodes_tell(config, shown).schedule.discount)
+        model = ModelJudge(base, self.model, accepted.execute_steps, gamma, seed)
+        model.to(bench.device)
+
+        def rows(*, held_out: bool) -> Rows:
+            wanted = [EpisodeDataset(bench.run.gathered)]
+            of = self.held_out
+            chosen = recorded_rows(
+                shown,
+                wanted,
+                accepted,
+                model.required,
+                lambda number: not of or (number % of == 0) == held_out,
+            )
+            return Rows(ReplaySampler(chosen, model.required, np.random.default_rng(seed)))
+
+        with closing(rows(held_out=True)) as own, closing(rows(held_out=False)) as others:
+            with WorkProgress(self.model.updates, "model updates") as progress:
+                progress.phase("fitting a model to judge with")
+                for number, batch in enumerate(own.batches(self.model.updates), 1):
+                    model.update(batch)
+                    progress.update(number)
+            for batch in others.batches(1):
+                model.choose_elites(batch)
+            for batch in own.batches(1):
+                estimates = [model.estimate(b.policy, batch, seed) for b in (accepted, candidate)]
+        old, new = estimates
+        gain = (new.value - old.value).double()
+        mean, error = float(gain.mean()), float(gain.std() / len(gain) ** 0.5)
+        figures = {
+            "candidate_value": float(new.value.mean()),
+            "accepted_value": float(old.value.mean()),
+            "gain": mean,
+            "standard_error": error,
+            "candidate_return": float(new.predicted_return.mean()),
+            "accepted_return": float(old.predicted_return.mean()),
+            "rollouts": len(gain),
+        }
+        told = f"the model's gain is {mean:.3g}, its standard error {error:.3g}"
+        return Verdict("accepted" if mean > error else "reverted", told, figures)
+
+
 @dataclass
 class PairedTest:
     """The successes of pairs of episodes, of what was accepted and of a candidate.
 
-    `better` or worse is `Comparison`'s sequential sign test, which may be looked at after each
+    Better or worse is `Comparison`'s sequential sign test, which may be looked at after each
     pair. It needs pairs that differ, so it is slow to see that a candidate does nothing at all.
     That is seen by Wald's test (1945) of the candidate's episodes alone: that it succeeds as often
     as the accepted policy, against a quarter of that. How often that one does is known from all of

@@ -1,4 +1,4 @@
-"""The episodes that a run gathers with the policies that it improves: one dataset, RUN/gathered.zarr.
+"""Episodes that a run gathers with the policies that it improves: one dataset, gathered.zarr.
 
 The dataset alone says what is done. Each purpose has seeds of its own, so that whoever goes on with
 an interrupted gathering finds its episodes again.
@@ -6,7 +6,7 @@ an interrupted gathering finds its episodes again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from enum import IntEnum, unique
 from typing import NamedTuple
@@ -50,7 +50,7 @@ def gathered(
     words: str,
     *,
     tries: int = 1,
-) -> Iterator[Outcome]:
+) -> Generator[Outcome, None, None]:
     """Give the outcomes of so many episodes, in order: what is recorded first, then what it runs.
 
     Whoever wants no more closes this. The arguments are those of `Workbench.gather`; a function

@@ -202,7 +202,7 @@ def _made(config: DictConfig) -> Iterator[tuple[str, Stage]]:
             for inner, options in repeated.items():
                 stage: Stage = registry.make(options)
                 stage.round = number
-                yield f"{inner}_{number}", stage
+                yield f"{inner!s}_{number}", stage
 
 
 def _records(run: RunDirectory | None) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property, partial
@@ -172,7 +172,7 @@ class Workbench:
         first: int = 0,
         done: int = 0,
         tries: int = 1,
-    ) -> Iterator[EpisodeResult]:
+    ) -> Generator[EpisodeResult, None, None]:
         """Let a behaviour act, and give each episode with its rows as it ends.
 
         An operator may drive and halt the robot. An episode that they discard is run again, as is

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from policies.networks import standard_normal
-from policies.policy import ChunkPolicy
+from policies.policy import ChunkPolicy, Policy
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
 from robot_rl.learning.algorithms.generative import GenerativeSettings, Seen
 from robot_rl.learning.algorithms.iql import ImplicitQ
@@ -60,7 +60,7 @@ class ChainSettings:
             raise AlgorithmError("unknown reduction", got=self.reduce, expected="sum or mean")
         averaged = self.reduce == "mean"
         low, high = (0.0, _LARGEST_AVERAGED_CLIP) if averaged else (_LARGEST_AVERAGED_CLIP, 1.0)
-        if len(clips) != 2 or not all(0 < c and low <= c <= high for c in clips):
+        if len(clips) != 2 or not all(c > 0 and low <= c <= high for c in clips):
             raise AlgorithmError(
                 f"the clip range does not fit a {self.reduce} of log-densities",
                 got=clips,
@@ -136,14 +136,19 @@ class DenoisingPPO(ImplicitQ):
         check_settings(refresh_every=(refresh_every, 1, math.inf))
         self._chain, self._refresh_every = chain, refresh_every
         self.old = copy.deepcopy(self.learned).requires_grad_(False)
-        self._drawing = self.old.process.exploring(settings.exploration_std)
-        self._learning = self.learned.process.exploring(settings.exploration_std)
+        self._drawing = self.old.exploring(settings.exploration_std).process
+        self._learning = self.learned.exploring(settings.exploration_std).process
 
     def to(self, device: torch.device, *, compiled: bool = False) -> None:
         """Compute on a device from now on; before the first update or `load_state_dict`."""
         self._drawing.to(device)
         self._learning.to(device)
         super().to(device, compiled=compiled)
+
+    def restart(self, policy: Policy) -> None:
+        """Go on from another policy, also with the ratio."""
+        super().restart(policy)
+        self.old.load_state_dict(policy.state_dict())
 
     def improve(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
         """Draw chains from π_old, and make one step of the optimiser for each ratio."""

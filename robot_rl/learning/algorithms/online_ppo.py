@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from policies.diffusion import DiffusionPolicy
 from policies.networks import CriticEnsemble
 from policies.policy import ChunkPolicy
-from policies.processes.base import Process
 from robot_rl.learning.algorithms.base import AlgorithmError, check_settings
 from robot_rl.learning.algorithms.denoising_ppo import ChainSettings, clipped_loss, standardised
 from robot_rl.learning.algorithms.training import Training, adam, step
@@ -40,7 +39,6 @@ class Chunks(NamedTuple):
 class OnlineSettings:
     """Settings of the online stage."""
 
-    discount: float  # γ per control step
     trace: float  # λ
     epochs: int  # passes over the chunks of an iteration
     batch_size: int  # chunks of a minibatch
@@ -53,7 +51,7 @@ class OnlineSettings:
 
     def __post_init__(self) -> None:
         """Check the range of values, and name the setting in an `AlgorithmError`."""
-        for name in ("discount", "trace", "actor_rate", "critic_rate", "exploration_std"):
+        for name in ("trace", "actor_rate", "critic_rate", "exploration_std"):
             check_settings(**{name: (getattr(self, name), 0, 1)})
         for name in ("epochs", "batch_size"):
             check_settings(**{name: (getattr(self, name), 1, math.inf)})
@@ -85,7 +83,7 @@ class OnlinePPO(Training):
         self._settings, self._chain = settings, chain
         self.iterations = 0
         self.learned = copy.deepcopy(base).requires_grad_(True)
-        self.explores: Process = self.learned.process.exploring(settings.exploration_std)
+        self.explores = self.learned.exploring(settings.exploration_std).process
         width = base.encoder.features
         self.value = CriticEnsemble(width, settings.critic_hidden, 1, self._generator)
         self._actor_optimizer = adam((self.learned.parameters(), settings.actor_rate))
@@ -98,9 +96,7 @@ class OnlinePPO(Training):
 
     def acting_policy(self) -> DiffusionPolicy:
         """A copy that explores."""
-        policy = copy.deepcopy(self.learned)
-        policy.process = policy.process.exploring(self._settings.exploration_std)
-        return DiffusionPolicy(policy.encoder, policy.process, policy.action_normalizer)
+        return copy.deepcopy(self.learned.exploring(self._settings.exploration_std))
 
     def policy(self) -> DiffusionPolicy:
         """A copy that acts as it was cloned to."""
@@ -168,7 +164,7 @@ class OnlinePPO(Training):
         return {"actor_loss": total.detach(), **means}
 
     def _update_value(self, batch: Chunks, old: Tensor, returns: Tensor) -> dict[str, Tensor]:
-        """V by regression on the returns; what goes further than the clip from V before, by more."""
+        """V by regression on the returns, without a gain from leaving the clip around V before."""
         value = self.value(batch.features)[0]
         clip = self._settings.value_clip
         clipped = old + (value - old).clamp(-clip, clip)
