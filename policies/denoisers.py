@@ -1,4 +1,4 @@
-"""Networks that denoise a chunk of actions under a condition: an MLP and a U-Net."""
+"""Networks that denoise a chunk of actions: an MLP, a U-Net and a transformer."""
 
 from __future__ import annotations
 
@@ -206,6 +206,84 @@ class ConditionalUNet(Denoiser):
                 expected="an odd kernel, and groups that divide every width into parts of two"
                 " or more numbers",
             )
+
+
+class ConditionalTransformer(Denoiser):
+    """Transformer decoder over the chunk's actions, which look at embedded time and observation.
+
+    After the time-series diffusion transformer of Chi et al. 2023: an action attends to itself and
+    to those before it, and by cross-attention to two tokens, which an MLP made of the time and of
+    the whole observation. They use 8 layers and a width of 256; the defaults train on a CPU.
+
+    Args:
+        features: See `Denoiser`, as for the next two.
+        horizon: H.
+        action_dimension: d.
+        generator: Source of the initial weights.
+        width: Of a token, and of the embedded time; the heads divide it.
+        layers: Number of layers.
+        heads: Heads of each attention.
+    """
+
+    causal: Tensor
+
+    def __init__(
+        self,
+        features: int,
+        horizon: int,
+        action_dimension: int,
+        *,
+        generator: torch.Generator,
+        width: int = 64,
+        layers: int = 2,
+        heads: int = 4,
+    ) -> None:
+        if heads < 1 or layers < 1 or width % (2 * heads):
+            raise PolicyError(
+                "the heads do not fit the transformer's width",
+                got=f"width {width}, layers {layers}, heads {heads}",
+                expected="one layer and head or more, and a width that twice the heads divide",
+            )
+        super().__init__(features, horizon, action_dimension, embedding=width)
+        self.options = {"width": int(width), "layers": int(layers), "heads": int(heads)}
+        self.enter = linear(self.action_dimension, width, generator)
+        self.observed = linear(self.features, width, generator)
+        self.remember = mlp(width, [4 * width], width, generator, activation=nn.Mish)
+        # Of the actions, and of the two tokens that they look at.
+        self.places = nn.Parameter(0.02 * torch.randn(self.horizon, width, generator=generator))
+        self.kinds = nn.Parameter(0.02 * torch.randn(2, width, generator=generator))
+        layer = nn.TransformerDecoderLayer(
+            width,
+            heads,
+            4 * width,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
+            device="meta",  # its constructor would draw from the global generator
+        )
+        self.decoder = nn.TransformerDecoder(layer, layers, nn.LayerNorm(width))
+        self._draw(generator)
+        self.leave = linear(width, self.action_dimension, generator)
+        mask = nn.Transformer.generate_square_subsequent_mask(self.horizon)
+        self.register_buffer("causal", mask, persistent=False)
+
+    def _draw(self, generator: torch.Generator) -> None:
+        self.decoder.layers.to_empty(device="cpu")
+        for name, parameter in self.decoder.layers.named_parameters():
+            if parameter.dim() == 2:
+                bound = parameter.shape[1] ** -0.5
+                nn.init.uniform_(parameter, -bound, bound, generator=generator)
+            else:
+                nn.init.constant_(parameter, float("norm" in name and name.endswith("weight")))
+
+    def forward(self, noisy: Tensor, time: Tensor, features: Tensor) -> Tensor:
+        """Predict (B, H, d); see `Denoiser`."""
+        tokens = torch.stack([time.expand(len(noisy), -1), self.observed(features)], 1)
+        memory = self.remember(tokens + self.kinds)
+        actions = self.enter(noisy) + self.places
+        output: Tensor = self.leave(self.decoder(actions, memory, self.causal, tgt_is_causal=True))
+        return output
 
 
 class _ResidualBlock(nn.Module):

@@ -122,14 +122,22 @@ class DiffusionPolicy(ChunkPolicy):
         clean = self.action_normalizer.normalize(action)
         return self.process.loss(clean, features, valid, generator)
 
+    def under(self, process: Process) -> DiffusionPolicy:
+        """Give the policy of another process; encoder and normaliser are shared."""
+        process.to(self.action_normalizer.center.device)  # its tables; the network is there
+        return DiffusionPolicy(self.encoder, process, self.action_normalizer)
+
     def varied(self, **options: Any) -> DiffusionPolicy:
         """Give the policy of a process with some other options; the networks are shared.
 
         Raises:
             RegistryError: The process has no such option.
         """
-        process = self.process.varied(**options)
-        return DiffusionPolicy(self.encoder, process, self.action_normalizer)
+        return self.under(self.process.varied(**options))
+
+    def exploring(self, std: float) -> DiffusionPolicy:
+        """Give the policy that explores; see `Process.exploring`. The networks are shared."""
+        return self.under(self.process.exploring(std))
 
     def compile(self, *arguments: Any, **options: Any) -> None:
         """Compile the denoiser, which is nearly all of the work."""

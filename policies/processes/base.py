@@ -1,7 +1,5 @@
 """What every generative process is: a chain of Gaussian transitions from noise to a chunk.
 
-DDIM's transitions are drawn or deterministic; those of a flow's ODE are deterministic.
-
 A chain has K + 1 entries: `chain[:, 0]` is pure noise (x^K of the papers), `chain[:, K]` the
 clean chunk (x^0). Transition `index` in 0 ... K-1 leads from entry `index` to `index + 1`.
 """
@@ -10,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +35,10 @@ class Process(nn.Module, ABC):
     """
 
     options: Mapping[str, Any]
+    _floats: list[list[float]]
+    _table: Tensor
+    _times: Tensor
+    _std: Tensor
 
     def __init__(self, denoiser: Denoiser, steps: int, deterministic: bool) -> None:
         super().__init__()
@@ -48,12 +50,12 @@ class Process(nn.Module, ABC):
         self.noise_shape = (draws, self.horizon, self.action_dimension)
 
     @abstractmethod
-    def transition(self, x: Tensor, index: int, features: Tensor) -> tuple[Tensor, Tensor]:
+    def transition(self, x: Tensor, index: int | Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """Give the Gaussian of the next entry of the chain.
 
         Args:
             x: (B, H, d) entry `index` of the chain.
-            index: 0 ... K-1.
+            index: 0 ... K-1, of the whole batch or (B,) of each of its rows.
             features: (B, F) encoded observation.
 
         Returns:
@@ -89,6 +91,29 @@ class Process(nn.Module, ABC):
         mine = {registry.CLASS: registry.name_of(type(self)), **self.options, **options}
         return registry.build(Process, mine, denoiser=self.denoiser)
 
+    def exploring(self, std: float) -> Process:
+        """Give a process on the same network whose every transition is drawn, and has a density.
+
+        Each has a standard deviation of `std` or more, in normalised actions.
+
+        Raises:
+            PolicyError: This process has no such form.
+        """
+        raise PolicyError(
+            f"{type(self).__name__} has no form that explores",
+            hint="take the process DDIM or Flow",
+        )
+
+    def noiseless(self) -> Process:
+        """Give the deterministic process on the same network, which is deployed.
+
+        Raises:
+            PolicyError: This process has no such form.
+        """
+        if self.deterministic:
+            return self
+        raise PolicyError(f"{type(self).__name__} has no form without noise")
+
     def sample(self, features: Tensor, noise: Tensor) -> Tensor:
         """Run the chain: (B, K + 1, H, d), noise first.
 
@@ -102,28 +127,66 @@ class Process(nn.Module, ABC):
             chain.append(mean if self.deterministic else mean + std * noise[:, index + 1])
         return torch.stack(chain, 1)
 
-    def log_prob(self, chain: Tensor, features: Tensor) -> Tensor:
-        """Score every transition of a chain: log-densities (B, K, H, d), not reduced.
+    def log_prob(
+        self, chain: Tensor, features: Tensor, indices: Sequence[int] | Tensor | None = None
+    ) -> Tensor:
+        """Score transitions of a chain: log-densities (B, n, H, d) in float32, not reduced.
 
         Args:
             chain: (B, K + 1, H, d) from `sample`.
             features: (B, F).
+            indices: The transitions that are scored, (n,), or (B, n) for others in each row; None
+                for all K. All are scored in one pass of the network.
 
         Raises:
-            PolicyError: A transition is deterministic and so has no density.
+            PolicyError: A transition is not there, or is deterministic and so has no density.
         """
-        scores = []
-        for index in range(self.steps):
-            mean, std = self.transition(chain[:, index], index, features)
-            if not bool((std > 0).all()):
-                raise PolicyError(
-                    f"transition {index} is deterministic and has no density",
-                    got="standard deviation 0",
-                    hint="take the process DDIM with eta > 0, or std_bounds with a positive floor",
-                )
-            scaled = (chain[:, index + 1] - mean) / std
-            scores.append(-0.5 * scaled.square() - std.log() - _LOG_SQRT_TWO_PI)
-        return torch.stack(scores, 1)
+        chosen = torch.as_tensor(range(self.steps) if indices is None else indices)
+        if chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < self.steps:
+            raise PolicyError(
+                "the process has no such transition",
+                got=f"indices {int(chosen.min())} ... {int(chosen.max())}",
+                expected=f"0 ... {self.steps - 1}",
+            )
+        index = chosen.to(chain.device).expand(len(chain), -1)
+        rows = torch.arange(len(chain), device=chain.device)[:, None]
+        before, after = (chain[rows, at].flatten(0, 1) for at in (index, index + 1))
+        seen = features.repeat_interleave(index.shape[1], 0)
+        mean, std = self.transition(before, index.flatten(), seen)
+        # Whatever the network computes in: bfloat16 would round the ratio of two policies away.
+        mean, std = mean.float(), std.float()
+        if not bool((std > 0).all()):
+            raise PolicyError(
+                "a transition is deterministic and has no density",
+                got="standard deviation 0",
+                hint="take the process that `exploring` gives, or DDIM with eta > 0 and std_bounds"
+                " with a positive floor",
+            )
+        scaled = (after.float() - mean) / std
+        scores = -0.5 * scaled.square() - std.log() - _LOG_SQRT_TWO_PI
+        return scores.view(*index.shape, *scores.shape[1:])
+
+    def _tabulate(self, times: Tensor, std: Tensor | None, *coefficients: Tensor) -> None:
+        """Keep what each of the K transitions needs; `_at` gives it.
+
+        Args:
+            times: (K, E) embedded times at which the network is asked.
+            std: (K,) standard deviations; None where they are none of the process's constants.
+            *coefficients: (K,) each.
+        """
+        table = torch.stack([c.double() for c in coefficients], -1)
+        # Python floats: as operands they are cheaper than tensors of one element.
+        self._floats = table.tolist()
+        self.register_buffer("_table", table.float(), persistent=False)
+        self.register_buffer("_times", times.float(), persistent=False)
+        kept = None if std is None else std.float()[:, None, None]
+        self.register_buffer("_std", kept, persistent=False)
+
+    def _at(self, index: int | Tensor) -> tuple[Tensor, Sequence[Any]]:
+        """Embedded times, (1, E) or (B, E), and the coefficients of transitions, as operands."""
+        if isinstance(index, int):
+            return self._times[index : index + 1], self._floats[index]
+        return self._times[index], self._table[index][..., None, None].unbind(1)
 
 
 def masked_mean_square(error: Tensor, valid: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""DDIM (Song et al. 2021): η = 0 is the deterministic sampler, η = 1 the DDPM-like one."""
+"""DDIM (Song et al. 2021): η = 0 is the deterministic sampler, η = 1 with K = T steps is DDPM."""
 
 from __future__ import annotations
 
@@ -38,8 +38,6 @@ class DDIM(Process):
     _embeddings: Tensor
     _scales: Tensor
     _noise_scales: Tensor
-    _std: Tensor
-    _timesteps: Tensor
 
     def __init__(
         self,
@@ -77,9 +75,9 @@ class DDIM(Process):
             "std_bounds": None if std_bounds is None else list(std_bounds),
             "noise_table": _checked(table, self.train_steps, self.steps),
         }
-        self._tabulate(**self.options["noise_table"])
+        self._schedule(**self.options["noise_table"])
 
-    def _tabulate(self, alphas: Sequence[float], timesteps: Sequence[int]) -> None:
+    def _schedule(self, alphas: Sequence[float], timesteps: Sequence[int]) -> None:
         products, visited = torch.tensor(alphas, dtype=torch.float64), torch.tensor(timesteps)
         self.register_buffer("_scales", products.sqrt().float(), persistent=False)
         self.register_buffer("_noise_scales", (1 - products).sqrt().float(), persistent=False)
@@ -90,34 +88,41 @@ class DDIM(Process):
         std = self.options["eta"] * std.clamp(min=0).sqrt()
         if self.options["std_bounds"] is not None:
             std = std.clamp(*self.options["std_bounds"])
-        # Python floats: as operands they are cheaper than one-element tensors.
-        self._now = [(float(a**0.5), float((1 - a) ** 0.5)) for a in now]
-        self._mean = [
-            (float(a**0.5), float((1 - a - s**2).clamp(min=0) ** 0.5))
-            for a, s in zip(after, std, strict=True)
-        ]
-        self.register_buffer("_std", std.float(), persistent=False)
-        self.register_buffer("_timesteps", visited[:, None], persistent=False)
         # A table instead of sines at every call; it is no weight, so it is not saved.
         table = sinusoidal_embedding(torch.arange(self.train_steps), self.denoiser.embedding)
         self.register_buffer("_embeddings", table, persistent=False)
+        self._tabulate(
+            table[visited],
+            std,
+            now.sqrt(),
+            (1 - now).sqrt(),
+            after.sqrt(),
+            (1 - after - std.square()).clamp(min=0).sqrt(),
+        )
 
-    def transition(self, x: Tensor, index: int, features: Tensor) -> tuple[Tensor, Tensor]:
+    def transition(self, x: Tensor, index: int | Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """Give the Gaussian of the next entry (Song et al. 2021, eq. 12 and 16).
 
         The clean chunk is clamped to ±1; the noise estimate is not derived again from it.
         """
-        output = self._predict(x, self._timesteps[index], features)
-        scale, noise_scale = self._now[index]
+        time, (scale, noise_scale, clean_scale, direction_scale) = self._at(index)
+        output = self.denoiser(x, time, features)
         if self.prediction == "epsilon":
             noise = output
             clean = (x - noise_scale * output) / scale
         else:
             clean = output
             noise = (x - scale * output) / noise_scale
-        clean_scale, direction_scale = self._mean[index]
         mean = clean_scale * clean.clamp(-1, 1) + direction_scale * noise
         return mean, self._std[index]
+
+    def exploring(self, std: float) -> Process:
+        """Give the sampler of η = 1 whose standard deviations are at least `std`."""
+        return self.varied(eta=1.0, std_bounds=[std, 1.0])
+
+    def noiseless(self) -> Process:
+        """Give the sampler of η = 0."""
+        return self.varied(eta=0.0, std_bounds=None)
 
     def varied(self, **options: Any) -> Process:
         """Give the same process with some other options; others steps visit other timesteps."""
@@ -135,12 +140,8 @@ class DDIM(Process):
         scale, noise_scale = (s[timestep, None, None] for s in (self._scales, self._noise_scales))
         noisy = scale * actions + noise_scale * noise
         target = noise if self.prediction == "epsilon" else actions
-        return masked_mean_square(self._predict(noisy, timestep, features) - target, valid)
-
-    def _predict(self, noisy: Tensor, timestep: Tensor, features: Tensor) -> Tensor:
-        """The denoiser's output (B, H, d) at timesteps (B,) or (1,) in [0, T)."""
-        output: Tensor = self.denoiser(noisy, self._embeddings[timestep], features)
-        return output
+        output = self.denoiser(noisy, self._embeddings[timestep], features)
+        return masked_mean_square(output - target, valid)
 
 
 def tabulated(train_steps: int, steps: int, schedule: str, spacing: str) -> dict[str, Any]:

@@ -46,6 +46,11 @@ def unet(seed=0, **options):
     return diffusion(seed, denoiser=denoiser, **options)
 
 
+def transformer(seed=0, **options):
+    kind = "policies.denoisers.ConditionalTransformer"
+    return diffusion(seed, denoiser={"class": kind, "width": 16, "layers": 1}, **options)
+
+
 def flow(seed=0, **options):
     return diffusion(seed, **{"process": "policies.processes.flow.Flow", **options})
 
@@ -89,6 +94,7 @@ def behaviour(policy, execute_steps=1, version=0):
 POLICIES = {
     "diffusion": diffusion,
     "diffusion with a U-Net": unet,
+    "diffusion with a transformer": transformer,
     "flow": flow,
     "gaussian": gaussian,
     "gaussian with a gripper": gripper,

@@ -1,4 +1,4 @@
-"""The networks under the processes: one contract over every kind, and the U-Net's shapes."""
+"""The networks under the processes: one contract over every kind, and what each refuses."""
 
 import pytest
 import torch
@@ -11,9 +11,11 @@ from policies.networks import seeded
 from policies.registry import RegistryError
 
 UNET = "policies.denoisers.ConditionalUNet"
+TRANSFORMER = "policies.denoisers.ConditionalTransformer"
 SMALL = {
     "mlp": {"class": "policies.denoisers.MLPDenoiser", "hidden": [16], "embedding": 8},
     "unet": {"class": UNET, "down_dims": [8, 16], "embedding": 8},
+    "transformer": {"class": TRANSFORMER, "width": 8, "heads": 2, "layers": 2},
 }
 
 
@@ -68,6 +70,22 @@ def test_every_weight_learns(kind):
     assert still == []
 
 
+@torch.no_grad()
+def test_an_action_does_not_look_at_later_ones_in_the_transformer():
+    denoiser = build("transformer")
+    noisy, time, features = inputs()
+    later = noisy.clone()
+    later[:, 5:] += 1
+    changed = (denoiser(later, time, features) - denoiser(noisy, time, features)).abs()
+    assert float(changed[:, :5].max()) < 1e-6
+    assert float(changed[:, 5:].amin()) > 1e-5
+
+
+@pytest.mark.parametrize("kind", ["mlp", "transformer"])
+def test_a_chunk_may_be_one_action(kind):
+    assert build(kind, horizon=1)(*inputs(1)).shape == (3, 1, 2)
+
+
 @pytest.mark.parametrize(
     ("horizon", "down_dims"), [(1, [32]), (2, [8, 16]), (8, [8, 16, 24]), (12, [16, 8, 8])]
 )
@@ -95,5 +113,7 @@ def test_misfits_are_named():
         build("unet", groups=3)
     with pytest.raises(PolicyError, match="two or more numbers"):
         build("unet", horizon=1, down_dims=[8])
+    with pytest.raises(PolicyError, match=r"heads do not fit.*width 8, layers 2, heads 3"):
+        build("transformer", heads=3)
     with pytest.raises(PolicyError, match="kernel 4"):
         build("unet", kernel=4)

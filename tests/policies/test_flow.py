@@ -10,7 +10,7 @@ from torch import nn
 
 from policies.errors import PolicyError
 from policies.networks import seeded
-from policies.processes.flow import TIME_SCALE, Flow
+from policies.processes.flow import TIME_SCALE, Flow, FlowSDE
 from policies.registry import RegistryError
 
 MEAN = 0.3
@@ -65,6 +65,42 @@ def test_a_gaussian_is_transported_to_a_known_gaussian():
     assert errors[-1] < 0.01
     for coarse, fine in pairwise(errors):
         assert 1.6 < coarse / fine < 2.5
+
+
+def marginal_error(std, std_floor, steps, count=4096):
+    """How far mean and standard deviation of an SDE's samples are from those of the data."""
+    process = FlowSDE(ExactVelocity(std), steps=steps, std_floor=std_floor)
+    noise = torch.randn(count, *process.noise_shape, generator=seeded(0))
+    clean = process.sample(torch.zeros(count, 5), noise)[:, -1]
+    return abs(float(clean.mean()) - MEAN), abs(float(clean.std()) - std)
+
+
+def test_the_sde_gives_the_samples_of_the_ode():
+    """Mean and standard deviation come to be those of the data, as those of the ODE do."""
+    errors = [marginal_error(0.5, 0.0, steps) for steps in (4, 16, 64)]
+    assert max(errors[-1]) < 0.01
+    for (_, coarse), (_, fine) in pairwise(errors):
+        assert fine < coarse / 2
+
+
+@pytest.mark.parametrize("std_floor", [0.1, 0.3, 0.9])
+def test_a_floor_widens_the_samples_and_does_not_throw_them_off(std_floor):
+    mean, wider = marginal_error(0.05, std_floor, 10)
+    assert mean < 0.05
+    assert wider < 1.1 * std_floor
+
+
+def test_a_step_of_the_sde_is_that_of_the_paper():
+    process = FlowSDE(ExactVelocity(0.5), steps=4, noise=0.5)
+    x, features, step = torch.randn(3, 4, 2, generator=seeded(1)), torch.zeros(3, 5), 1 / 4
+    for index, t in enumerate([1.0, 0.75, 0.5]):  # the last one's mean is limited
+        mean, std = process.transition(x, index, features)
+        velocity = process.denoiser(x, process._times[index : index + 1], features)
+        variance = 0.25 * t / (1 - min(t, 0.75))
+        expected = x * (1 - variance * step / (2 * t))
+        expected -= step * velocity * (1 + variance * (1 - t) / (2 * t))
+        torch.testing.assert_close(mean, expected)
+        assert float(std) == pytest.approx(math.sqrt(variance * step))
 
 
 def test_the_exact_velocity_of_one_point_has_no_loss():

@@ -158,8 +158,7 @@ class Generative(Training):
 
     def acting_policy(self) -> Policy:
         """The policy as it learns, each transition of which has a standard deviation to explore."""
-        explores = {"eta": 1.0, "std_bounds": [self.settings.exploration_std, 1.0]}
-        return copy.deepcopy(self.learned.varied(**explores))
+        return copy.deepcopy(self.learned.exploring(self.settings.exploration_std))
 
     def policy(self) -> Policy:
         """The averaged policy, as it was cloned to act."""
