@@ -17,7 +17,7 @@ import numpy as np
 from policies.behaviour import Behaviour
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.evaluation.statistics import Comparison
-from robot_rl.learning.algorithms.base import check_settings
+from robot_rl.learning.algorithms.base import AlgorithmError, check_settings
 from robot_rl.learning.demonstrations import with_what_episodes_tell
 from robot_rl.learning.dynamics import ModelJudge, ModelSettings
 from robot_rl.learning.gathering import Outcome, Purpose, gathered, outcomes, recorded
@@ -89,6 +89,12 @@ class EpisodeGate:
         """Check the range of values, and name the setting in an `AlgorithmError`."""
         check_settings(pairs=(self.pairs, 1, math.inf), level=(self.level, 1e-6, 1))
         check_settings(collapse=(self.collapse, 1e-6, 1))
+        if not Comparison(0, self.pairs, self.level, most=self.pairs).beyond_noise:
+            raise AlgorithmError(
+                "so few pairs of episodes cannot show that a candidate is better",
+                got=f"gate.pairs={self.pairs} with gate.level={self.level}",
+                hint="raise one of them",
+            )
 
     def judge(
         self, bench: Workbench, accepted: Behaviour, candidate: Behaviour, round_number: int
@@ -198,6 +204,7 @@ class PairedTest:
     operated: int = 0  # pairs in which an operator took part, which say nothing
 
     _FEWEST: ClassVar[int] = 10  # episodes after which the accepted policy's rate counts
+    _TRIED: ClassVar[int] = 3  # episodes after which the candidate's do
     _COLLAPSED: ClassVar[float] = 0.25  # of that rate
 
     def add(self, accepted: Outcome, candidate: Outcome) -> None:
@@ -224,7 +231,7 @@ class PairedTest:
     def collapse_evidence(self) -> float:
         """How many times likelier the candidate's episodes are if it has collapsed."""
         known = [*self.before, *self.accepted]
-        if len(known) < self._FEWEST:
+        if len(known) < self._FEWEST or len(self.candidate) < self._TRIED:
             return 1.0
         rate = (sum(known) + 0.5) / (len(known) + 1.0)
         low, won = self._COLLAPSED * rate, sum(self.candidate)

@@ -195,8 +195,8 @@ class Workbench:
         recorder = RowBuilder(env.schema, SOURCE_POLICY)
         names = [field.name for field in env.schema.fields]
         numbers = range(first + done, first + episodes)
-        run_seed = int(self.config.seed)
-        seeds = Seeds(training_seed(run_seed, stream, number // tries) for number in numbers)
+        run_seed, scenes = int(self.config.seed), (first + (n - first) // tries for n in numbers)
+        seeds = Seeds(training_seed(run_seed, stream, scene) for scene in scenes)
 
         def note(text: str) -> None:
             progress.note(text)
