@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from policies.critics import CriticEnsemble, prefers
 from policies.encoders import ObservationBatch, StateEncoder, build_encoder
 from policies.errors import PolicyError
-from policies.networks import CriticEnsemble, mlp, prefers, seeded, standard_normal
+from policies.networks import mlp, seeded, standard_normal
 from policies.policy import ChunkPolicy, Policy
 
 _LOG_SQRT_TWO_PI = 0.5 * math.log(2 * math.pi)

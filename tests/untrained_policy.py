@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from policies.behaviour import Behaviour, Interface
+from policies.critics import CriticEnsemble
 from policies.diffusion import DiffusionPolicy
 from policies.gaussian import GaussianTanh, ResidualPolicy
-from policies.networks import CriticEnsemble, seeded
+from policies.networks import seeded
 
 
 def untrained(schema, largest=1.0, keys=MappingProxyType({"state/relative_pose": 6})):

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from policies.diffusion import DiffusionPolicy
-from policies.networks import CriticEnsemble, mlp, move_towards, standard_normal
+from policies.critics import CriticEnsemble
+from policies.networks import mlp, move_towards, standard_normal
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, check_settings
 from robot_rl.learning.algorithms.training import Training, adam, step

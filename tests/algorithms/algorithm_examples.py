@@ -7,10 +7,19 @@ import torch
 
 from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
+from policies.networks import seeded
 from robot_rl.config import compose, flatten, group_choices
 from robot_rl.learning.algorithms import make_algorithm
 
+
+def configured(choice):
+    return compose([f"algorithm={choice}"]).algorithm
+
+
 CHOICES = group_choices()["algorithm"]
+# Those that learn an actor of their own, and those that improve the cloned policy itself.
+ACTOR_CRITICS = [name for name in CHOICES if "actor_hidden" in configured(name).settings]
+GENERATIVE = [name for name in CHOICES if name not in ACTOR_CRITICS]
 KEYS = {"state/pose": 3, "state/speed": 2, "state/gripper_position": 1}
 INTERFACE = Interface("lift", 10.0, ("x", "gripper"))
 DIMENSION = 2
@@ -71,9 +80,20 @@ def batch(algorithm, seed=0, size=SIZE, **columns):
         "source": (np.arange(size) % 2).astype("u1"),
         **columns,
     }
-    required = {*algorithm.required.fields, "reward", "discount", "source"}
+    spec = algorithm.required
+    required = {*spec.fields, "reward", "discount", "source"}
     content = {name: known[name] for name in required}
-    return content | {k: v for k, v in following.items() if k.removeprefix("next/") in required}
+    content |= {k: v for k, v in following.items() if k.removeprefix("next/") in required}
+    if spec.observation_steps:
+        seen = [name for name in content if name.removeprefix("next/") in KEYS]
+        content |= {n: np.repeat(content[n][:, None], spec.observation_steps, 1) for n in seen}
+    for name in spec.chunk_fields:
+        chunk = rng.uniform(-1, 1, (size, spec.horizon, DIMENSION)).astype("f4")
+        chunk[:, 0] = known[name]
+        content |= {f"chunk/{name}": chunk, "chunk/valid": rng.random(chunk.shape[:2]) < 0.9}
+    if spec.returns:
+        content |= {"return": known["reward"].copy(), "return/valid": known["reward"] > 0}
+    return content
 
 
 def train(algorithm, updates, first=0):
@@ -99,4 +119,8 @@ def acts(policy, count=SIZE, noise=None):
     seen["last_command"] = np.ones((count, DIMENSION), np.float32)
     base = torch.from_numpy(rng.uniform(-0.8, 0.8, (count, DIMENSION)).astype("f4"))
     with torch.no_grad():
+        if policy.base is policy:
+            drawn = torch.randn(count, *policy.noise_shape, generator=seeded(0))
+            chunk = policy.plan({k: v[:, None] for k, v in seen.items()}, drawn)
+            return chunk[:, 0], base
         return policy.act(seen, base, noise), base

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from algorithm_examples import (
-    CHOICES,
+    ACTOR_CRITICS,
     CRITIC_ONLY,
     DIMENSION,
     SIZE,
@@ -24,7 +24,7 @@ from robot_rl.learning.algorithms.base import AlgorithmError
 HEADS = 3
 
 
-@pytest.mark.parametrize("choice", [name for name in CHOICES if name.startswith("residual")])
+@pytest.mark.parametrize("choice", [name for name in ACTOR_CRITICS if name.startswith("residual")])
 def test_a_residual_starts_as_its_base_and_explores_around_it(choice):
     algorithm = make(choice)
     policy = algorithm.policy()
@@ -60,7 +60,7 @@ def constant(critics, value):
     with torch.no_grad():
         for parameter in critics.parameters():
             parameter.zero_()
-        critics.biases[-1].fill_(value)
+        critics.network.biases[-1].fill_(value)
 
 
 def squared_target(algorithm, next_value, reward, discount):
@@ -72,7 +72,7 @@ def squared_target(algorithm, next_value, reward, discount):
     return float(metrics["critic_loss"]) / HEADS
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", ACTOR_CRITICS)
 def test_a_terminated_transition_does_not_bootstrap_and_a_truncated_one_does(choice):
     plain = [("settings.entropy_in_target", "false"), ("settings.value_range", "[0.0,1.0]")]
     ended = squared_target(make(choice, changes=plain), 0.5, reward=0.3, discount=0.0)
@@ -81,7 +81,7 @@ def test_a_terminated_transition_does_not_bootstrap_and_a_truncated_one_does(cho
     assert going_on == pytest.approx((0.3 + 0.9 * 0.5) ** 2, rel=1e-5)
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", ACTOR_CRITICS)
 @pytest.mark.parametrize(("value", "limited"), [(7.0, 1.0), (-7.0, 0.0), (0.4, 0.4)])
 def test_targets_keep_to_the_range_of_possible_returns(choice, value, limited):
     plain = [("settings.entropy_in_target", "false"), ("settings.value_range", "[0.0,1.0]")]
@@ -89,7 +89,7 @@ def test_targets_keep_to_the_range_of_possible_returns(choice, value, limited):
     assert got == pytest.approx((0.9 * limited) ** 2, rel=1e-5)
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", ACTOR_CRITICS)
 @pytest.mark.parametrize(
     ("words", "limited", "low", "width"),
     [
@@ -112,7 +112,7 @@ def test_an_impossible_range_of_returns_is_refused(given):
         make("rlpd", words=["robot=gym", f"task.value_range={given}"])
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", ACTOR_CRITICS)
 def test_targets_with_entropy_are_not_limited_to_returns(choice):
     """Near a bound the limit cut the entropy off, as if it had not been asked for."""
     changes = [
@@ -148,7 +148,7 @@ def test_a_setting_out_of_range_is_named(setting, value, expected):
         check_algorithm(config.algorithm)
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", ACTOR_CRITICS)
 def test_the_critic_only_phase_leaves_the_actor_alone(choice):
     algorithm = make(choice)
     before = weights(algorithm.actor), weights(algorithm.average_actor)
@@ -168,7 +168,7 @@ def test_the_temperature_rises_while_there_is_less_entropy_than_wanted(target_en
     assert (float(algorithm.log_temperature) - before) * direction > 0
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", ACTOR_CRITICS)
 def test_the_deployed_policy_is_the_average_of_the_acting_one(choice):
     rate = 0.25
     algorithm = make(choice, changes=[("settings.average_rate", rate), ("settings.actor_every", 1)])
@@ -184,7 +184,7 @@ def test_the_deployed_policy_is_the_average_of_the_acting_one(choice):
         average = deployed
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", ACTOR_CRITICS)
 def test_target_critics_follow_slowly(choice):
     algorithm = make(choice, changes=[("settings.target_rate", 0.25)])
     before = weights(algorithm.target_critics)
@@ -238,7 +238,7 @@ def test_the_pull_towards_demonstrations_ends(updates, matters):
     assert same(*actors) != matters
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", ACTOR_CRITICS)
 def test_the_actor_learns_which_action_is_rewarded(choice):
     """A bandit: reward 1 where the first action column is above 0.2, whatever is seen."""
     changes = (
@@ -287,7 +287,7 @@ def test_value_flows_back_from_the_end():
 
 def test_the_encoder_has_the_statistics_of_the_cloned_policy():
     base = cloned()
-    for choice in CHOICES:
+    for choice in ACTOR_CRITICS:
         algorithm = make(choice, base=base)
         policy = algorithm.policy()
         assert policy.encoder.keys == base.encoder.keys

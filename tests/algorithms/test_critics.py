@@ -6,26 +6,30 @@ import pytest
 import torch
 from torch import nn
 
-from policies.networks import CriticEnsemble, prefers, seeded
+from policies.critics import CriticEnsemble, prefers
+from policies.networks import seeded
 
 
 def ensemble(heads=4, inputs=5, hidden=(16, 8), seed=0):
     critics = CriticEnsemble(inputs, hidden, heads, seeded(seed))
     with torch.no_grad():
-        for bias in critics.biases:
+        for bias in critics.network.biases:
             bias.normal_(generator=seeded(seed + 1))
     return critics
 
 
 def one_by_one(critics, head):
     """An ordinary MLP with LayerNorm and the weights of one head."""
-    widths = [critics.weights[0].shape[1], *[weight.shape[2] for weight in critics.weights]]
+    widths = [
+        critics.network.weights[0].shape[1],
+        *[weight.shape[2] for weight in critics.network.weights],
+    ]
     layers = []
     for index, (fan_in, fan_out) in enumerate(pairwise(widths)):
         linear = nn.Linear(fan_in, fan_out)
         with torch.no_grad():
-            linear.weight.copy_(critics.weights[index][head].T)
-            linear.bias.copy_(critics.biases[index][head, 0])
+            linear.weight.copy_(critics.network.weights[index][head].T)
+            linear.bias.copy_(critics.network.biases[index][head, 0])
         layers.append(linear)
         if index < len(widths) - 2:
             layers += [nn.LayerNorm(fan_out), nn.ReLU()]

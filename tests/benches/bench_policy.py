@@ -14,10 +14,10 @@ from omegaconf import DictConfig
 
 from policies import checkpoint
 from policies.behaviour import Behaviour, Interface
+from policies.critics import CriticEnsemble
 from policies.diffusion import DiffusionPolicy
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh, ResidualPolicy
-from policies.networks import CriticEnsemble
 from policies.runner import PolicyRunner
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions, fit
 

@@ -70,7 +70,7 @@ def test_a_correction_acts_where_critics_prefer_it():
     acted = policy.act(observations(256), given, None).abs().sum(1) > 0
     assert 0 < acted.sum() < 256
     with torch.no_grad():
-        policy.critics.weights[-1].neg_()  # what was better is worse now
+        policy.critics.network.weights[-1].neg_()  # what was better is worse now
     reversed_choice = policy.act(observations(256), given, None).abs().sum(1) > 0
     assert torch.equal(reversed_choice, ~acted)
 

@@ -18,15 +18,19 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from policies.critics import VALUES, CriticEnsemble
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh
-from policies.networks import CriticEnsemble, move_towards, seeded
+from policies.networks import move_towards, seeded
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.learning.algorithms.base import (
+    AlgorithmError,
     Batch,
     Range,
     Schedule,
+    check_choice,
+    check_critic_value,
     check_settings,
     check_value_range,
 )
@@ -49,6 +53,7 @@ class ActorCriticSettings:
     initial_log_std: float  # log standard deviation of the actor at the start
     critic_heads: int  # number of critics E
     critic_hidden: Sequence[int]  # hidden widths of each critic
+    critic_value: str  # what they tell, one of `policies.critics.VALUES`
     target_heads: int  # heads of the random subset whose minimum is the target; 0 takes all
     # Smallest and largest possible return, which targets are limited to and critics are scaled by;
     # None: neither. With `entropy_in_target` targets are not limited: values with entropy leave the
@@ -73,6 +78,13 @@ class ActorCriticSettings:
     def __post_init__(self) -> None:
         """Check the range of values, and name the setting in an `AlgorithmError`."""
         check_value_range(self.value_range)
+        check_choice("critic_value", self.critic_value, VALUES)
+        if self.critic_value != "scalar" and self.entropy_in_target:
+            raise AlgorithmError(
+                "values with entropy leave the range of returns, which a distribution is over",
+                got=f"critic_value {self.critic_value} with entropy_in_target",
+                hint="algorithm.settings.entropy_in_target=false, or critic_value=scalar",
+            )
         rates = ("critic_rate", "actor_rate", "temperature_rate", "target_rate", "average_rate")
         check_settings(
             **{name: (getattr(self, name), 0, 1) for name in rates},
@@ -124,7 +136,11 @@ class ActorCritic(Training):
         )
         self.average_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.critics = CriticEnsemble(
-            seen + width, settings.critic_hidden, settings.critic_heads, self._generator
+            seen + width,
+            settings.critic_hidden,
+            settings.critic_heads,
+            self._generator,
+            settings.critic_value,
         )
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         # Critics tell values as shares of their range, so that one temperature and one step size
@@ -165,6 +181,7 @@ class ActorCritic(Training):
             AlgorithmError: The batch lacks a required field.
         """
         check_columns(batch, self._columns)
+        check_critic_value(self.settings.critic_value, self.settings.value_range)
         self.updates += 1
         return self.learn(batch, *self.encoding.features(batch, self._generator))
 
@@ -206,19 +223,26 @@ class ActorCritic(Training):
         encoder = copy.deepcopy(self.encoding.deployed)
         return self.policy_of(encoder, copy.deepcopy(self.average_actor))
 
-    def next_values(self, following: Seen, action: Tensor, heads: Tensor | None) -> Tensor:
-        """The values (H, B) of H target critics, or of all, at s'.
+    def next_outputs(self, following: Seen, action: Tensor, heads: Tensor | None) -> Tensor:
+        """The outputs (H, B, outputs) of H target critics, or of all, at s'.
 
         The actor wants `action` (B, d) there.
         """
-        values: Tensor = self.target_critics(_join(following.features, action), heads)
-        return values
+        return self.target_critics.outputs(_join(following.features, action), heads)
 
-    def _next_value(self, following: Seen) -> Tensor:
-        """The targets' value (B,) of the actor's own next action a' ~ π(s').
+    def conservatism(
+        self, batch: Batch, seen: Seen, following: Seen, values: Tensor
+    ) -> Tensor | None:
+        """What is added to the critics' loss at their values (E, B) of the batch's actions."""
+        return None
 
-        min over a random subset of heads Q'_e(s', a') (REDQ, algorithm 1), and with
-        `entropy_in_target` − α log π(a'|s') (SAC, eq. 3).
+    def _target(self, batch: Batch, following: Seen) -> Tensor:
+        """What the critics shall tell: y = Σ_{j<m} γ^j r_j + γ^m V(s').
+
+        SAC's target (eq. 5) over m steps (Sutton and Barto, eq. 7.1). V is the least Q'_e(s', a')
+        of a random subset of heads (REDQ, algorithm 1) at the actor's own a' ~ π(s'), and with
+        `entropy_in_target` − α log π(a'|s') (SAC, eq. 3). The batch holds the sum, and γ^m, which
+        is 0 after a termination.
         """
         settings = self.settings
         entropy: Tensor | float = 0.0
@@ -230,29 +254,37 @@ class ActorCritic(Training):
         action = self.act(squashed, following.base)
         heads = settings.target_heads or settings.critic_heads
         chosen = self.target_critics.subset(heads, self._generator)
-        return self.next_values(following, action, chosen).amin(0) + entropy
+        outputs = self.next_outputs(following, action, chosen)
+        limited = settings.value_range is not None and not settings.entropy_in_target
+        reward, discount = self.tensor(batch["reward"]), self.tensor(batch["discount"])
+
+        def backup(share: Tensor) -> Tensor:
+            value = share + entropy
+            value = self._low + self._width * (value.clamp(0, 1) if limited else value)
+            return (reward + discount * value - self._low) / self._width
+
+        told = self.target_critics.value
+        return told.backed_up(told.lowest(outputs), backup)
 
     def _update_critics(
         self, batch: Batch, seen: Seen, action: Tensor, following: Seen
     ) -> dict[str, Tensor]:
-        settings = self.settings
+        told = self.critics.value
         with torch.no_grad():
-            value = self._next_value(following)
-            if settings.value_range is not None and not settings.entropy_in_target:
-                value = value.clamp(0, 1)
-            # y = Σ_{j<m} γ^j r_j + γ^m V(s'): SAC's target (eq. 5) over m steps (Sutton and Barto,
-            # eq. 7.1). The batch holds the sum, and γ^m, which is 0 after a termination.
-            value = self._low + self._width * value
-            target = self.tensor(batch["reward"]) + self.tensor(batch["discount"]) * value
-            target = (target - self._low) / self._width
-        predicted = self.critics(_join(seen.features, action))
+            target = self._target(batch, following)
+        outputs = self.critics.outputs(_join(seen.features, action))
         # Σ_e mean (Q_e(s, a) − y)²: SAC, eq. 5; a sum, so that each head has its own step size.
-        loss = (predicted - target).square().mean(1).sum()
-        step(self._critic_optimizer, loss)
+        loss = told.loss(outputs, target).mean(1).sum()
+        values = told.mean(outputs)
+        added = self.conservatism(batch, seen, following, values)
+        step(self._critic_optimizer, loss if added is None else loss + added)
         # Q' ← (1 − τ) Q' + τ Q (DDPG, Lillicrap et al. 2016).
-        move_towards(self.target_critics, self.critics, settings.target_rate)
-        mean = self._low + self._width * predicted.detach().mean()
-        return {"critic_loss": loss.detach(), "q_mean": mean}
+        move_towards(self.target_critics, self.critics, self.settings.target_rate)
+        metrics = {
+            "critic_loss": loss.detach(),
+            "q_mean": self._low + self._width * values.detach().mean(),
+        }
+        return metrics if added is None else metrics | {"conservatism": added.detach()}
 
     def _update_actor(self, batch: Batch, seen: Seen, action: Tensor) -> dict[str, Tensor]:
         settings = self.settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -52,6 +52,16 @@ def check_settings(**ranges: tuple[float, float, float]) -> None:
                 got=value,
                 expected=f"<= {high:g}" if low == -math.inf else most,
             )
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """Check that a setting is one of these words, or raise an `AlgorithmError`."""
+    if value not in choices:
+        raise AlgorithmError(
+            f"the setting {name!r} of the algorithm is unknown",
+            got=value,
+            expected=f"one of {', '.join(choices)}",
+        )
 
 
 LEAST_DISCOUNT = 0.97  # of those that are found in demonstrations
@@ -155,3 +165,13 @@ def check_value_range(value_range: Range | None) -> None:
         expected="[low, high] with low < high, or null where the returns are not known",
         hint="task.value_range=[0.0,1.0] fits a reward of 1 at success and 0 before it",
     )
+
+
+def check_critic_value(kind: str, value_range: Range | None) -> None:
+    """Raise `AlgorithmError` where critics tell distributions over a range that nobody knows."""
+    if kind != "scalar" and value_range is None:
+        raise AlgorithmError(
+            "critics that tell a distribution must know the range of returns",
+            got=f"critic_value {kind} and no value_range",
+            hint="add task.value_range=[LOW,HIGH], or algorithm.settings.critic_value=scalar",
+        )

@@ -21,7 +21,7 @@ from policies.networks import standard_normal
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
 from robot_rl.learning.algorithms.generative import GenerativeSettings, Seen
-from robot_rl.learning.algorithms.iql import ImplicitQ
+from robot_rl.learning.algorithms.iql import ImplicitQ, ValueSettings
 
 # Between averaged log-densities, whose clip is about .01, and summed ones, where it is about .2.
 _LARGEST_AVERAGED_CLIP = 0.05
@@ -127,12 +127,12 @@ class DenoisingPPO(ImplicitQ):
         base: ChunkPolicy,
         schedule: Schedule,
         settings: GenerativeSettings,
-        expectile: float,
+        value: ValueSettings,
         chain: ChainSettings,
         refresh_every: int,
         seed: int,
     ) -> None:
-        super().__init__(base, schedule, settings, expectile, seed)
+        super().__init__(base, schedule, settings, value, seed)
         check_settings(refresh_every=(refresh_every, 1, math.inf))
         self._chain, self._refresh_every = chain, refresh_every
         self.old = copy.deepcopy(self.learned).requires_grad_(False)
@@ -164,7 +164,7 @@ class DenoisingPPO(ImplicitQ):
             drawn = self._drawing.sample(features, noise)
             action = self.old.action_normalizer.denormalize(drawn[:, -1]).clamp(-1, 1)
             executed = self.settings.executed_steps
-            raw = self.advantage(features, action[:, :executed])
+            raw = self.advantages(seen._replace(executed=action[:, :executed]))
             advantage = standardised(raw)
         found: list[dict[str, Tensor]] = []
         for part in chain.parts(steps):

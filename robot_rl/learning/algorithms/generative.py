@@ -9,15 +9,16 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from policies.critics import VALUES, CriticEnsemble
 from policies.diffusion import DiffusionPolicy
-from policies.networks import CriticEnsemble, move_towards, standard_normal
+from policies.networks import move_towards, standard_normal
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.learning.algorithms.base import (
@@ -25,6 +26,8 @@ from robot_rl.learning.algorithms.base import (
     Batch,
     Range,
     Schedule,
+    check_choice,
+    check_critic_value,
     check_settings,
     check_value_range,
 )
@@ -41,6 +44,7 @@ class GenerativeSettings:
     exploration_std: float  # least standard deviation of each transition while it explores
     critic_heads: int  # number of critics
     critic_hidden: Sequence[int]  # hidden widths of each critic
+    critic_value: str  # what they tell, one of `policies.critics.VALUES`
     target_heads: int  # heads of the random subset whose minimum is the target
     # Smallest and largest possible return, which targets are limited to; None: the learner finds it
     value_range: Range | None
@@ -56,6 +60,7 @@ class GenerativeSettings:
     def __post_init__(self) -> None:
         """Check the range of values, and name the setting in an `AlgorithmError`."""
         check_value_range(self.value_range)
+        check_choice("critic_value", self.critic_value, VALUES)
         for name in ("critic_rate", "actor_rate", "target_rate", "average_rate", "exploration_std"):
             check_settings(**{name: (getattr(self, name), 0, 1)})
         for name in ("executed_steps", "learning_steps", "critic_heads", "actor_every"):
@@ -109,6 +114,7 @@ class Generative(Training):
             settings.critic_hidden,
             settings.critic_heads,
             self._generator,
+            settings.critic_value,
         )
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         low, high = settings.value_range or (0.0, 1.0)
@@ -141,6 +147,7 @@ class Generative(Training):
             AlgorithmError: The batch lacks a required field.
         """
         check_columns(batch, self._columns)
+        check_critic_value(self.settings.critic_value, self.settings.value_range)
         self.updates += 1
         with torch.no_grad():
             following = {name: batch[f"{NEXT}{name}"] for name in self.required.fields}
@@ -198,36 +205,56 @@ class Generative(Training):
         if weight <= 0:
             return None
         shown = self.tensor(batch["source"] != SOURCE_POLICY)
-        valid = self.tensor(batch[f"{CHUNK}valid"]) & shown[:, None]
+        return weight * self.cloning_loss(batch, features, shown)
+
+    def cloning_loss(self, batch: Batch, features: Tensor, weight: Tensor) -> Tensor:
+        """The imitation loss of the chunks that were executed, each by its weight (B,)."""
+        valid = self.tensor(batch[f"{CHUNK}valid"]) * weight[:, None]
         actions = self.learned.action_normalizer.normalize(self.tensor(batch[f"{CHUNK}action"]))
-        return weight * self.learned.process.loss(actions, features, valid, self._generator)
+        return self.learned.process.loss(actions, features, valid, self._generator)
 
     def values(self, critics: CriticEnsemble, features: Tensor, executed: Tensor) -> Tensor:
         """Values (heads, B), as shares of their range, of executed actions (B, E, d)."""
         values: Tensor = critics(torch.cat([features, executed.flatten(1)], -1))
         return values
 
-    def _update_critics(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
-        """Regress on y = Σ_{j<m} γ^j r_j + γ^m Q'(s', a'), a' what the policy would do there.
+    def next_chunks(self, features: Tensor) -> Tensor:
+        """Chunks (B, H, d) that the policy would do, by which its critics judge what comes."""
+        return self.drawn(features)
+
+    def target(self, batch: Batch, seen: Seen) -> Tensor:
+        """What the critics shall tell: Q' at s' of what the policy would do there, backed up.
 
         Q' is the minimum of a random subset of heads (REDQ, Chen et al. 2021, algorithm 1).
         """
-        settings = self.settings
+        action = self.next_chunks(seen.following)[:, : self.settings.executed_steps]
+        joined = torch.cat([seen.following, action.flatten(1)], -1)
+        heads = self.target_critics.subset(self.settings.target_heads, self._generator)
+        told = self.target_critics.value
+        lowest = told.lowest(self.target_critics.outputs(joined, heads))
+        return told.backed_up(lowest, self.backup(batch))
+
+    def backup(self, batch: Batch) -> Callable[[Tensor], Tensor]:
+        """Map the value at s' to y = Σ_{j<m} γ^j r_j + γ^m V(s'), both as shares of their range."""
+        reward, discount = self.tensor(batch["reward"]), self.tensor(batch["discount"])
+        limited = self.settings.value_range is not None
+
+        def backed_up(share: Tensor) -> Tensor:
+            value = self._low + self._width * (share.clamp(0, 1) if limited else share)
+            return (reward + discount * value - self._low) / self._width
+
+        return backed_up
+
+    def _update_critics(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
+        """Regress every head on `target`."""
         with torch.no_grad():
-            action = self.drawn(seen.following)[:, : settings.executed_steps]
-            joined = torch.cat([seen.following, action.flatten(1)], -1)
-            heads = self.target_critics.subset(settings.target_heads, self._generator)
-            value = self.target_critics(joined, heads).amin(0)
-            if settings.value_range is not None:
-                value = value.clamp(0, 1)
-            value = self._low + self._width * value
-            target = self.tensor(batch["reward"]) + self.tensor(batch["discount"]) * value
-            target = (target - self._low) / self._width
-        predicted = self.values(self.critics, seen.features, seen.executed)
-        loss = (predicted - target).square().mean(1).sum()
+            target = self.target(batch, seen)
+        told = self.critics.value
+        outputs = self.critics.outputs(torch.cat([seen.features, seen.executed.flatten(1)], -1))
+        loss = told.loss(outputs, target).mean(1).sum()
         step(self._critic_optimizer, loss)
-        move_towards(self.target_critics, self.critics, settings.target_rate)
-        mean = self._low + self._width * predicted.detach().mean()
+        move_towards(self.target_critics, self.critics, self.settings.target_rate)
+        mean = self._low + self._width * told.mean(outputs.detach()).mean()
         return {"critic_loss": loss.detach(), "q_mean": mean}
 
     def _modules(self) -> dict[str, nn.Module]:

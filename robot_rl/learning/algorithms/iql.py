@@ -1,66 +1,87 @@
-"""Critics that never ask what an action would do which nobody has tried: implicit Q-learning.
+"""Implicit Q-learning: values of what was done well, without asking what a policy would do.
 
-Kostrikov et al. 2022, "Offline Reinforcement Learning with Implicit Q-Learning", arXiv 2110.06169.
+Kostrikov et al. 2021, "Offline Reinforcement Learning with Implicit Q-Learning", arXiv 2110.06169.
+Of a chunk of executed actions, as the critics are.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
-from policies.networks import CriticEnsemble, move_towards
+from policies.critics import CriticEnsemble
 from policies.policy import ChunkPolicy
 from robot_rl.learning.algorithms.base import Batch, Schedule, check_settings
 from robot_rl.learning.algorithms.generative import Generative, GenerativeSettings, Seen
 from robot_rl.learning.algorithms.training import adam, step
 
 
+@dataclass(frozen=True)
+class ValueSettings:
+    """Settings of the state value V."""
+
+    expectile: float  # ω: 0.5 is the mean of what was done, 1 the best of it
+    hidden: Sequence[int]  # hidden widths
+    rate: float  # Adam step size
+
+    def __post_init__(self) -> None:
+        """Check the range of values, and name the setting in an `AlgorithmError`."""
+        check_settings(expectile=(self.expectile, 0, 1), rate=(self.rate, 0, 1))
+
+
 class ImplicitQ(Generative):
-    """Beside the arguments of `Generative` it takes the `expectile` ω of V; subclasses say more."""
+    """Learns V and Q on the data alone; a subclass says how the policy improves.
+
+    Beside the arguments of `Generative` it takes `value`.
+    """
 
     def __init__(
         self,
         base: ChunkPolicy,
         schedule: Schedule,
         settings: GenerativeSettings,
-        expectile: float,
+        value: ValueSettings,
         seed: int,
     ) -> None:
         super().__init__(base, schedule, settings, seed)
-        check_settings(expectile=(expectile, 0.5, 1))
-        self._expectile = expectile
-        width = base.encoder.features
-        self.value = CriticEnsemble(width, settings.critic_hidden, 1, self._generator)
-        self._value_optimizer = adam((self.value.parameters(), settings.critic_rate))
+        self._expectile = value.expectile
+        self.value = CriticEnsemble(base.encoder.features, value.hidden, 1, self._generator)
+        self._value_optimizer = adam((self.value.parameters(), value.rate))
 
-    def advantage(self, features: Tensor, executed: Tensor) -> Tensor:
-        """A(s, a) = min Q'(s, a) - V(s), (B,), of executed actions (B, E, d), as shares."""
-        q = self.values(self.target_critics, features, executed).amin(0)
-        advantage: Tensor = q - self.value(features)[0]
-        return advantage
+    def advantages(self, seen: Seen) -> Tensor:
+        """min_e Q'_e(s, a) − V(s) of the executed actions (B,)."""
+        lowest = self.values(self.target_critics, seen.features, seen.executed).amin(0)
+        value: Tensor = self.value(seen.features)[0]
+        return lowest - value
+
+    def target(self, batch: Batch, seen: Seen) -> Tensor:
+        """R + γ V(s') (eq. 6), over the steps of a window."""
+        value: Tensor = self.value(seen.following)[0]
+        return self.critics.value.encoded(self.backup(batch)(value))
 
     def _update_critics(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
-        """V by expectile regression on Q' (eq. 5), then Q on y = r + γ^m V(s') (eq. 6), then Q'."""
-        settings = self.settings
-        error = self.advantage(seen.features, seen.executed)  # of V alone: Q' takes no gradient
-        weight = torch.where(error < 0, 1 - self._expectile, self._expectile)
-        value_loss = (weight * error.square()).mean()
-        step(self._value_optimizer, value_loss)
-        with torch.no_grad():
-            following = self._low + self._width * self.value(seen.following)[0]
-            target = self.tensor(batch["reward"]) + self.tensor(batch["discount"]) * following
-            target = (target - self._low) / self._width
-            if settings.value_range is not None:
-                target = target.clamp(0, 1)
-        predicted = self.values(self.critics, seen.features, seen.executed)
-        loss = (predicted - target).square().mean(1).sum()
-        step(self._critic_optimizer, loss)
-        move_towards(self.target_critics, self.critics, settings.target_rate)
-        mean = self._low + self._width * predicted.detach().mean()
-        return {"critic_loss": loss.detach(), "value_loss": value_loss.detach(), "q_mean": mean}
+        """Update V, then Q: algorithm 1."""
+        loss = expectile_loss(self.advantages(seen), self._expectile)
+        step(self._value_optimizer, loss)
+        return super()._update_critics(batch, seen) | {"value_loss": loss.detach()}
 
     def _modules(self) -> dict[str, nn.Module]:
         return {**super()._modules(), "value": self.value}
 
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {**super()._optimizers(), "value": self._value_optimizer}
+
+
+def expectile_loss(error: Tensor, expectile: float) -> Tensor:
+    """Mean |ω − 1(u < 0)| u² (eq. 5)."""
+    weight = torch.where(error < 0, 1 - expectile, expectile)
+    return (weight * error.square()).mean()
+
+
+def bounded_exponential(advantage: Tensor, temperature: float, limit: float = 100.0) -> Tensor:
+    """min(exp(β A), limit): the weights of advantage-weighted regression (eq. 7)."""
+    return (temperature * advantage).clamp(max=math.log(limit)).exp()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from policies.diffusion import DiffusionPolicy
-from policies.networks import CriticEnsemble
+from policies.critics import CriticEnsemble
 from policies.policy import ChunkPolicy
 from robot_rl.learning.algorithms.base import AlgorithmError, check_settings
 from robot_rl.learning.algorithms.denoising_ppo import ChainSettings, clipped_loss, standardised

@@ -13,9 +13,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from policies.critics import prefers
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh, ResidualPolicy
-from policies.networks import prefers
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.learning.algorithms.actor_critic import ActorCritic, ActorCriticSettings, Seen
 from robot_rl.learning.algorithms.base import Schedule
@@ -64,12 +64,14 @@ class Residual(ActorCritic):
         assert base_action is not None
         return self._policy.combine(base_action, squashed)
 
-    def next_values(self, following: Seen, action: Tensor, heads: Tensor | None) -> Tensor:
-        """The values (H, B) of the correction where it is preferred, else of the proposal."""
+    def next_outputs(self, following: Seen, action: Tensor, heads: Tensor | None) -> Tensor:
+        """The outputs (H, B, outputs) for the correction where it is preferred, else the base."""
         assert following.base is not None
-        values = super().next_values(following, action, None)
-        of_base = super().next_values(following, following.base, None)
-        chosen = torch.where(prefers(values, of_base), values, of_base)
+        outputs = super().next_outputs(following, action, None)
+        of_base = super().next_outputs(following, following.base, None)
+        mean = self.target_critics.value.mean
+        better = prefers(mean(outputs), mean(of_base))
+        chosen = torch.where(better[:, None], outputs, of_base)
         return chosen if heads is None else chosen[heads]
 
     def policy_of(self, encoder: StateEncoder, actor: GaussianTanh) -> Policy:

@@ -1,0 +1,50 @@
+"""`advantage_weighted`: the policy is cloned again from all that was done, by its advantage.
+
+The extraction of IQL (Kostrikov et al. 2021, arXiv 2110.06169, eq. 7), which is that of AWR (Peng
+et al. 2019, arXiv 1910.00177), with the denoising loss in place of − log π as in EDP (Kang et al.
+2023, arXiv 2305.20081).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from policies.policy import ChunkPolicy
+from robot_rl.learning.algorithms.base import Batch, Schedule, check_settings
+from robot_rl.learning.algorithms.generative import GenerativeSettings, Seen
+from robot_rl.learning.algorithms.iql import ImplicitQ, ValueSettings, bounded_exponential
+from robot_rl.learning.algorithms.training import step
+
+
+class AdvantageWeighted(ImplicitQ):
+    """Beside the arguments of `ImplicitQ` it takes the inverse `temperature` β of the weights.
+
+    Advantages are shares of the range of returns.
+    """
+
+    def __init__(
+        self,
+        base: ChunkPolicy,
+        schedule: Schedule,
+        settings: GenerativeSettings,
+        value: ValueSettings,
+        seed: int,
+        temperature: float,
+    ) -> None:
+        check_settings(temperature=(temperature, 0, math.inf))
+        super().__init__(base, schedule, settings, value, seed)
+        self._temperature = temperature
+
+    def improve(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
+        """Clone what was executed, each chunk by min(exp(β A), 100)."""
+        with torch.no_grad():
+            advantage = self.advantages(seen)
+            weight = bounded_exponential(advantage, self._temperature)
+        loss = self.cloning_loss(batch, seen.features, weight)
+        metrics = {"actor_loss": loss.detach(), "weight": weight.mean(), "edge": advantage.std()}
+        imitation = self.imitation_loss(batch, seen.features)
+        step(self._actor_optimizer, loss if imitation is None else loss + imitation)
+        return metrics
