@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from policies.diffusion import DiffusionPolicy
 from policies.critics import CriticEnsemble
+from policies.diffusion import DiffusionPolicy
 from policies.networks import mlp, move_towards, standard_normal
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, check_settings

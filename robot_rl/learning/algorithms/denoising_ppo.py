@@ -136,8 +136,8 @@ class DenoisingPPO(ImplicitQ):
         check_settings(refresh_every=(refresh_every, 1, math.inf))
         self._chain, self._refresh_every = chain, refresh_every
         self.old = copy.deepcopy(self.learned).requires_grad_(False)
-        self._drawing = self.old.exploring(settings.exploration_std).process
-        self._learning = self.learned.exploring(settings.exploration_std).process
+        self._drawing = self.old.process.exploring(settings.exploration_std)
+        self._learning = self.learned.process.exploring(settings.exploration_std)
 
     def to(self, device: torch.device, *, compiled: bool = False) -> None:
         """Compute on a device from now on; before the first update or `load_state_dict`."""

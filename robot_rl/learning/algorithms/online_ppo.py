@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from policies.diffusion import DiffusionPolicy
 from policies.critics import CriticEnsemble
+from policies.diffusion import DiffusionPolicy
 from policies.policy import ChunkPolicy
 from robot_rl.learning.algorithms.base import AlgorithmError, check_settings
 from robot_rl.learning.algorithms.denoising_ppo import ChainSettings, clipped_loss, standardised
@@ -83,7 +83,7 @@ class OnlinePPO(Training):
         self._settings, self._chain = settings, chain
         self.iterations = 0
         self.learned = copy.deepcopy(base).requires_grad_(True)
-        self.explores = self.learned.exploring(settings.exploration_std).process
+        self.explores = self.learned.process.exploring(settings.exploration_std)
         width = base.encoder.features
         self.value = CriticEnsemble(width, settings.critic_hidden, 1, self._generator)
         self._actor_optimizer = adam((self.learned.parameters(), settings.actor_rate))
@@ -96,7 +96,7 @@ class OnlinePPO(Training):
 
     def acting_policy(self) -> DiffusionPolicy:
         """A copy that explores."""
-        return copy.deepcopy(self.learned.exploring(self._settings.exploration_std))
+        return copy.deepcopy(self.learned.under(self.explores))
 
     def policy(self) -> DiffusionPolicy:
         """A copy that acts as it was cloned to."""

@@ -83,7 +83,7 @@ def exploring(behaviour: Behaviour, std: float) -> Behaviour:
     """The behaviour with each step of its process drawn, with at least this standard deviation."""
     policy = behaviour.policy
     assert isinstance(policy, DiffusionPolicy)
-    return behaviour.learned(policy.exploring(std), behaviour.version).exploring("mean")
+    return behaviour.learned(policy.under(policy.process.exploring(std)), behaviour.version)
 
 
 def accept(bench: Workbench, behaviour: Behaviour, steps: int) -> None:

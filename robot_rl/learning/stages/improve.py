@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any, ClassVar
@@ -86,7 +87,7 @@ class ImproveOffline(Offline):
                 if begins and start.version != training.updates:
                     algorithm.restart(start.policy)
             self.learn(bench, training, rounds * each)
-            candidate = training.behaviour()
+            candidate = start.learned(copy.deepcopy(algorithm.average), training.updates)
             if decided(bench, gate, candidate, self.round).decision == "reverted":
                 algorithm.restart(bench.policy(ACCEPTED).policy)
                 training.save(OFFLINE)
