@@ -25,6 +25,7 @@ from robot_rl.evaluation.statistics import EvaluationResult, first_confirmed, wo
 from robot_rl.learner import waits_for_annotation
 from robot_rl.learning.blocks import evaluates_periodically
 from robot_rl.learning.demonstrations import check_demonstrations, demonstrated, open_demonstrations
+from robot_rl.learning.gathering import gathered_steps
 from robot_rl.learning.recipe import Recipe, Stage
 from robot_rl.learning.stages.clone import Clone, check_networks, check_unused
 from robot_rl.learning.stages.collect import Collect
@@ -243,6 +244,7 @@ def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> 
         "demonstrations": len(open_demonstrations(config, run)) if demonstrated(config) else 0,
         "environment_steps": steps_behind(run),
         "exploration_steps": exploration_steps(run),
+        "gathered_steps": gathered_steps(run),
         "intervention_rate": intervened[-1][1] if intervened else 0.0,
         "steps_to_97": first_confirmed(learned),
         "gradient_updates": blocks[-1]["gradient_updates"] if blocks else 0,

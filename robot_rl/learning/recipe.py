@@ -195,7 +195,7 @@ def _made(config: DictConfig) -> Iterator[tuple[str, Stage]]:
         if not (isinstance(count, int) and count >= 1 and isinstance(repeated, DictConfig)):
             raise RecipeError(
                 f"the stages {name!r} of the recipe {config.choices.recipe!r} cannot be repeated",
-                got=f"repeat: {count}, of: {repeated}",
+                got=f"repeat: {count}, of: {', '.join(map(str, repeated or ()))}",
                 expected="repeat: 1 or more, and of: a mapping of stages",
             )
         for number in range(1, count + 1):

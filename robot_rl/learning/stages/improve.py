@@ -57,6 +57,13 @@ class ImproveOffline(Offline):
         """Check the settings of algorithm and gate."""
         super().check(config)
         check_generative(config)
+        kind = registry.find(config.algorithm["_target_"])
+        if not (isinstance(kind, type) and issubclass(kind, Generative)):
+            raise ConfigError(
+                f"the recipe {config.choices.recipe!r} improves the cloned policy itself",
+                got=f"algorithm={config.choices.algorithm}",
+                hint="leave it out, or add algorithm=denoising_ppo or algorithm=action_gradient",
+            )
         check_least(config, {"algorithm.schedule.offline_updates": 1})
         registry.make(config.gate)
 
@@ -73,12 +80,7 @@ class ImproveOffline(Offline):
         )
         with closing(training):
             algorithm = training.algorithm
-            if not isinstance(algorithm, Generative):
-                raise ConfigError(
-                    "this recipe improves the cloned policy itself",
-                    got=f"algorithm={bench.config.choices.algorithm}",
-                    hint="add algorithm=denoising_ppo or algorithm=action_gradient",
-                )
+            assert isinstance(algorithm, Generative)
             rounds = max(1, self.round)
             if bench.run.has_folder(OFFLINE):
                 training.load(OFFLINE)
