@@ -97,7 +97,8 @@ class FinalEvaluation:
 
     def _reason(self) -> str:
         if self.learned is None:
-            return "nothing was learned"
+            judged = RunDirectory(self.run).read_jsonl("gate")
+            return "the gate has accepted nothing else" if judged else "nothing was learned"
         if self.held_back and self.deployed is self.cloned:
             solved = f"what was learned solved {self.learned.count} on the same scenes"
             return f"{solved}; neither that nor training has shown it to be better beyond noise"

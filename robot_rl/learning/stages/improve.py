@@ -26,7 +26,15 @@ from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.gather import accept, check_generative
 from robot_rl.learning.stages.offline import Offline, OfflineTraining
 from robot_rl.learning.workbench import Workbench
-from robot_rl.run import ACCEPTED, CANDIDATE, CLONED, DEMONSTRATIONS, GATHERED, OFFLINE
+from robot_rl.run import (
+    ACCEPTED,
+    CANDIDATE,
+    CLONED,
+    DEMONSTRATIONS,
+    GATHERED,
+    OFFLINE,
+    open_policy,
+)
 
 VERDICTS = "gate"  # the run's records of them
 IMPROVED = "checkpoints/improved"  # what `ImproveOnline` goes on with
@@ -203,7 +211,10 @@ def decided(bench: Workbench, gate: Gate, candidate: Behaviour, round_number: in
     """
     steps = gathered_steps(bench.run)
     name = f"checkpoints/round_{round_number}" if round_number else "checkpoints/improved_online"
-    if not bench.run.has_folder(name):
+    if bench.run.has_folder(name):  # an earlier start was interrupted here
+        candidate, steps = open_policy(bench.run.path / name)
+        candidate.to(bench.device)
+    else:
         bench.checkpoint(name, candidate, state={"environment_steps": steps})
     accepted = bench.policy(ACCEPTED)
     verdict = gate.judge(bench, accepted, candidate, round_number)
