@@ -6,6 +6,7 @@
         demonstrations.zarr/           episodes
         exploration.zarr/              without demonstrations: episodes of random actions; with
                                        cameras: episodes for the image encoder
+        gathered.zarr/                 what improved policies have done between online learning
         corrections.zarr/              what an operator corrected before online learning
         reward.zarr/  store/           examples for a success classifier; the replay store
         spool/actor-1.rows             steps of an actor that are not in the store yet
@@ -14,6 +15,8 @@
         checkpoints/bc/                the cloned policy
         checkpoints/offline/           what was learned from recorded episodes alone
         checkpoints/step_0000500/      the policy at an evaluation
+        checkpoints/accepted/          the policy that a gate has accepted last; at first the clone
+        checkpoints/candidate/         what is improved, and to be accepted or not
         checkpoints/last/              the learner's full state
         checkpoints/reward/            a success classifier
         stages.jsonl                   which stages of the recipe have run, and how long
@@ -64,6 +67,8 @@ UNTRAINED = "checkpoints/untrained"
 CLONED = "checkpoints/bc"
 OFFLINE = "checkpoints/offline"
 LAST = "checkpoints/last"
+ACCEPTED, CANDIDATE = "checkpoints/accepted", "checkpoints/candidate"
+GATHERED = "gathered.zarr"
 EXAMPLES, REWARD = "reward.zarr", "checkpoints/reward"
 CONFIG_FILE = "config.yaml"
 CELL_FILE = "cell.yaml"
@@ -89,6 +94,7 @@ class RunDirectory:
         self.corrections = self.path / "corrections.zarr"  # by an operator, before online learning
         # Random actions of a run without demonstrations, or those that train an image encoder.
         self.exploration = self.path / EXPLORATION
+        self.gathered = self.path / GATHERED  # by policies that a recipe improves
         self.reward_examples = self.path / EXAMPLES  # for a success classifier
         self.store = self.path / "store"  # the folder of the replay store
 
@@ -267,7 +273,7 @@ def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, in
     """
     from policies import checkpoint  # late: loads torch
 
-    if which == CLONED_POLICY and run.has_folder(LAST) and not run.has_folder(CLONED):
+    if which == CLONED_POLICY and learned_checkpoint(run) and not run.has_folder(CLONED):
         raise RunError(f"{run.path} has cloned nothing", hint="evaluation.policy=learned")
     decided = _decided(run) if which == DEPLOYED else {"deployed": which}
     if decided.get("deployed") == CLONED_POLICY:
@@ -283,7 +289,7 @@ def proved_checkpoint(run: RunDirectory) -> str:
     """Name of the learned checkpoint that is measured at the end, and deployed if it is better.
 
     It is the latest whose periodic evaluation is not worse, beyond noise, than the best one.
-    Without any evaluation it is the last.
+    Without any evaluation it is the last, or what a gate has accepted where none learned online.
     """
     from robot_rl.evaluation.statistics import EvaluationResult  # late: loads NumPy
 
@@ -298,7 +304,18 @@ def proved_checkpoint(run: RunDirectory) -> str:
         compared = None if best is None else found[name].beside(best)
         if compared is None or not compared.worse:
             return name
-    return LAST
+    return learned_checkpoint(run) or LAST
+
+
+def learned_checkpoint(run: RunDirectory) -> str | None:
+    """Name of what a run has learned last: online, else what a gate has accepted in its place.
+
+    None where it has only cloned.
+    """
+    if run.has_folder(LAST):
+        return LAST
+    accepted = run.has_folder(ACCEPTED) and _steps_of(run.complete_folder(ACCEPTED))
+    return ACCEPTED if accepted else None
 
 
 def open_policy(
@@ -324,17 +341,23 @@ def policy_folder(path: str | Path) -> Path | None:
 
 def _decided(run: RunDirectory) -> Mapping[str, Any]:
     """The summary with what `train` has decided for at its end; empty before."""
-    if not run.has_folder(LAST):
+    if learned_checkpoint(run) is None:
         return {"deployed": CLONED_POLICY}
     path = run.path / SUMMARY
     summary = _record(path, 1, path.read_bytes()) if path.exists() else {}
     # A run that went on learning since has decided nothing yet.
-    return summary if summary.get("environment_steps") == learned_steps(run) else {}
+    return summary if summary.get("environment_steps") == steps_behind(run) else {}
 
 
 def learned_steps(run: RunDirectory) -> int:
     """Environment steps behind a run's last checkpoint; 0 without one."""
     return _steps_of(run.complete_folder(LAST)) if run.has_folder(LAST) else 0
+
+
+def steps_behind(run: RunDirectory) -> int:
+    """Environment steps behind what a run has learned last; 0 where it has only cloned."""
+    name = learned_checkpoint(run)
+    return 0 if name is None else _steps_of(run.complete_folder(name))
 
 
 def taken_by_learner(run: RunDirectory) -> dict[str, Any]:

@@ -32,10 +32,10 @@ from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.run import (
     CLONED,
     CLONED_POLICY,
-    LAST,
     LEARNED_POLICY,
     POLICIES,
     RunDirectory,
+    learned_checkpoint,
     learned_steps,
     load_policy,
     open_policy,
@@ -97,7 +97,8 @@ class FinalEvaluation:
 
     def _reason(self) -> str:
         if self.learned is None:
-            return "nothing was learned"
+            judged = RunDirectory(self.run).read_jsonl("gate")
+            return "the gate has accepted nothing else" if judged else "nothing was learned"
         if self.held_back and self.deployed is self.cloned:
             solved = f"what was learned solved {self.learned.count} on the same scenes"
             return f"{solved}; neither that nor training has shown it to be better beyond noise"
@@ -127,7 +128,7 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
     few episodes could not.
     """
     torch.set_num_threads(1)
-    learned = run.has_folder(LAST)
+    learned = learned_checkpoint(run) is not None
     compared = run.has_folder(CLONED) and (config.evaluation.compare or not learned)
     wanted = [CLONED_POLICY] * compared + [LEARNED_POLICY] * learned
     results: dict[str, EvaluationResult] = {}

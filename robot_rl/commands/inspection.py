@@ -27,6 +27,7 @@ from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.reader import summarize_store
 from robot_rl.replay.rebuild import rebuild_catalogue
 from robot_rl.run import (
+    ACCEPTED,
     CLONED,
     CLONED_POLICY,
     LAST,
@@ -108,7 +109,9 @@ def _run_directory(path: Path) -> Facts:
     places = {"exploration" if first == run.exploration else "demonstrations": first}
     if is_store(run.store):
         places["store"] = run.store
-    for name in (CLONED, LAST):
+    if run.gathered.exists():
+        places["gathered"] = run.gathered
+    for name in (CLONED, ACCEPTED, LAST):
         if run.has_folder(name):
             run.complete_folder(name)  # whose own name is that of one generation
             places[name] = run.path / name

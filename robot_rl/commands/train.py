@@ -25,6 +25,7 @@ from robot_rl.evaluation.statistics import EvaluationResult, first_confirmed, wo
 from robot_rl.learner import waits_for_annotation
 from robot_rl.learning.blocks import evaluates_periodically
 from robot_rl.learning.demonstrations import check_demonstrations, demonstrated, open_demonstrations
+from robot_rl.learning.gathering import gathered_steps
 from robot_rl.learning.recipe import Recipe, Stage
 from robot_rl.learning.stages.clone import Clone, check_networks, check_unused
 from robot_rl.learning.stages.collect import Collect
@@ -39,6 +40,8 @@ from robot_rl.processes.progress import RECENT_EPISODES, WorkProgress
 from robot_rl.replay.catalogue import is_store
 from robot_rl.rewards.wrapper import make_source
 from robot_rl.run import (
+    ACCEPTED,
+    CANDIDATE,
     CLONED,
     CLONED_POLICY,
     DEMONSTRATIONS,
@@ -48,9 +51,9 @@ from robot_rl.run import (
     UNTRAINED,
     RunDirectory,
     RunError,
-    learned_steps,
     load_policy,
     proved_checkpoint,
+    steps_behind,
     taken_by_learner,
 )
 
@@ -140,13 +143,13 @@ def _is_finished(config: DictConfig, run: RunDirectory) -> bool:
     """Whether a run without stages left has its summary, and is asked for no other evaluation."""
     summary = read_run(run).summary
     judged = (summary.get("environment_steps"), summary.get("evaluation_episodes"))
-    wanted = (learned_steps(run), int(config.evaluation.final_episodes))
+    wanted = (steps_behind(run), int(config.evaluation.final_episodes))
     return judged == wanted and load_resolved(run.path).evaluation == config.evaluation
 
 
 def _check(config: DictConfig, run: RunDirectory, recipe: Recipe) -> None:
     """Look for damage, and for what cannot be made, before anything is collected."""
-    for name in (CLONED, LAST):
+    for name in (CLONED, ACCEPTED, CANDIDATE, LAST):
         if run.has_folder(name):
             run.complete_folder(name)
     if run.has_folder(LAST) and not is_store(run.store):
@@ -255,8 +258,9 @@ def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> 
         "mean_seconds_to_success": final.deployed.mean_seconds_to_success,
         "longest_success_run": final.deployed.longest_success_run,
         "demonstrations": len(open_demonstrations(config, run)) if demonstrated(config) else 0,
-        "environment_steps": learned_steps(run),
+        "environment_steps": steps_behind(run),
         "exploration_steps": exploration_steps(run),
+        "gathered_steps": gathered_steps(run),
         "intervention_rate": intervened[-1][1] if intervened else 0.0,
         "steps_to_97": first_confirmed(learned),
         "gradient_updates": blocks[-1]["gradient_updates"] if blocks else 0,

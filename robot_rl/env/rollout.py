@@ -33,6 +33,7 @@ class SeedStream(IntEnum):
 
     DEMONSTRATIONS = 0
     ACTING = 1  # of the first session of the first actor, and counted on from there
+    GATHERING = (1 << 31) - 7
     DEPLOYMENT = (1 << 31) - 6
     LABELLED_EXAMPLES = (1 << 31) - 5
     CORRECTIONS = (1 << 31) - 4

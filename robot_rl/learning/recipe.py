@@ -3,6 +3,8 @@
 A choice of configs/recipe names them; each is a class with a file of its own, such as those in
 `robot_rl.learning.stages`. What a stage makes is a file or folder of the run directory. The run's
 `stages.jsonl` says which stages have run to their end, and how long each start of one took.
+In place of a stage there may be several that are repeated: `{repeat: 3, of: {gather: …}}` is
+`gather_1`, `gather_2`, `gather_3`, and so on.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import itertools
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, ClassVar
 
@@ -40,12 +42,14 @@ class Stage(ABC):
         with_actors: Whether it learns while actors act: then it runs in the learner's process,
             beside the replay server.
         records: Its notes go to RUN/<records>.jsonl.
+        round: Which repetition of it this is, from 1; 0 where it is not repeated.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
     makes: ClassVar[tuple[str, ...]] = ()
     with_actors: ClassVar[bool] = False
     records: ClassVar[str] = "notes"
+    round: int = 0
 
     def wanted(self, config: DictConfig) -> bool:
         """Whether a run of this configuration has this stage."""
@@ -84,10 +88,7 @@ class Recipe:
         self._config, self._other = config, None
         if config.artifacts is not None:  # now: `latest` will soon be another run
             self._other = RunDirectory.open(config.artifacts, config.runs_directory)
-        made: dict[str, Stage] = {
-            str(name): registry.make(section) for name, section in config.recipe.stages.items()
-        }
-        self.stages = {name: stage for name, stage in made.items() if stage.wanted(config)}
+        self.stages = {n: stage for n, stage in _made(config) if stage.wanted(config)}
         if config.stage is not None and config.stage not in self.stages:
             raise RecipeError(
                 f"the recipe {config.choices.recipe!r} has no stage {config.stage!r} here",
@@ -182,6 +183,26 @@ class Recipe:
             for name, stage in self.stages.items()
             if run is None or not stage.done(self._config, run, recorded=name in ended)
         ]
+
+
+def _made(config: DictConfig) -> Iterator[tuple[str, Stage]]:
+    """Make the stages by name, repeated ones for each round."""
+    for name, section in config.recipe.stages.items():
+        if "repeat" not in section:
+            yield str(name), registry.make(section)
+            continue
+        count, repeated = section.repeat, section.get("of")
+        if not (isinstance(count, int) and count >= 1 and isinstance(repeated, DictConfig)):
+            raise RecipeError(
+                f"the stages {name!r} of the recipe {config.choices.recipe!r} cannot be repeated",
+                got=f"repeat: {count}, of: {', '.join(map(str, repeated or ()))}",
+                expected="repeat: 1 or more, and of: a mapping of stages",
+            )
+        for number in range(1, count + 1):
+            for inner, options in repeated.items():
+                stage: Stage = registry.make(options)
+                stage.round = number
+                yield f"{inner!s}_{number}", stage
 
 
 def _records(run: RunDirectory | None) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property, partial
@@ -51,7 +51,7 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.sampler import Prefetcher, Sampler, SampleSpec
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env
-from robot_rl.run import CLONED, STATE_FILE, UNTRAINED, RunDirectory
+from robot_rl.run import ACCEPTED, CLONED, STATE_FILE, UNTRAINED, RunDirectory
 from robot_rl.wire import KeysRefused, ServerUnreachable
 
 _Answer = TypeVar("_Answer")
@@ -107,13 +107,16 @@ class Workbench:
     def cloned(self) -> Behaviour:
         """The cloned policy; checkpoints of what is learned on top of it need not repeat it.
 
-        Without demonstrations an untrained one, with what the exploration says of observations.
+        Where a gate has accepted another one since, it is that. Without demonstrations it is an
+        untrained one, with what the exploration says of observations.
 
         Raises:
             CheckpointError: There is none, or a file of it is damaged.
         """
         if not demonstrated(self.config):
             return self.policy(UNTRAINED)
+        if self.run.has_folder(ACCEPTED):
+            return self.policy(ACCEPTED)
         behaviour = self.policy(CLONED)
         self._base = base_apart(self.run, behaviour)
         return behaviour
@@ -161,38 +164,44 @@ class Workbench:
 
     def gather(
         self,
-        behaviour: Behaviour,
+        behaviour: Behaviour | Callable[[int], Behaviour],
         episodes: int,
         stream: int,
         words: str,
         *,
         first: int = 0,
         done: int = 0,
-    ) -> Iterator[EpisodeResult]:
+        tries: int = 1,
+    ) -> Generator[EpisodeResult, None, None]:
         """Let a behaviour act, and give each episode with its rows as it ends.
 
         An operator may drive and halt the robot. An episode that they discard is run again, as is
         one that the robot has cut before anything was done.
 
         Args:
-            behaviour: Who acts.
+            behaviour: Who acts; or who acts in an episode of a number, counted from `first`, which
+                is asked when it begins.
             episodes: How many, those that are done already included.
             stream: Where the seeds come from: a `SeedStream`, or any number of the stage's own.
             words: What this is, for whoever watches.
             first: Number of the first of them in that stream.
             done: Episodes that an earlier start has gathered.
+            tries: Episodes in a row that have one seed, and so one scene in simulation.
         """
+        who = behaviour if callable(behaviour) else lambda number: behaviour
+        acting = who(first + done).to(self.device)
         env, operated = make_operated_env(self.config, self.run, resets=True)
-        runner = PolicyRunner(behaviour.to(self.device))
+        runner = PolicyRunner(acting)
         recorder = RowBuilder(env.schema, SOURCE_POLICY)
         names = [field.name for field in env.schema.fields]
         numbers = range(first + done, first + episodes)
-        seeds = Seeds(training_seed(int(self.config.seed), stream, number) for number in numbers)
+        run_seed, scenes = int(self.config.seed), (first + (n - first) // tries for n in numbers)
+        seeds = Seeds(training_seed(run_seed, stream, scene) for scene in scenes)
 
         with closing(env), WorkProgress(episodes, "episodes") as progress:
             note = noting_faults(operated, self.run, progress.note)
             progress.phase(words)
-            progress.note(_announcement(env, episodes - done, behaviour, words))
+            progress.note(_announcement(env, episodes - done, acting, words))
             progress.update(done)
             free = once_free(env, seeds, note)
             for result in rollout([env], runner, free, recorder=recorder, note=note):
@@ -205,6 +214,8 @@ class Workbench:
                 progress.episode(result.success, result.intervened_steps / result.steps)
                 progress.update(done)
                 yield result
+                if done < episodes:
+                    runner.set_behaviour(who(first + done).to(self.device))
 
     def publish(self, behaviour: Behaviour, until: int) -> None:
         """Let the actors act with a behaviour until an environment step.

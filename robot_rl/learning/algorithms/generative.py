@@ -187,6 +187,21 @@ class Generative(Training):
         self._fast.to(device)
         super().to(device, compiled=compiled)
 
+    def restart(self, policy: Policy) -> None:
+        """Go on from another policy of the same shape; what the critics know is kept.
+
+        Raises:
+            AlgorithmError: It is of another shape.
+        """
+        try:
+            for mine in (self.learned, self.average):
+                mine.load_state_dict(policy.state_dict())
+        except RuntimeError as error:
+            raise AlgorithmError(
+                "the policy to go on from is another one", got=" ".join(str(error).split())
+            ) from error
+        self._actor_optimizer.state.clear()
+
     def drawn(self, features: Tensor) -> Tensor:
         """Chunks (B, H, d) of the averaged policy for encoded observations (B, F), quickly."""
         shape = (len(features), *self._fast.noise_shape)

@@ -71,11 +71,12 @@ def clone(
     datasets: Sequence[EpisodeDataset],
     vision: ImageEncoder | None,
     generator: torch.Generator,
+    before: ChunkPolicy | None = None,
 ) -> Behaviour:
     """Train a policy on the successful episodes of some datasets.
 
     With a trained image encoder as `vision` the policy sees its features. The generator gives the
-    initial weights.
+    initial weights; or it goes on from a policy `before`, whose normalisers stay as they are.
     """
     torch.set_num_threads(1)
     schema = datasets[0].schema
@@ -87,7 +88,8 @@ def clone(
     if vision is not None:
         episodes = (dataset.episode(at) for dataset in datasets for at in range(len(dataset)))
         rows.arrays[FEATURES] = np.concatenate([vision.encode(columns) for columns in episodes])
-    policy = untrained(config, rows, observed_keys(states, vision), generator)
+    keys = observed_keys(states, vision)
+    policy = untrained(config, rows, keys, generator) if before is None else before
     for index, text in enumerate(datasets[0].instructions) if policy.conditioned else ():
         if not text.strip():
             raise RobotRLError(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ class Offline(Stage):
     directory. Online learning goes on with what it leaves.
     """
 
-    makes = (OFFLINE,)
+    makes: ClassVar[tuple[str, ...]] = (OFFLINE,)
     records = "offline"
 
     def __init__(self, datasets: Sequence[str] = ()) -> None:
@@ -68,14 +69,16 @@ class Offline(Stage):
     @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
         """Learn, or go on with the last checkpoint; saves also where it is stopped."""
-        total, saved = offline_updates(bench.config), time.monotonic()
-        with (
-            closing(OfflineTraining(bench, self.datasets)) as training,
-            WorkProgress(total, "offline updates") as progress,
-        ):
-            progress.phase("learning offline")
+        with closing(OfflineTraining(bench, self.datasets)) as training:
             if bench.run.has_folder(OFFLINE):
                 training.load(OFFLINE)
+            self.learn(bench, training, offline_updates(bench.config))
+
+    def learn(self, bench: Workbench, training: OfflineTraining, total: int) -> None:
+        """Make updates up to a total, or until the bench's `stop`, and save."""
+        saved = time.monotonic()
+        with WorkProgress(total, "offline updates") as progress:
+            progress.phase("learning offline")
             while training.updates < total and not bench.stop.is_set():
                 metrics = training.train(min(_BLOCK_UPDATES, total - training.updates))
                 bench.note({"offline_updates": training.updates, **metrics})
@@ -89,15 +92,25 @@ class Offline(Stage):
 class OfflineTraining:
     """An algorithm and the recorded rows that it learns from: see `Offline`.
 
+    It improves `base`, or the bench's cloned policy, and learns from the episodes `chosen` by their
+    number.
+
     Attributes:
         algorithm: As the configuration describes it.
         updates: How many it has made of them.
     """
 
-    def __init__(self, bench: Workbench, datasets: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        bench: Workbench,
+        datasets: Sequence[str] = (),
+        base: Behaviour | None = None,
+        chosen: Callable[[int], bool] = lambda number: True,
+    ) -> None:
         torch.set_num_threads(1)
         config, shown = bench.config, bench.demonstrations()
-        self._bench, self._cloned, self._seed = bench, bench.cloned, int(config.seed)
+        self._bench, self._seed = bench, int(config.seed)
+        self._cloned = bench.cloned if base is None else base
         described = with_what_episodes_tell(config, shown)
         self.algorithm = make_algorithm(described, self._cloned, self._seed, config.observation)
         self.algorithm.to(bench.device, compiled=bool(config.compile))
@@ -106,7 +119,7 @@ class OfflineTraining:
         # Of what there is, that is all of it; a share of none is one of online learning.
         share = spec.demonstration_share or 0.5 if others else 1.0
         spec = replace(spec, demonstration_share=share)
-        rows = recorded(shown, others, self._cloned, spec)
+        rows = recorded(shown, others, self._cloned, spec, chosen)
         self._rows = Rows(ReplaySampler(rows, spec, np.random.default_rng(self._seed)))
         self._turning = turning_of(config, spec.fields, shown.schema)
         self.updates = 0
@@ -152,9 +165,16 @@ class OfflineTraining:
 
 
 def recorded(
-    shown: EpisodeDataset, others: Iterable[EpisodeDataset], cloned: Behaviour, spec: SampleSpec
+    shown: EpisodeDataset,
+    others: Iterable[EpisodeDataset],
+    cloned: Behaviour,
+    spec: SampleSpec,
+    chosen: Callable[[int], bool] = lambda number: True,
 ) -> EpisodeRows:
-    """Rows as a store would have them: successful demonstrations, and all of other episodes."""
+    """Rows as a store would have them: successful demonstrations, and all of other episodes.
+
+    Of all of these only the episodes `chosen` by their number.
+    """
     names = {*spec.fields, *spec.chunk_fields, *(SCALARS.names or ())}
     runner, parts = PolicyRunner(cloned), []
     for dataset in (shown, *others):
@@ -166,6 +186,7 @@ def recorded(
             by_hand = (columns["source"] == SOURCE_INTERVENTION) & (dataset is not shown)
             columns["source"] = np.where(by_hand, SOURCE_INTERVENTION, whose).astype(np.uint8)
             parts.append({name: columns[name] for name in names})
+    parts = [part for number, part in enumerate(parts) if chosen(number)]
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in sorted(names)}
     ends = np.cumsum([len(part["source"]) for part in parts])
     return EpisodeRows(arrays, ends, as_recorded=True)

@@ -1,0 +1,195 @@
+"""PPO on the denoising steps with what the executed chunks have led to: RL-100 online, and DPPO.
+
+The chunk is one step of the outer decision process, so advantages are of chunks: generalised
+advantage estimation (Schulman et al. 2016, arXiv 1506.02438, eq. 16) with the decay γ^m λ of a
+chunk of which m actions were executed. With m = 1 that is the single-step method.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from policies.critics import CriticEnsemble
+from policies.diffusion import DiffusionPolicy
+from policies.policy import ChunkPolicy
+from robot_rl.learning.algorithms.base import AlgorithmError, check_settings
+from robot_rl.learning.algorithms.denoising_ppo import ChainSettings, clipped_loss, standardised
+from robot_rl.learning.algorithms.training import Training, adam, step
+
+
+class Chunks(NamedTuple):
+    """N executed chunks, in the order of their execution."""
+
+    features: Tensor  # (N, F) of the observations that they were planned for
+    chain: Tensor  # (N, K + 1, H, d)
+    reward: Tensor  # (N,) Σ γ^j r_{t+j} over the m executed actions
+    discount: Tensor  # (N,) γ^m; 0 where the last of them terminated the episode
+    following: Tensor  # (N, F) of the observations after them
+    continued: Tensor  # (N,) bool, whether the next chunk here is the next of the episode
+
+
+@dataclass(frozen=True)
+class OnlineSettings:
+    """Settings of the online stage."""
+
+    trace: float  # λ
+    epochs: int  # passes over the chunks of an iteration
+    batch_size: int  # chunks of a minibatch
+    actor_rate: float  # Adam step size of the policy
+    critic_rate: float  # Adam step size of V
+    critic_hidden: Sequence[int]  # hidden widths of V
+    critic_only_updates: int  # updates of V alone, at first
+    value_clip: float  # largest change of V in an iteration
+    exploration_std: float  # least standard deviation of each transition
+
+    def __post_init__(self) -> None:
+        """Check the range of values, and name the setting in an `AlgorithmError`."""
+        for name in ("trace", "actor_rate", "critic_rate", "exploration_std"):
+            check_settings(**{name: (getattr(self, name), 0, 1)})
+        for name in ("epochs", "batch_size"):
+            check_settings(**{name: (getattr(self, name), 1, math.inf)})
+        for name in ("critic_only_updates", "value_clip"):
+            check_settings(**{name: (getattr(self, name), 0, math.inf)})
+
+
+class OnlinePPO(Training):
+    """Improves a copy of a generative policy by the chunks that it has executed.
+
+    Attributes:
+        learned: The policy. `explores` is its process with a density, on the same network.
+        iterations: How often it has learned.
+
+    Raises:
+        AlgorithmError: The policy has no generative process.
+    """
+
+    def __init__(
+        self, base: ChunkPolicy, settings: OnlineSettings, chain: ChainSettings, seed: int
+    ) -> None:
+        super().__init__(seed)
+        if not isinstance(base, DiffusionPolicy):
+            raise AlgorithmError(
+                "PPO on a chain improves a generative policy",
+                got=base.kind,
+                hint="choose policy=diffusion or policy=flow",
+            )
+        self._settings, self._chain = settings, chain
+        self.iterations = 0
+        self.learned = copy.deepcopy(base).requires_grad_(True)
+        self.explores = self.learned.process.exploring(settings.exploration_std)
+        width = base.encoder.features
+        self.value = CriticEnsemble(width, settings.critic_hidden, 1, self._generator)
+        self._actor_optimizer = adam((self.learned.parameters(), settings.actor_rate))
+        self._value_optimizer = adam((self.value.parameters(), settings.critic_rate))
+
+    def to(self, device: torch.device, *, compiled: bool = False) -> None:
+        """Compute on a device from now on; before the first update or `load_state_dict`."""
+        self.explores.to(device)
+        super().to(device, compiled=compiled)
+
+    def acting_policy(self) -> DiffusionPolicy:
+        """A copy that explores."""
+        return copy.deepcopy(self.learned.under(self.explores))
+
+    def policy(self) -> DiffusionPolicy:
+        """A copy that acts as it was cloned to."""
+        return copy.deepcopy(self.learned)
+
+    def learn(self, chunks: Chunks, executed_steps: int) -> dict[str, float]:
+        """Make the updates of one iteration, and give the means of their metrics.
+
+        Of each chunk `executed_steps` actions were meant to be executed.
+        """
+        settings = self._settings
+        with torch.no_grad():
+            value, following = (self.value(f)[0] for f in (chunks.features, chunks.following))
+            advantage = advantages(chunks, value, following, settings.trace)
+            returns = advantage + value
+            before = self._scores(chunks, executed_steps)
+        normalised = standardised(advantage)
+        found: list[dict[str, Tensor]] = []
+        for _ in range(settings.epochs):
+            order = torch.randperm(len(value), generator=self._generator).to(self.device)
+            for part in order.split(settings.batch_size):
+                self.updates += 1
+                batch = Chunks(*(column[part] for column in chunks))
+                metrics = self._update_value(batch, value[part], returns[part])
+                if self.updates > settings.critic_only_updates:
+                    metrics |= self._update_policy(
+                        batch, before[part], normalised[part], executed_steps
+                    )
+                found.append(metrics)
+        self.iterations += 1
+        names = {name for metrics in found for name in metrics}
+        means = {
+            name: float(torch.stack([m[name] for m in found if name in m]).mean()) for name in names
+        }
+        explained = 1 - (returns - value).var() / returns.var().clamp(min=1e-8)
+        return {**means, "value": float(value.mean()), "explained_variance": float(explained)}
+
+    def _scores(self, chunks: Chunks, executed: int) -> Tensor:
+        """The reduced log-densities (N, parts) of the chains."""
+        chain = self._chain
+        parts = chain.parts(self.explores.steps)
+        every = [index for part in parts for index in part]
+        scores = self.explores.log_prob(chunks.chain, chunks.features, every)
+        split = scores.split([len(part) for part in parts], dim=1)
+        return torch.stack([chain.reduced(each, executed) for each in split], 1)
+
+    def _update_policy(
+        self, batch: Chunks, before: Tensor, advantage: Tensor, executed: int
+    ) -> dict[str, Tensor]:
+        chain, steps = self._chain, self.explores.steps
+        log_ratios = self._scores(batch, executed) - before
+        losses, found = [], []
+        for part, log_ratio in zip(chain.parts(steps), log_ratios.unbind(1), strict=True):
+            clip = chain.clip_at(part[-1], steps, self.updates)
+            weighted = chain.weight(part[-1], steps) * advantage
+            loss, metrics = clipped_loss(log_ratio, weighted, clip)
+            losses.append(loss)
+            found.append(metrics)
+        total = torch.stack(losses).mean()
+        self._actor_optimizer.zero_grad(set_to_none=True)
+        total.backward()
+        nn.utils.clip_grad_norm_(self.learned.parameters(), chain.gradient_clip)
+        self._actor_optimizer.step()
+        means = {name: torch.stack([each[name] for each in found]).mean() for name in found[0]}
+        return {"actor_loss": total.detach(), **means}
+
+    def _update_value(self, batch: Chunks, old: Tensor, returns: Tensor) -> dict[str, Tensor]:
+        """V by regression on the returns, without a gain from leaving the clip around V before."""
+        value = self.value(batch.features)[0]
+        clip = self._settings.value_clip
+        clipped = old + (value - old).clamp(-clip, clip)
+        errors = torch.maximum((value - returns).square(), (clipped - returns).square())
+        loss = 0.5 * errors.mean()
+        step(self._value_optimizer, loss)
+        return {"value_loss": loss.detach()}
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {"learned": self.learned, "value": self.value}
+
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {"actor": self._actor_optimizer, "value": self._value_optimizer}
+
+
+def advantages(chunks: Chunks, value: Tensor, following: Tensor, trace: float) -> Tensor:
+    """A_t = δ_t + γ^m λ A_{t+m}, δ_t = R_t + γ^m V(s_{t+m}) - V(s_t), for each chunk (N,).
+
+    Of what comes after a chunk that is not continued only V counts; after a termination nothing.
+    """
+    delta = chunks.reward + chunks.discount * following - value
+    decay = trace * chunks.discount * chunks.continued
+    found = torch.zeros_like(delta)
+    later = delta.new_zeros(())
+    for at in range(len(delta) - 1, -1, -1):
+        later = delta[at] + decay[at] * later
+        found[at] = later
+    return found

@@ -1,0 +1,267 @@
+"""The gate: whether what was improved is accepted, and acts from now on.
+
+Nothing here sees a simulator's true score: a gate looks at what the robot's own reward says of its
+episodes, or at a model of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+
+from policies.behaviour import Behaviour
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.evaluation.statistics import Comparison
+from robot_rl.learning.algorithms.base import AlgorithmError, check_settings
+from robot_rl.learning.demonstrations import with_what_episodes_tell
+from robot_rl.learning.dynamics import ModelJudge, ModelSettings
+from robot_rl.learning.gathering import Outcome, Purpose, gathered, outcomes, recorded
+from robot_rl.learning.stages.offline import recorded as recorded_rows
+from robot_rl.learning.workbench import Rows, Workbench
+from robot_rl.processes.progress import WorkProgress
+from robot_rl.replay.replay_sampler import ReplaySampler
+
+Decision = Literal["accepted", "reverted", "undecided"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of a candidate.
+
+    An accepted one is deployed, and improved further. With a reverted one all goes back to what was
+    accepted before. One that is undecided is improved further, but not deployed: success falls at
+    first before it rises.
+    """
+
+    decision: Decision
+    reason: str  # in words
+    figures: Mapping[str, Any]  # behind it, as JSON
+
+
+class Gate(Protocol):
+    """Judges a candidate beside what was accepted before.
+
+    Attributes:
+        held_out: Improvement leaves out each episode whose number is a multiple of it, so that the
+            gate can learn from what the candidate was not improved on; 0: it leaves out none.
+    """
+
+    held_out: int
+
+    def judge(
+        self, bench: Workbench, accepted: Behaviour, candidate: Behaviour, round_number: int
+    ) -> Verdict:
+        """Decide; what an earlier start has found out is not asked for again."""
+
+
+class OpenGate:
+    """Accepts whatever was learned."""
+
+    held_out: ClassVar[int] = 0
+
+    def judge(
+        self, bench: Workbench, accepted: Behaviour, candidate: Behaviour, round_number: int
+    ) -> Verdict:
+        """Accept it."""
+        return Verdict("accepted", "gate=none accepts whatever was learned", {})
+
+
+@dataclass(frozen=True)
+class EpisodeGate:
+    """Both act in turns, as they are deployed, until one is shown to be better.
+
+    In simulation both meet the same scenes. On a robot taking turns keeps what drifts from counting
+    for either. All episodes are kept to learn from.
+    """
+
+    pairs: int  # most episodes of each
+    level: float  # chance with which equally good ones are told apart, in either direction
+    collapse: float  # chance with which one as good as the accepted is held for collapsed
+
+    held_out: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        """Check the range of values, and name the setting in an `AlgorithmError`."""
+        check_settings(pairs=(self.pairs, 1, math.inf), level=(self.level, 1e-6, 1))
+        check_settings(collapse=(self.collapse, 1e-6, 1))
+        if not Comparison(0, self.pairs, self.level, most=self.pairs).beyond_noise:
+            raise AlgorithmError(
+                "so few pairs of episodes cannot show that a candidate is better",
+                got=f"gate.pairs={self.pairs} with gate.level={self.level}",
+                hint="raise one of them",
+            )
+
+    def judge(
+        self, bench: Workbench, accepted: Behaviour, candidate: Behaviour, round_number: int
+    ) -> Verdict:
+        """Let them act until the answer is known."""
+        acting = [each.exploring("mean") for each in (accepted, candidate)]
+        # Some of these very episodes may be there already; `gathered` gives them again.
+        mine = recorded(bench, Purpose.JUDGEMENT, round_number)
+        others = (o for at, o in enumerate(outcomes(bench.run)) if at not in mine)
+        known = [o.success for o in others if o.version == accepted.version and not o.operated]
+        test = PairedTest(self, known)
+        episodes = gathered(
+            bench,
+            lambda number: acting[number % 2],
+            2 * self.pairs,
+            Purpose.JUDGEMENT,
+            round_number,
+            f"judging round {round_number}" if round_number else "judging",
+            tries=2,
+        )
+        with closing(episodes):
+            for one, other in zip(episodes, episodes, strict=False):
+                test.add(one, other)
+                if test.verdict().decision != "undecided" or test.settled:
+                    break
+        return test.verdict()
+
+
+@dataclass(frozen=True)
+class ModelGate:
+    """Accepts what a model holds for better by more than its standard error, else reverts.
+
+    As published (ALGORITHMS "OPE gate"), but for data that the candidate was not improved on.
+    """
+
+    model: ModelSettings
+    held_out: int
+
+    def __post_init__(self) -> None:
+        """Check the range of values, and name the setting in an `AlgorithmError`."""
+        check_settings(held_out=(self.held_out, 0, math.inf))
+
+    def judge(
+        self, bench: Workbench, accepted: Behaviour, candidate: Behaviour, round_number: int
+    ) -> Verdict:
+        """Fit the model, and roll both out in it from the same observations with the same noise."""
+        config, shown = bench.config, bench.demonstrations()
+        base, seed = accepted.policy.base, int(config.seed) + round_number
+        assert base is not None
+        gamma = float(with_what_episodes_tell(config, shown).schedule.discount)
+        model = ModelJudge(base, self.model, accepted.execute_steps, gamma, seed)
+        model.to(bench.device)
+
+        def rows(*, held_out: bool) -> Rows:
+            wanted = [EpisodeDataset(bench.run.gathered)]
+            of = self.held_out
+            chosen = recorded_rows(
+                shown,
+                wanted,
+                accepted,
+                model.required,
+                lambda number: not of or (number % of == 0) == held_out,
+            )
+            return Rows(ReplaySampler(chosen, model.required, np.random.default_rng(seed)))
+
+        with closing(rows(held_out=True)) as own, closing(rows(held_out=False)) as others:
+            with WorkProgress(self.model.updates, "model updates") as progress:
+                progress.phase("fitting a model to judge with")
+                for number, batch in enumerate(own.batches(self.model.updates), 1):
+                    model.update(batch)
+                    progress.update(number)
+            for batch in others.batches(1):
+                model.choose_elites(batch)
+            for batch in own.batches(1):
+                estimates = [model.estimate(b.policy, batch, seed) for b in (accepted, candidate)]
+        old, new = estimates
+        gain = (new.value - old.value).double()
+        mean, error = float(gain.mean()), float(gain.std() / len(gain) ** 0.5)
+        figures = {
+            "candidate_value": float(new.value.mean()),
+            "accepted_value": float(old.value.mean()),
+            "gain": mean,
+            "standard_error": error,
+            "candidate_return": float(new.predicted_return.mean()),
+            "accepted_return": float(old.predicted_return.mean()),
+            "rollouts": len(gain),
+        }
+        told = f"the model's gain is {mean:.3g}, its standard error {error:.3g}"
+        return Verdict("accepted" if mean > error else "reverted", told, figures)
+
+
+@dataclass
+class PairedTest:
+    """The successes of pairs of episodes, of what was accepted and of a candidate.
+
+    Better or worse is `Comparison`'s sequential sign test, which may be looked at after each
+    pair. It needs pairs that differ, so it is slow to see that a candidate does nothing at all.
+    That is seen by Wald's test (1945) of the candidate's episodes alone: that it succeeds as often
+    as the accepted policy, against a quarter of that. How often that one does is known from all of
+    its episodes; those in which it explored count too, as exploring costs successes, if anything.
+    """
+
+    gate: EpisodeGate
+    before: Sequence[bool]  # successes of what was accepted, in earlier episodes
+    accepted: list[bool] = field(default_factory=list)
+    candidate: list[bool] = field(default_factory=list)
+    operated: int = 0  # pairs in which an operator took part, which say nothing
+
+    _FEWEST: ClassVar[int] = 10  # episodes after which the accepted policy's rate counts
+    _TRIED: ClassVar[int] = 3  # episodes after which the candidate's do
+    _COLLAPSED: ClassVar[float] = 0.25  # of that rate
+
+    def add(self, accepted: Outcome, candidate: Outcome) -> None:
+        """Add a pair."""
+        if accepted.operated or candidate.operated:
+            self.operated += 1
+            return
+        self.accepted.append(accepted.success)
+        self.candidate.append(candidate.success)
+
+    @property
+    def comparison(self) -> Comparison:
+        """The pairs that differ."""
+        pairs = list(zip(self.accepted, self.candidate, strict=True))
+        lost, won = pairs.count((True, False)), pairs.count((False, True))
+        return Comparison(lost, won, self.gate.level, most=self.gate.pairs)
+
+    @property
+    def settled(self) -> bool:
+        """Whether no further pair can change the answer."""
+        return self.comparison.settled(len(self.accepted))
+
+    @property
+    def collapse_evidence(self) -> float:
+        """How many times likelier the candidate's episodes are if it has collapsed."""
+        known = [*self.before, *self.accepted]
+        if len(known) < self._FEWEST or len(self.candidate) < self._TRIED:
+            return 1.0
+        rate = (sum(known) + 0.5) / (len(known) + 1.0)
+        low, won = self._COLLAPSED * rate, sum(self.candidate)
+        lost = len(self.candidate) - won
+        return math.exp(won * math.log(low / rate) + lost * math.log((1 - low) / (1 - rate)))
+
+    def verdict(self) -> Verdict:
+        """What is known now."""
+        compared, evidence = self.comparison, self.collapse_evidence
+        pairs = len(self.accepted)
+        counts = f"{sum(self.candidate)} of {pairs} against {sum(self.accepted)} of {pairs}"
+        figures = {
+            "pairs": pairs,
+            "candidate_successes": sum(self.candidate),
+            "accepted_successes": sum(self.accepted),
+            "accepted_before": [sum(self.before), len(self.before)],
+            "won": compared.won,
+            "lost": compared.lost,
+            "chance": compared.chance,
+            "level": self.gate.level,
+            "collapse_evidence": evidence,
+            "collapse_limit": 1 / self.gate.collapse,
+            "operated": self.operated,
+        }
+        if evidence >= 1 / self.gate.collapse:
+            reason = f"it has collapsed: {counts}, {evidence:.3g} times likelier so"
+            return Verdict("reverted", reason, figures)
+        sure = f"p = {compared.chance:.2g}"
+        if compared.worse:
+            return Verdict("reverted", f"it does worse: {counts} ({sure})", figures)
+        if compared.beyond_noise and compared.won > compared.lost:
+            return Verdict("accepted", f"it does better: {counts} ({sure})", figures)
+        return Verdict("undecided", f"neither has done better: {counts} ({sure})", figures)

@@ -1,0 +1,236 @@
+"""The accepted policy improved, offline and online, and given to the gate."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any, ClassVar
+
+from omegaconf import DictConfig
+
+from policies import registry
+from policies.behaviour import Behaviour
+from policies.compute import compute_device, explained_memory
+from robot_rl.config import ConfigError, check_least
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.learning.algorithms.base import check_finite
+from robot_rl.learning.algorithms.denoising_ppo import ChainSettings
+from robot_rl.learning.algorithms.generative import Generative
+from robot_rl.learning.algorithms.online_ppo import OnlinePPO, OnlineSettings
+from robot_rl.learning.chunks import executed_chunks, joined
+from robot_rl.learning.demonstrations import with_what_episodes_tell
+from robot_rl.learning.gate import Gate, Verdict
+from robot_rl.learning.gathering import Purpose, gathered, gathered_steps, recorded
+from robot_rl.learning.recipe import Stage
+from robot_rl.learning.stages.gather import accept, check_generative
+from robot_rl.learning.stages.offline import Offline, OfflineTraining
+from robot_rl.learning.workbench import Workbench
+from robot_rl.run import (
+    ACCEPTED,
+    CANDIDATE,
+    CLONED,
+    DEMONSTRATIONS,
+    GATHERED,
+    OFFLINE,
+    open_policy,
+)
+
+VERDICTS = "gate"  # the run's records of them
+IMPROVED = "checkpoints/improved"  # what `ImproveOnline` goes on with
+
+
+class ImproveOffline(Offline):
+    """Improves the candidate by the configured algorithm, on all recorded episodes; then the gate.
+
+    Each round makes `algorithm.schedule.offline_updates` updates. What the critics know is kept
+    from round to round, and goes on in online learning.
+    """
+
+    makes: ClassVar[tuple[str, ...]] = (OFFLINE, CANDIDATE, ACCEPTED)
+
+    def __init__(self) -> None:
+        super().__init__((GATHERED,))
+
+    def wanted(self, config: DictConfig) -> bool:
+        """Always: `check` refuses what would do nothing."""
+        return True
+
+    def needed(self, config: DictConfig) -> tuple[str, ...]:
+        """What it learns from, and improves; later rounds go on with the training."""
+        later = (OFFLINE,) if self.round > 1 else ()
+        return (*super().needed(config), ACCEPTED, *later)
+
+    def check(self, config: DictConfig) -> None:
+        """Check the settings of algorithm and gate."""
+        super().check(config)
+        check_generative(config)
+        kind = registry.find(config.algorithm["_target_"])
+        if not (isinstance(kind, type) and issubclass(kind, Generative)):
+            raise ConfigError(
+                f"the recipe {config.choices.recipe!r} improves the cloned policy itself",
+                got=f"algorithm={config.choices.algorithm}",
+                hint="leave it out, or add algorithm=denoising_ppo or algorithm=action_gradient",
+            )
+        check_least(config, {"algorithm.schedule.offline_updates": 1})
+        registry.make(config.gate)
+
+    done = Stage.done  # not before its end: other rounds leave files of the same names
+
+    @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
+    def run(self, bench: Workbench) -> None:
+        """Learn, or go on with that, and let the gate decide."""
+        gate: Gate = registry.make(bench.config.gate)
+        start = bench.policy(CANDIDATE if bench.run.has_folder(CANDIDATE) else ACCEPTED)
+        each, out = int(bench.config.algorithm.schedule.offline_updates), gate.held_out
+        training = OfflineTraining(
+            bench, self.datasets, start, lambda number: not out or number % out != 0
+        )
+        with closing(training):
+            algorithm = training.algorithm
+            assert isinstance(algorithm, Generative)
+            rounds = max(1, self.round)
+            if bench.run.has_folder(OFFLINE):
+                training.load(OFFLINE)
+                # What this training itself has left goes on as it is.
+                begins = training.updates == (rounds - 1) * each
+                if begins and start.version != training.updates:
+                    algorithm.restart(start.policy)
+            self.learn(bench, training, rounds * each)
+            candidate = start.learned(copy.deepcopy(algorithm.average), training.updates)
+            if decided(bench, gate, candidate, self.round).decision == "reverted":
+                algorithm.restart(bench.policy(ACCEPTED).policy)
+                training.save(OFFLINE)
+
+
+class ImproveOnline(Stage):
+    """Lets the policy act in iterations, each of which it learns from; then the gate.
+
+    It acts and learns in turns, as on-policy learning does, so it needs no replay server.
+
+    Args:
+        iterations: How many.
+        episodes: In which it acts in each.
+        settings: Of the learning.
+        chain: How transitions of the process are scored.
+    """
+
+    needs = (DEMONSTRATIONS, CLONED)
+    makes = (IMPROVED, GATHERED, ACCEPTED)
+    records = "learner"
+
+    def __init__(
+        self, iterations: int, episodes: int, settings: OnlineSettings, chain: ChainSettings
+    ) -> None:
+        self._iterations, self._episodes = iterations, episodes
+        self._settings, self._chain = settings, chain
+
+    def check(self, config: DictConfig) -> None:
+        """Check the settings."""
+        check_generative(config)
+        compute_device(config)
+        registry.make(config.gate)
+        for name, value in (("iterations", self._iterations), ("episodes", self._episodes)):
+            if not (isinstance(value, int) and value > 0):
+                raise ConfigError(f"improve_online.{name} is out of range", got=value)
+
+    @explained_memory("lower improve_online.settings.batch_size, or add device=cpu")
+    def run(self, bench: Workbench) -> None:
+        """Act and learn, or go on with that, and let the gate decide."""
+        if not bench.run.has_folder(ACCEPTED):
+            accept(bench, bench.policy(CLONED), steps=0)
+        accepted = bench.policy(ACCEPTED)
+        base, seed = accepted.policy.base, int(bench.config.seed)
+        assert base is not None
+        ppo, version = OnlinePPO(base, self._settings, self._chain, seed), accepted.version
+        ppo.to(bench.device)
+        if bench.run.has_folder(IMPROVED):
+            tensors, state = bench.training_state(IMPROVED)
+            ppo.load_state_dict(tensors)
+            ppo.iterations, version = int(state["iterations"]), int(state["version"])
+        acting: dict[int, Behaviour] = {}
+
+        def who(number: int) -> Behaviour:
+            """Who acts in an episode: the policy as it is in that iteration."""
+            if ppo.iterations not in acting:
+                acting.clear()
+                learned = accepted.learned(ppo.acting_policy(), version + 1 + ppo.iterations)
+                acting[ppo.iterations] = learned.exploring("mean")
+            return acting[ppo.iterations]
+
+        total, words = self._iterations * self._episodes, "improving online"
+        episodes = gathered(bench, who, total, Purpose.ITERATIONS, 0, words)
+        won = 0
+        with closing(episodes):
+            for count, outcome in enumerate(episodes, 1):
+                won += outcome.success
+                ended, rest = divmod(count, self._episodes)
+                if rest == 0 and ended > ppo.iterations:
+                    metrics = self._learn(bench, ppo, who(count - 1))
+                    bench.note({**metrics, "success": won / self._episodes})
+                    bench.checkpoint(
+                        IMPROVED,
+                        accepted.learned(ppo.policy(), version + ppo.iterations),
+                        ppo.state_dict(),
+                        {"iterations": ppo.iterations, "version": version}
+                        | {"environment_steps": gathered_steps(bench.run)},
+                    )
+                won = won if rest else 0
+        gate: Gate = registry.make(bench.config.gate)
+        decided(bench, gate, accepted.learned(ppo.policy(), version + ppo.iterations), 0)
+
+    def _learn(self, bench: Workbench, ppo: OnlinePPO, acted: Behaviour) -> dict[str, Any]:
+        """Learn from the episodes of one iteration."""
+        config, dataset = bench.config, EpisodeDataset(bench.run.gathered)
+        described = with_what_episodes_tell(config, bench.demonstrations())
+        first = ppo.iterations * self._episodes
+        places = recorded(bench, Purpose.ITERATIONS, 0)[first : first + self._episodes]
+        parts = [
+            executed_chunks(
+                dataset.episode(at),
+                acted,
+                int(dataset.seeds[at]),
+                dataset.instructions[at],
+                float(described.schedule.discount),
+            )
+            for at in places
+        ]
+        metrics = ppo.learn(joined(parts), acted.execute_steps)
+        steps = gathered_steps(bench.run)
+        for name, value in metrics.items():
+            check_finite(name, value, f"step {steps}")
+        made = {"environment_steps": steps, "gradient_updates": ppo.updates}
+        return {**made, "iteration": ppo.iterations, **metrics}
+
+
+def decided(bench: Workbench, gate: Gate, candidate: Behaviour, round_number: int) -> Verdict:
+    """Let the gate judge a candidate, and let what it has accepted be deployed.
+
+    The candidate is kept as checkpoints/round_<n>, whatever becomes of it. In `CANDIDATE` is what
+    goes on being improved.
+    """
+    steps = gathered_steps(bench.run)
+    name = f"checkpoints/round_{round_number}" if round_number else "checkpoints/improved_online"
+    if bench.run.has_folder(name):  # an earlier start was interrupted here
+        candidate, steps = open_policy(bench.run.path / name)
+        candidate.to(bench.device)
+    else:
+        bench.checkpoint(name, candidate, state={"environment_steps": steps})
+    accepted = bench.policy(ACCEPTED)
+    verdict = gate.judge(bench, accepted, candidate, round_number)
+    _noted(bench, verdict, {"round": round_number, "candidate": name, "environment_steps": steps})
+    if verdict.decision == "accepted":
+        accept(bench, candidate, steps)
+    bench.checkpoint(CANDIDATE, accepted if verdict.decision == "reverted" else candidate)
+    return verdict
+
+
+def _noted(bench: Workbench, verdict: Verdict, facts: Mapping[str, Any]) -> None:
+    """Record a verdict once, and say it."""
+    where = f"round {facts['round']}" if facts["round"] else "online"
+    bench.say(f"gate, {where}: {verdict.decision} — {verdict.reason}")
+    known = bench.run.read_jsonl(VERDICTS)
+    if all(record["candidate"] != facts["candidate"] for record in known):
+        told = {"gate": bench.config.choices.gate, "decision": verdict.decision}
+        record = {**facts, **told, "reason": verdict.reason, "figures": dict(verdict.figures)}
+        bench.run.append_jsonl(VERDICTS, record)

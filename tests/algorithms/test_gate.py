@@ -1,0 +1,62 @@
+"""How often the gate of episodes is wrong, and how soon it sees what matters."""
+
+import numpy as np
+import pytest
+
+from robot_rl.learning.algorithms.base import AlgorithmError
+from robot_rl.learning.gate import EpisodeGate, PairedTest
+from robot_rl.learning.gathering import Outcome
+
+GATE = EpisodeGate(pairs=30, level=0.2, collapse=0.1)
+
+
+def judged(accepted, candidate, rng, before=20):
+    """The decision on a candidate of that success rate, and the number of its episodes."""
+    test = PairedTest(GATE, (rng.random(before) < accepted).tolist())
+    for _ in range(GATE.pairs):
+        one, other = (bool(rng.random() < rate) for rate in (accepted, candidate))
+        test.add(Outcome(one, False, 1), Outcome(other, False, 2))
+        if test.verdict().decision != "undecided" or test.settled:
+            break
+    return test.verdict().decision, len(test.candidate)
+
+
+def test_at_most_one_of_ten_worse_candidates_is_accepted():
+    rng = np.random.default_rng(0)
+    cases = []
+    for _ in range(500):
+        accepted = rng.uniform(0.1, 1.0)
+        cases.append(judged(accepted, accepted * rng.uniform(0, 1), rng)[0])
+    assert cases.count("accepted") <= 50
+    equal = [judged(rate, rate, rng)[0] for rate in rng.uniform(0.1, 1.0, 500)]
+    assert equal.count("accepted") <= 50
+    assert equal.count("reverted") <= 100
+
+
+@pytest.mark.parametrize("accepted", [0.3, 0.5, 0.9])
+def test_a_collapse_is_seen_within_fifteen_episodes(accepted):
+    rng = np.random.default_rng(1)
+    found = [judged(accepted, 0.0, rng) for _ in range(100)]
+    caught = [decision == "reverted" and count <= 15 for decision, count in found]
+    assert sum(caught) >= 95
+
+
+def test_an_early_dip_is_no_end_and_a_clear_gain_is_accepted():
+    rng = np.random.default_rng(2)
+    dip = [judged(0.35, 0.28, rng)[0] for _ in range(200)]
+    assert dip.count("reverted") < 80
+    gain = [judged(0.3, 0.8, rng)[0] for _ in range(200)]
+    assert gain.count("accepted") > 180
+
+
+def test_pairs_with_an_operator_in_them_say_nothing():
+    test = PairedTest(GATE, [True] * 20)
+    for _ in range(10):
+        test.add(Outcome(True, False, 1), Outcome(False, True, 2))
+    verdict = test.verdict()
+    assert (verdict.decision, verdict.figures["operated"]) == ("undecided", 10)
+
+
+def test_so_few_pairs_that_nothing_can_be_shown_are_refused():
+    with pytest.raises(AlgorithmError, match=r"so few pairs.*gate\.pairs=3"):
+        EpisodeGate(pairs=3, level=0.2, collapse=0.1)

@@ -1,0 +1,109 @@
+"""Recipes whose stages are repeated: what RL-100 consists of."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+from tiny_runs import TINY, lines
+
+from robot_rl.config import compose
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.learning.recipe import Recipe, RecipeError
+from robot_rl.run import RunDirectory, learned_checkpoint, load_policy
+
+ROUNDS = "recipe.stages.rounds"
+SMALL = (
+    *(word for word in TINY if "actor_hidden" not in word and "schedule" not in word),
+    "recipe=rl100",
+    "algorithm.schedule.batch_size=32",
+    "algorithm.schedule.critic_only_updates=20",
+    "algorithm.schedule.offline_updates=40",
+    f"{ROUNDS}.repeat=2",
+    f"{ROUNDS}.of.gather.episodes=4",
+    "recipe.stages.improve_online.iterations=2",
+    "recipe.stages.improve_online.episodes=3",
+    "recipe.stages.improve_online.settings.critic_only_updates=2",
+    "gate.pairs=5",
+)
+
+
+def test_repeated_stages_are_numbered_and_know_their_round():
+    recipe = Recipe(compose(["recipe=rl100", f"{ROUNDS}.repeat=2"]))
+    assert list(recipe.stages) == [
+        *("collect", "clone", "gather_1", "reclone_1", "improve_offline_1"),
+        *("gather_2", "reclone_2", "improve_offline_2", "improve_online"),
+    ]
+    assert [recipe.stages[name].round for name in ("clone", "gather_1", "reclone_2")] == [0, 1, 2]
+    alone = Recipe(compose(["recipe=rl100", "stage=gather_3"]))
+    assert alone.left(None) == ["gather_3"]
+
+
+@pytest.mark.parametrize("count", ["0", "-1"])
+def test_a_repetition_that_is_none_is_refused(count):
+    with pytest.raises(RecipeError, match=r"'rounds'.*cannot be repeated.*repeat: "):
+        Recipe(compose(["recipe=rl100", f"{ROUNDS}.repeat={count}"]))
+
+
+def recorded(run):
+    return [EpisodeDataset(run / "gathered.zarr"), lines(run / "gate.jsonl")]
+
+
+@pytest.mark.slow
+def test_rounds_that_are_killed_again_and_again_are_the_run(tmp_path, start_train):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    assert start_train(whole, *SMALL).end() == 0
+    points = (
+        lambda run: len(EpisodeDataset(run / "gathered.zarr")) == 2,  # amid gather_1
+        lambda run: bool(lines(run / "gate.jsonl")),
+        lambda run: len(lines(run / "learner.jsonl")) == 1,  # amid improve_online
+    )
+    train = start_train(cut, *SMALL)
+    for reached in points:
+        train.wait_until(partial(_there, train, reached))
+        train.kill()
+        train = start_train(cut, f"resume={train.run}")
+    assert train.end() == 0, train.text
+    runs = (whole / "runs/latest").resolve(), train.run
+    (one, one_gate), (other, other_gate) = map(recorded, runs)
+    assert np.array_equal(one.seeds, other.seeds)
+    assert np.array_equal(one.read("action"), other.read("action"))
+    assert one_gate == other_gate
+    stages = {r["stage"] for r in lines(runs[1] / "stages.jsonl") if r["finished"]}
+    assert {"gather_1", "reclone_2", "improve_offline_2", "improve_online"} <= stages
+    assert "stage improve_offline_2  done" in train.text
+
+
+def _there(train, reached):
+    run = train.run
+    return (run / "gathered.zarr/meta").exists() and reached(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gate", ["none", "ope"])
+def test_what_a_gate_accepts_is_deployed(tmp_path, start_train, robot_rl_command, gate):
+    changes = [f"{ROUNDS}.repeat=1", "evaluation.videos=0", f"gate={gate}"]
+    words = [word for word in SMALL if not word.startswith("gate.")]
+    small = ["gate.model.updates=30", "gate.model.chunks=4"] if gate == "ope" else []
+    train = start_train(tmp_path, *words, *changes, *small)
+    assert train.end() == 0, train.text
+    run = RunDirectory(train.run)
+    verdicts = lines(train.run / "gate.jsonl")
+    accepted = [v for v in verdicts if v["decision"] == "accepted"]
+    assert [v["gate"] for v in verdicts] == [gate, gate]
+    if gate == "ope":
+        assert all(v["figures"]["standard_error"] > 0 for v in verdicts)
+    if accepted:
+        assert learned_checkpoint(run) == "checkpoints/accepted"
+        learned, steps = load_policy(run, "learned")
+        assert steps == accepted[-1]["environment_steps"]
+        assert learned.version > 0
+        assert "the learned policy (diffusion)" in train.text
+    done = robot_rl_command(
+        "evaluate", str(train.run / "checkpoints/round_1"), "evaluation.videos=0"
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"after {verdicts[0]['environment_steps']:,} steps" in done.stdout
