@@ -6,13 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from policies import registry
+from policies.columns import INSTRUCTION
 from policies.encoders import ObservationBatch, StateEncoder
 from policies.errors import PolicyError
-from policies.instructions import INSTRUCTION
+
+Floats = npt.NDArray[np.float32]
 
 
 class Policy(nn.Module, ABC):
@@ -64,6 +68,15 @@ class Policy(nn.Module, ABC):
             base_action: (B, d) proposal of the base at this step, where there is a base.
             noise: (B, d) of N(0, 1) to sample with; None for the mean.
         """
+
+    def chosen(
+        self, observation: ObservationBatch, base_action: Floats | None, noise: Floats | None
+    ) -> Floats:
+        """Choose as `act` does, of arrays: what a runner asks, and an exported policy answers."""
+        with torch.inference_mode():
+            given = (None if a is None else torch.from_numpy(a) for a in (base_action, noise))
+            action: Floats = self.act(observation, *given).cpu().numpy()
+        return action
 
     @property
     def observation(self) -> dict[str, int]:
@@ -120,6 +133,12 @@ class ChunkPolicy(Policy):
     @abstractmethod
     def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
         """Map observations (B, n, ...) and noise (B, *noise_shape) to (B, H, d) in [-1, 1]."""
+
+    def planned(self, observation: ObservationBatch, noise: Floats) -> Floats:
+        """Give what `plan` gives, of arrays."""
+        with torch.inference_mode():
+            chunks: Floats = self.plan(observation, torch.from_numpy(noise)).cpu().numpy()
+        return chunks
 
     @abstractmethod
     def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:

@@ -14,6 +14,7 @@
         checkpoints/bc/                the cloned policy
         checkpoints/step_0000500/      the policy at an evaluation
         checkpoints/last/              the learner's full state
+        checkpoints/student/           what `robot-rl distil` has made of the deployed policy
         checkpoints/reward/            a success classifier
         stages.jsonl                   which stages of the recipe have run, and how long
         episodes.jsonl learner.jsonl evaluations.jsonl corrections.jsonl
@@ -62,6 +63,7 @@ VISION = "checkpoints/vision"
 UNTRAINED = "checkpoints/untrained"
 CLONED = "checkpoints/bc"
 LAST = "checkpoints/last"
+STUDENT = "checkpoints/student"
 EXAMPLES, REWARD = "reward.zarr", "checkpoints/reward"
 CONFIG_FILE = "config.yaml"
 CELL_FILE = "cell.yaml"
@@ -69,7 +71,12 @@ STATE_FILE = "state.json"
 SUMMARY = "summary.json"
 SCENES = "scenes"
 ATTEMPTS, FAULTS = "attempts", "faults"
-DEPLOYED, CLONED_POLICY, LEARNED_POLICY = POLICIES = ("deployed", "cloned", "learned")
+DEPLOYED, CLONED_POLICY, LEARNED_POLICY, STUDENT_POLICY = POLICIES = (
+    "deployed",
+    "cloned",
+    "learned",
+    "student",
+)
 
 
 class RunError(RobotRLError):
@@ -265,16 +272,28 @@ def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, in
     """
     from policies import checkpoint  # late: loads torch
 
+    name = policy_checkpoint(run, which)
+    folder = run.complete_folder(name)
+    behaviour = checkpoint.load(folder / "policy")
+    if which == DEPLOYED and name != CLONED and _decided(run).get("acts_as_cloned") is False:
+        behaviour.policy.corrects = True
+    return behaviour, 0 if name == CLONED else _steps_of(folder)
+
+
+def policy_checkpoint(run: RunDirectory, which: str = DEPLOYED) -> str:
+    """Name of the checkpoint with one of the `POLICIES` of a run: see `load_policy`.
+
+    Raises:
+        RunError: The run has none of that name.
+    """
     if which == CLONED_POLICY and run.has_folder(LAST) and not run.has_folder(CLONED):
         raise RunError(f"{run.path} has cloned nothing", hint="evaluation.policy=learned")
+    if which == STUDENT_POLICY:
+        if not run.has_folder(STUDENT):
+            raise RunError(f"{run.path} has no student", hint=f"robot-rl distil {run.path}")
+        return STUDENT
     decided = _decided(run) if which == DEPLOYED else {"deployed": which}
-    if decided.get("deployed") == CLONED_POLICY:
-        return checkpoint.load(run.complete_folder(CLONED) / "policy"), 0
-    folder = run.complete_folder(proved_checkpoint(run))
-    behaviour = checkpoint.load(folder / "policy")
-    if decided.get("acts_as_cloned") is False:
-        behaviour.policy.corrects = True
-    return behaviour, _steps_of(folder)
+    return CLONED if decided.get("deployed") == CLONED_POLICY else proved_checkpoint(run)
 
 
 def proved_checkpoint(run: RunDirectory) -> str:

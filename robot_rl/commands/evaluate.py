@@ -32,9 +32,11 @@ from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.run import (
     CLONED,
     CLONED_POLICY,
+    DEPLOYED,
     LAST,
     LEARNED_POLICY,
     POLICIES,
+    STUDENT_POLICY,
     RunDirectory,
     learned_steps,
     load_policy,
@@ -189,16 +191,28 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
             except Stopped:
                 raise KeyboardInterrupt from None
         return
-    check_value("evaluation.policy", config.evaluation.policy, POLICIES)
+    which = str(config.evaluation.policy)
+    check_value("evaluation.policy", which, POLICIES)
     (path,) = paths or [config.run]
-    behaviour, steps = open_policy(path, config.evaluation.policy, config.runs_directory)
-    with evaluator_of(config) as evaluator:
-        result = evaluator.evaluate(behaviour, steps, "final")
+    beside = which == STUDENT_POLICY and policy_folder(path) is None
+    wanted = [DEPLOYED, which] if beside else [which]
+    opened = [open_policy(path, name, config.runs_directory) for name in wanted]
     facts = {**circumstances(overrides), "path": path}
     changed = [word for word in facts["overrides"] if word.startswith(("domain", "robot", "task."))]
     where = f", with {' '.join(changed)}" if changed else ""
-    print(f"{config.task.name}, {result.name}{where}: {result}")
-    keep(directory, "evaluate", {**facts, **result.to_json()})
+    results = []
+    with evaluator_of(config) as evaluator:
+        for name, (behaviour, steps) in zip(wanted, opened, strict=True):
+            results.append(result := evaluator.evaluate(behaviour, steps, "final"))
+            said = f"the {name} one, {result.name}" if beside else result.name
+            print(f"{config.task.name}, {said}{where}: {result}")
+            keep(directory, "evaluate", {**facts, "evaluated": name, **result.to_json()})
+    if beside and (compared := results[1].beside(results[0])) is not None:
+        print(
+            f"the student against the deployed policy, on the same scenes: {results[1].count}"
+            f" against {results[0].count}; {compared.lost} lost, {compared.won} won"
+            f" (sign test, p = {compared.chance:.2g})"
+        )
     if not changed and policy_folder(path) is None:  # RUN/videos shows what was trained
         film_final(config, directory, behaviour, result)
 

@@ -134,6 +134,15 @@ COMMANDS: dict[str, Command] = {
         " seed demonstrations dataset recipe environment_steps evaluation.final_episodes device"
         " console.open resume",
     ),
+    "distil": Command(
+        "robot_rl.commands.train:distil",
+        "Teach the deployed policy to a student that acts ten times as fast.",
+        "For a diffusion or flow policy: the student needs one call of the network for a chunk. It"
+        " learns what its teacher, the policy that `train` has decided to deploy, makes of all that"
+        " RUN has observed, and of the same noise; nothing moves. Writes checkpoints/student. Then"
+        " robot-rl evaluate RUN evaluation.policy=student measures both on the same scenes.",
+        keys="distil.updates distil.batch_size distil.learning_rate device run runs_directory",
+    ),
     "replay": Command(
         "robot_rl.replay.server:run",
         "The replay server of a run, alone.",
@@ -167,8 +176,9 @@ COMMANDS: dict[str, Command] = {
     "evaluate": Command(
         "robot_rl.commands.evaluate:run",
         "Measure the success rate of a run's policy.",
-        "Of the one that `train` has decided to deploy, or of the one that evaluation.policy names;"
-        " RUN may be a checkpoint too, and is the latest by default. Runs seeded episodes that"
+        "Of the one that `train` has decided to deploy, or of the one that evaluation.policy names:"
+        " of the student beside the deployed one. RUN may be a checkpoint or an exported policy"
+        " too, and is the latest by default. Runs seeded episodes that"
         " training never used; prints the success rate with its exact 95 % interval, the mean time"
         " to success and the longest run of successes, and adds one line of JSON to"
         " RUN/evaluate.jsonl. robot=NAME, domain=NAME, and parameters such as"
