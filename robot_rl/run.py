@@ -42,6 +42,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from policies import exported
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.files import (
     check_manifest,
@@ -157,8 +158,10 @@ class RunDirectory:
         """Open the run that a checkpoint lies in, or that is named itself: see `open`."""
         if policy_folder(path) is None:
             return cls.open(path, runs_directory, with_policy=with_policy)
-        parents = Path(path).absolute().parents
-        found = next((folder for folder in parents if (folder / CONFIG_FILE).is_file()), None)
+        here = Path(path).absolute()
+        found = next(
+            (folder for folder in (here, *here.parents) if (folder / CONFIG_FILE).is_file()), None
+        )
         if found is None:
             raise RunError(
                 f"the checkpoint {path} lies in no run",
@@ -321,13 +324,15 @@ def proved_checkpoint(run: RunDirectory) -> str:
 def open_policy(
     path: str | Path, which: str = DEPLOYED, runs_directory: str | Path = "runs"
 ) -> tuple[Behaviour, int]:
-    """Load the policy `which` of a run, as `load_policy`, or that of a folder of its checkpoints.
+    """Load the policy `which` of a run, as `load_policy`, or that of a checkpoint or an export.
 
     With it come the environment steps behind it. The run is one of `RunDirectory.open`.
     """
     folder = policy_folder(path)
     if folder is None:
         return load_policy(RunDirectory.open(path, runs_directory, with_policy=True), which)
+    if exported.is_exported(folder):
+        return exported.load(folder), int(exported.describe(folder)["environment_steps"])
     from policies import checkpoint  # late: loads torch
 
     return checkpoint.load(folder), _steps_of(folder.parent)

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from policies import checkpoint
 from policies.behaviour import Behaviour
-from policies.compute import compute_device
+from policies.compute import ready
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
 from robot_rl.config import ConfigError, check_value, on_stepped_clock
 from robot_rl.data.intervals import clopper_pearson, failures_allowed, trials_needed
@@ -169,7 +169,7 @@ def film_final(
     folder = run.path / VIDEOS
     with closing(make_env(on_stepped_clock(config))) as env:
         try:
-            acting = behaviour.to(compute_device(config))
+            acting = ready(behaviour, config)
             videos.save_clips(videos.film(env, acting, seeds, folder), folder)
         except (CameraError, GymError, *videos.WRITE_ERRORS) as problem:
             note(f"no videos: {problem}")

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from robot_rl.run import POLICIES
+
 
 @dataclass(frozen=True)
 class Option:
@@ -221,9 +223,9 @@ COMMANDS: dict[str, Command] = {
         "robot_rl.commands.deployment:run",
         "Put a run's policy to work: attempt after attempt, with counters.",
         "Of the one that `train` has decided to deploy, or of the one that evaluation.policy names."
-        " An attempt that fails is followed by another; after most_failures in a row, failed or cut"
-        " by a fault, the robot holds until a person says `start`. The reward of the training says"
-        " what succeeded. Each attempt adds a line with time and counters to RUN/attempts.jsonl,"
+        " RUN may be an exported policy. An attempt that fails is followed by another; after"
+        " most_failures in a row, failed or cut by a fault, the robot holds until a person says"
+        " `start`. The reward of the training says what succeeded. Each attempt adds a line with time and counters to RUN/attempts.jsonl,"
         " each fault one to RUN/faults.jsonl. Ctrl-C ends it, with the robot at rest.",
         measures=True,
         arguments=("[RUN]",),
@@ -264,6 +266,18 @@ COMMANDS: dict[str, Command] = {
             Option("success", "by outcome", "all", ("true", "false", "all")),
         ),
         example="robot-rl export runs/latest OUT format=lerobot",
+    ),
+    "export-policy": Command(
+        "robot_rl.commands.policy_export:run",
+        "Write a policy as ONNX files, for a robot computer without torch.",
+        "Of the one that `train` has decided to deploy, or of the one that policy names; RUN may be"
+        " a checkpoint too. OUT is made: the files, checked to be equal to the policy, policy.json,"
+        " the run's configuration and CARD.md, which says where the policy comes from and how good"
+        " it was found to be. robot-rl run OUT plays it; it needs the extra onnx-runtime, and this"
+        " command the extra export.",
+        arguments=("RUN", "OUT"),
+        options=(Option("policy", "which one of the run", "deployed", POLICIES),),
+        example="robot-rl export-policy runs/latest OUT policy=student",
     ),
     "annotate": Command(
         "robot_rl.commands.interchange:annotate",
