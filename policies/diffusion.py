@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy.typing as npt
@@ -23,17 +24,23 @@ Batch = Mapping[str, npt.NDArray[Any] | Tensor]
 class DiffusionPolicy(ChunkPolicy):
     """Encoder of observation histories, generative process and normaliser of actions.
 
-    The process generates normalised chunks: by denoising, or along a flow.
+    The process generates normalised chunks: by denoising, or along a flow. With an
+    `exploration_std` it can explore: then each transition is drawn with that standard deviation or
+    a larger one, in normalised actions.
     """
 
     kind: ClassVar[str] = "diffusion"
-    stochastic: ClassVar[bool] = False
 
     def __init__(
-        self, encoder: StateEncoder, process: Process, action_normalizer: Normalizer
+        self,
+        encoder: StateEncoder,
+        process: Process,
+        action_normalizer: Normalizer,
+        exploration_std: float | None = None,
     ) -> None:
         super().__init__()
         self.encoder, self.process = encoder, process
+        self.exploration_std, self.stochastic = exploration_std, exploration_std is not None
         self.action_normalizer = action_normalizer
         self.horizon, self.action_dimension = process.horizon, process.action_dimension
         self.noise_shape = process.noise_shape
@@ -95,6 +102,7 @@ class DiffusionPolicy(ChunkPolicy):
             "process": self.process.config,
             "action_identity": bool(self.action_normalizer.identity),
             "range_floor": self.action_normalizer.range_floor,
+            "exploration_std": self.exploration_std,
         }
 
     @classmethod
@@ -107,7 +115,7 @@ class DiffusionPolicy(ChunkPolicy):
             identity=("action",) if config["action_identity"] else (),
             range_floor=config["range_floor"],
         )
-        return cls(encoder, process, normalizer)
+        return cls(encoder, process, normalizer, config["exploration_std"])
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
         """Give the imitation loss of a batch of windows; diffusion steps and noise are drawn.
@@ -135,9 +143,12 @@ class DiffusionPolicy(ChunkPolicy):
         """
         return self.under(self.process.varied(**options))
 
-    def exploring(self, std: float) -> DiffusionPolicy:
-        """Give the policy that explores; see `Process.exploring`. The networks are shared."""
-        return self.under(self.process.exploring(std))
+    @cached_property
+    def exploring(self) -> DiffusionPolicy:
+        """The policy of the process that explores; the networks are shared."""
+        if self.exploration_std is None:
+            return self
+        return self.under(self.process.exploring(self.exploration_std))
 
     def compile(self, *arguments: Any, **options: Any) -> None:
         """Compile the denoiser, which is nearly all of the work."""

@@ -42,7 +42,9 @@ def export(folder: Path, behaviour: Behaviour, facts: Mapping[str, Any]) -> floa
     found = [0.0]
     if vision is not None:
         found.append(_write_vision(folder, vision))
-    found += [_write(folder, part) for part in dict.fromkeys((policy, policy.base)) if part]
+    found.append(_write(folder, policy))
+    if not policy.plans_chunks and policy.base is not None:
+        found.append(_write(folder, policy.base))
     description = {
         **facts,
         "exported": exported.FORMAT_VERSION,

@@ -28,6 +28,7 @@ FORMAT_VERSION = 1
 DESCRIPTION_FILE = "policy.json"
 VISION_GRAPH, PLAN_GRAPH, ACT_GRAPH = "vision.onnx", "plan.onnx", "act.onnx"
 NOISE, BASE_ACTION = "noise", "base_action"
+IDENTITY = "policy_checksum"
 GRAPHS = "graphs"
 """The key of `policy.json` that tells it from a checkpoint's: file name → SHA-256."""
 
@@ -101,7 +102,8 @@ class ExportedPolicy:
             observation_steps=int(description["observation_steps"]),
         )
         self.base: ExportedPolicy | None = None
-        if "horizon" in description:
+        self.plans_chunks = "horizon" in description
+        if self.plans_chunks:
             self.base, self.horizon = self, int(description["horizon"])
             self.noise_shape = tuple(int(size) for size in description["noise_shape"])
         elif below is not None:
@@ -178,6 +180,15 @@ def load(folder: Path) -> Behaviour:
     # They answer what a runner and a behaviour ask, but are no modules.
     acting, sees = cast("Policy", policy), cast("ImageEncoder | None", vision)
     return Behaviour(acting, interface, steps, version=version, vision=sees)
+
+
+def identity(folder: Path) -> str:
+    """The checksum of a checkpoint's policy, which its export keeps."""
+    if is_exported(folder):
+        return str(describe(folder)[IDENTITY])
+    from policies import checkpoint  # late: loads torch
+
+    return checkpoint.checksum(folder)
 
 
 def checksum(path: Path) -> str:

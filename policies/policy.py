@@ -26,12 +26,14 @@ class Policy(nn.Module, ABC):
         kind: Short name for records and reports; the class's name, where it has none.
         encoder: What the per-step part sees.
         base: The chunk policy under it; a chunk policy is its own base; None without one.
-        stochastic: Whether `act` takes noise, that is, can sample.
+        stochastic: Whether it can sample an action, other than the mean or the plan of its noise.
+        plans_chunks: Whether it is a `ChunkPolicy`, for who does not load torch.
         corrects: False where what was learned on top of the base is held back: the base acts alone.
     """
 
     kind: ClassVar[str]
-    stochastic: ClassVar[bool] = True
+    stochastic: bool = True
+    plans_chunks: ClassVar[bool] = False
     corrects: bool = True
     encoder: StateEncoder
     action_dimension: int
@@ -103,6 +105,8 @@ class ChunkPolicy(Policy):
             observations and batches under `INSTRUCTION`.
     """
 
+    stochastic = False
+    plans_chunks: ClassVar[bool] = True
     conditioned: ClassVar[bool] = False
     horizon: int
     noise_shape: tuple[int, ...] = (0,)
@@ -139,6 +143,11 @@ class ChunkPolicy(Policy):
         with torch.inference_mode():
             chunks: Floats = self.plan(observation, torch.from_numpy(noise)).cpu().numpy()
         return chunks
+
+    @property
+    def exploring(self) -> ChunkPolicy:
+        """What plans while it explores: itself, unless it is `stochastic`."""
+        return self
 
     @abstractmethod
     def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:

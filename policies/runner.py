@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -205,9 +205,9 @@ class PolicyRunner:
         windows = self._windows({**observation, **features}, rows, episodes)
         for part in _by_behaviour(episodes):
             members = [episodes[index] for index in part]
-            base = members[0].behaviour.policy.base
-            if base is not None:
-                proposals[rows[part]] = _advance(base, members, _parts(windows, part))
+            planner = _planner(members[0])
+            if planner is not None:
+                proposals[rows[part]] = _advance(planner, members, _parts(windows, part))
         return Conclusion(proposals, features)
 
     def label(self, observations: Mapping[str, Array], seed: int, instruction: str = "") -> Floats:
@@ -315,13 +315,14 @@ def _act_in(
     policy, exploration = behaviour.policy, episodes[0].exploration
     sources, width = [episode.step_noise for episode in episodes], policy.action_dimension
     proposal = None
-    if policy.base is not None:
-        proposal = _advance(policy.base, episodes, windows)
+    planner = _planner(episodes[0])
+    if planner is not None:
+        proposal = _advance(planner, episodes, windows)
         acted.base_action[rows] = proposal
         acted.chunk_index[rows] = [episode.position - 1 for episode in episodes]
     if exploration.mode == "noise":
         action = np.zeros((len(episodes), width), np.float32)
-    elif proposal is not None and (exploration.mode == "base" or policy.base is policy):
+    elif proposal is not None and (exploration.mode == "base" or policy.plans_chunks):
         action = proposal
     else:
         noise = None
@@ -339,6 +340,15 @@ def _act_in(
     acted.version[rows] = behaviour.version
     acted.base_alone[rows] = exploration.base_alone
     acted.noiseless[rows] = exploration.noiseless
+
+
+def _planner(episode: RunningEpisode) -> ChunkPolicy | None:
+    """Whose chunks an episode executes or corrects, None without chunks."""
+    policy, mode = episode.behaviour.policy, episode.exploration.mode
+    if not policy.plans_chunks or mode == "base":
+        return policy.base
+    planner = cast("ChunkPolicy", policy)
+    return planner.exploring if mode == "sample" else planner
 
 
 def _advance(

@@ -44,7 +44,7 @@ class VLAPolicy(ChunkPolicy):
     """
 
     kind: ClassVar[str] = "vla"
-    stochastic: ClassVar[bool] = False
+
     conditioned: ClassVar[bool] = True
 
     def __init__(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from policies import checkpoint
+from policies import checkpoint, exported
 from policies.behaviour import Behaviour
 from policies.compute import ready
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
@@ -42,6 +42,7 @@ from robot_rl.run import (
     load_policy,
     open_policy,
     policy_folder,
+    policy_place,
 )
 
 _POLL_SECONDS = 0.2
@@ -206,7 +207,9 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
             results.append(result := evaluator.evaluate(behaviour, steps, "final"))
             said = f"the {name} one, {result.name}" if beside else result.name
             print(f"{config.task.name}, {said}{where}: {result}")
-            keep(directory, "evaluate", {**facts, "evaluated": name, **result.to_json()})
+            place = policy_place(path, name, config.runs_directory)
+            which_one = {"evaluated": name, "policy_checksum": exported.identity(place)}
+            keep(directory, "evaluate", {**facts, **which_one, **result.to_json()})
     if beside and (compared := results[1].beside(results[0])) is not None:
         print(
             f"the student against the deployed policy, on the same scenes: {results[1].count}"

@@ -6,7 +6,7 @@ import shutil
 from importlib.metadata import version
 from pathlib import Path
 
-from policies import checkpoint, exported
+from policies import exported
 from policies.export import export
 from robot_rl.commands.runs import load_resolved
 from robot_rl.errors import RobotRLError
@@ -53,9 +53,9 @@ def run(path: str, out: str, *, policy: str) -> None:
             "commit": source_commit(),
             "run": directory.path.resolve().name,
             "checkpoint": named,
-            "checkpoint_crc32": checkpoint.checksum(folder),
+            exported.IDENTITY: exported.identity(folder),
             "environment_steps": steps,
-            "scenes": conditions(config),
+            **conditions(config),
         }
         apart = export(partial, behaviour, facts)
         for name in (CONFIG_FILE, CELL_FILE):

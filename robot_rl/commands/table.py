@@ -225,8 +225,9 @@ COMMANDS: dict[str, Command] = {
         "Of the one that `train` has decided to deploy, or of the one that evaluation.policy names."
         " RUN may be an exported policy. An attempt that fails is followed by another; after"
         " most_failures in a row, failed or cut by a fault, the robot holds until a person says"
-        " `start`. The reward of the training says what succeeded. Each attempt adds a line with time and counters to RUN/attempts.jsonl,"
-        " each fault one to RUN/faults.jsonl. Ctrl-C ends it, with the robot at rest.",
+        " `start`. The reward of the training says what succeeded. Each attempt"
+        " adds a line with time and counters to RUN/attempts.jsonl, each fault one to"
+        " RUN/faults.jsonl. Ctrl-C ends it, with the robot at rest.",
         measures=True,
         arguments=("[RUN]",),
         keys="episodes most_failures evaluation.policy robot domain teleop clock device start_nodes"

@@ -103,17 +103,16 @@ def _statistics(run: RunDirectory, exported: Mapping[str, Any]) -> list[str]:
         result = EvaluationResult.from_json(record)
         if result.seed_set != "final":
             continue
-        taught = record.get("evaluated") == "student"
-        mine = (
-            taught == (exported["checkpoint"] == STUDENT)
-            and result.environment_steps == exported["environment_steps"]
-            and result.gradient_updates == exported["version"]
-        )
+        made = (result.environment_steps, result.gradient_updates)
+        mine = record.get("policy_checksum") == exported["policy_checksum"]
+        if "policy_checksum" not in record and exported["checkpoint"] != STUDENT:
+            mine = made == (exported["environment_steps"], exported["version"])
+        name = "a student" if record.get("evaluated") == "student" else result.name
         interval = f"{100 * result.confidence_low:.1f} – {100 * result.confidence_high:.1f} %"
         mean = result.mean_seconds_to_success
         rows.append(
             (
-                "**this one**" if mine else "student" if taught else result.name,
+                "**this one**" if mine else name,
                 result.count,
                 interval,
                 "" if mean is None else f"{mean:.1f} s",
@@ -132,13 +131,13 @@ def _statistics(run: RunDirectory, exported: Mapping[str, Any]) -> list[str]:
 
 
 def _limits(exported: Mapping[str, Any]) -> list[str]:
-    scenes = dict(exported["scenes"])
+    scenes = {"domain": exported["domain"], **exported["scenes"]}
     names = ", ".join(exported["action_names"])
     return [
         f"- It acts at {exported['control_rate_hz']:g} Hz on the actions {names}, in [-1, 1].",
         f"- It executes {exported['execute_steps']} action(s) before it looks again.",
         f"- It must observe {', '.join(exported['observation'])}.",
-        "- It was trained, and evaluated unless the table says otherwise, in scenes of:",
+        "- It was trained in these scenes, and evaluated in them unless the table says otherwise:",
         "",
         *_table(("setting of the scene", "value"), scenes.items()),
     ]
@@ -149,7 +148,7 @@ def _files(exported: Mapping[str, Any]) -> list[str]:
     return [
         *_table(("file", "SHA-256"), exported["graphs"].items()),
         "",
-        f"CRC-32 of the checkpoint: {exported['checkpoint_crc32']}. Largest difference of the files"
+        f"CRC-32 of the checkpoint: {exported['policy_checksum']}. Largest difference of the files"
         f" from the checkpoint's policy, on invented observations: {apart:.1e}.",
     ]
 

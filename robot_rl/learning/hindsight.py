@@ -23,7 +23,7 @@ from robot_rl.env.gym import ACHIEVED, DESIRED, GoalReward, GymRobot
 from robot_rl.learning.algorithms.base import Batch
 from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.workbench import Rows, Workbench
-from robot_rl.replay.sampler import NEXT, SampleSpec
+from robot_rl.replay.sampler import CHUNK, NEXT, SampleSpec
 
 _GOALS = 4  # of each episode: k of the paper
 _MOST_VALUES = 4  # a sparse reward has few
@@ -144,14 +144,27 @@ class Hindsight:
         sums = [reward[b:e] @ powers[: e - b] for b, e in zip(begins, ends, strict=True)]
         discount = self.spec.discount ** (ends - begins)
         discount[(ends == len(reward)) & terminated] = 0.0
+        ahead = begins[:, None] + np.arange(self.spec.horizon)
+        chunk = {
+            f"{CHUNK}action": episode["action"][np.minimum(ahead, len(reward) - 1)],
+            f"{CHUNK}valid": ahead < len(reward),
+        }
         return {
-            "action": episode["action"][: len(reward)],
+            **(chunk if self.spec.horizon else {"action": episode["action"][: len(reward)]}),
             "reward": np.array(sums, np.float32),
             "discount": discount.astype(np.float32),
             "steps": (ends - begins).astype(np.int16),
-            **{name: column[begins] for name, column in states.items()},
-            **{NEXT + name: column[ends] for name, column in states.items()},
+            **{name: self._seen(column, begins) for name, column in states.items()},
+            **{NEXT + name: self._seen(column, ends) for name, column in states.items()},
         }
+
+    def _seen(self, column: npt.NDArray[Any], rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A column (T + 1, ...) at some rows, with the history that the spec asks for."""
+        steps = self.spec.observation_steps
+        if steps:
+            rows = np.maximum(rows[:, None] + np.arange(1 - steps, 1), 0)
+        seen: npt.NDArray[Any] = column[rows]
+        return seen
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the random stream, as JSON; what was taken in follows from the store."""
@@ -190,9 +203,10 @@ def judgements(episodes: Iterable[Columns], goal_reward: GoalReward) -> Judgemen
 
 def columns(spec: SampleSpec, demonstration_share: float) -> SampleSpec:
     """Whole episodes in order, with what an algorithm draws."""
-    fields = tuple(name for name in spec.fields if name not in ("base_action", "episode_step"))
+    apart = ("base_action", "episode_step", "action")
+    fields = tuple(name for name in spec.fields if name not in apart)
     return SampleSpec(
-        (*fields, "episode_step"),
+        (*fields, "action", "episode_step"),
         _BATCH,
         discount=spec.discount,
         demonstration_share=demonstration_share,

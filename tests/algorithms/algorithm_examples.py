@@ -7,10 +7,17 @@ import torch
 
 from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
+from policies.policy import ChunkPolicy
 from robot_rl.config import compose, flatten, group_choices
 from robot_rl.learning.algorithms import make_algorithm
 
 CHOICES = group_choices()["algorithm"]
+GENERATIVE = tuple(
+    choice
+    for choice in CHOICES
+    if "exploration_std" in compose([f"algorithm={choice}"]).algorithm.settings
+)
+ACTOR_CRITIC = tuple(choice for choice in CHOICES if choice not in GENERATIVE)
 KEYS = {"state/pose": 3, "state/speed": 2, "state/gripper_position": 1}
 INTERFACE = Interface("lift", 10.0, ("x", "gripper"))
 DIMENSION = 2
@@ -20,6 +27,7 @@ CRITIC_ONLY = 3
 SMALL = {
     "schedule.critic_only_updates": CRITIC_ONLY,
     "settings.critic_heads": 3,
+    "settings.executed_steps": 1,
     "settings.critic_hidden": "[32,32]",
     "settings.imitation_updates": 50,
     "settings.actor_hidden": "[32]",
@@ -71,9 +79,17 @@ def batch(algorithm, seed=0, size=SIZE, **columns):
         "source": (np.arange(size) % 2).astype("u1"),
         **columns,
     }
-    required = {*algorithm.required.fields, "reward", "discount", "source"}
+    spec = algorithm.required
+    required = {*spec.fields, "reward", "discount", "source"}
     content = {name: known[name] for name in required}
-    return content | {k: v for k, v in following.items() if k.removeprefix("next/") in required}
+    content |= {k: v for k, v in following.items() if k.removeprefix("next/") in required}
+    if spec.observation_steps:
+        seen = [name for name in content if name.removeprefix("next/") in KEYS]
+        content |= {n: np.repeat(content[n][:, None], spec.observation_steps, 1) for n in seen}
+    if spec.chunk_fields:
+        content["chunk/action"] = np.repeat(known["action"][:, None], spec.horizon, 1)
+        content["chunk/valid"] = np.ones((size, spec.horizon), bool)
+    return content
 
 
 def train(algorithm, updates, first=0):
@@ -99,4 +115,10 @@ def acts(policy, count=SIZE, noise=None):
     seen["last_command"] = np.ones((count, DIMENSION), np.float32)
     base = torch.from_numpy(rng.uniform(-0.8, 0.8, (count, DIMENSION)).astype("f4"))
     with torch.no_grad():
+        if isinstance(policy, ChunkPolicy):
+            seen = {name: column[:, None] for name, column in seen.items() if name in KEYS}
+            drawn = torch.Generator().manual_seed(0)
+            policy = policy if noise is None else policy.exploring
+            noise = torch.randn((count, *policy.noise_shape), generator=drawn)
+            return policy.plan(seen, noise)[:, 0], base
         return policy.act(seen, base, noise), base

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from algorithm_examples import (
+    ACTOR_CRITIC,
     CHOICES,
     CRITIC_ONLY,
     DIMENSION,
@@ -112,7 +113,7 @@ def test_an_impossible_range_of_returns_is_refused(given):
         make("rlpd", words=["robot=gym", f"task.value_range={given}"])
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", ACTOR_CRITIC)
 def test_targets_with_entropy_are_not_limited_to_returns(choice):
     """Near a bound the limit cut the entropy off, as if it had not been asked for."""
     changes = [
@@ -148,7 +149,7 @@ def test_a_setting_out_of_range_is_named(setting, value, expected):
         check_algorithm(config.algorithm)
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", ACTOR_CRITIC)
 def test_the_critic_only_phase_leaves_the_actor_alone(choice):
     algorithm = make(choice)
     before = weights(algorithm.actor), weights(algorithm.average_actor)
@@ -168,7 +169,7 @@ def test_the_temperature_rises_while_there_is_less_entropy_than_wanted(target_en
     assert (float(algorithm.log_temperature) - before) * direction > 0
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", ACTOR_CRITIC)
 def test_the_deployed_policy_is_the_average_of_the_acting_one(choice):
     rate = 0.25
     algorithm = make(choice, changes=[("settings.average_rate", rate), ("settings.actor_every", 1)])

@@ -7,7 +7,15 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from algorithm_examples import CHOICES, DIMENSION, INTERFACE, KEYS, configuration, same, weights
+from algorithm_examples import (
+    ACTOR_CRITIC,
+    DIMENSION,
+    INTERFACE,
+    KEYS,
+    configuration,
+    same,
+    weights,
+)
 from safetensors.torch import load, save
 
 from policies import checkpoint
@@ -93,7 +101,7 @@ def acts(behaviour, seed=3):
     return runner.act(observations(2, seed))
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", ACTOR_CRITIC)
 def test_the_critics_loss_trains_the_encoder_that_is_published_saved_and_resumed(choice):
     cloned = seeing()
     before = weights(cloned.policy), weights(cloned.vision)

@@ -129,6 +129,30 @@ def test_a_return_of_several_steps_ends_where_the_goal_is_reached():
     np.testing.assert_allclose(batch["discount"], ~there * 0.9 ** batch["steps"], rtol=1e-5)
 
 
+def test_chunks_and_histories_are_those_of_the_shortened_episode():
+    spec = SampleSpec(
+        FIELDS,
+        400,
+        demonstration_share=1.0,
+        observation_steps=2,
+        chunk_fields=("action",),
+        chunk_steps=3,
+    )
+    batch = hindsight(ENDS, spec).mixed(source(ENDS, spec).sample())
+    before, at = batch["state/achieved_goal"][:, 0], batch["state/achieved_goal"][:, 1]
+    action, valid = batch["chunk/action"], batch["chunk/valid"]
+    reached = batch["next/state/achieved_goal"][:, 1]
+    np.testing.assert_allclose(reached - at, 0.4 * action[:, 0], atol=1e-5)
+    np.testing.assert_array_equal(batch["next/state/achieved_goal"][:, 0], at)
+    assert (np.abs(at - before) < 0.4 + 1e-5).all()
+    ended = batch["discount"] == 0.0
+    assert ended.any()
+    assert valid[:, 0].all()
+    assert not valid[ended, 1:].any()
+    repeated = ~valid[:, 2]
+    np.testing.assert_array_equal(action[repeated, 2], action[repeated, 1])
+
+
 def test_only_the_share_is_exchanged_and_a_resumed_run_draws_the_same():
     spec = SampleSpec((*FIELDS, "action"), 400, demonstration_share=1.0)
     drawn = source(GOES_ON, spec).sample()

@@ -120,7 +120,7 @@ def _work_on(cell: TwinCell, log: FaultLog, others: Counter[str], seconds: float
         if wait_until(lambda: log.after(began), ends - began, every_s=0.05):
             others[log.lines[-1][1]["kind"]] += 1
             sys.stderr.write(f"by itself: {log.lines[-1][1]['problem'][:160]}\n")
-            cell.clear()
+            cell.mend()
             restarts += _start(cell) is None
     return restarts
 
@@ -180,7 +180,7 @@ def _in_a_row(
                 except RobotInterrupted as problem:
                     others[type(problem).__name__] += 1
                     sys.stderr.write(f"by itself: {str(problem)[:160]}\n")
-                    cell.clear()
+                    cell.mend()
                     _let_go(operated, cell)
     return stops, others, {}
 

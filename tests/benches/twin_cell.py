@@ -52,9 +52,10 @@ _ARM_FAULTS = (
     Fault("cut_connection", 2.0, ("sim/restore_connection",)),
     Fault("delay_packets", 2.0),
 )
+_GRIPPER_CLEARED = "gripper/clear_errors"
 _GRIPPER_FAULTS = (
     Fault("silence_gripper", repairs=("sim/restore_gripper",)),
-    Fault("jam_gripper", repairs=("sim/restore_gripper", "gripper/clear_errors")),
+    Fault("jam_gripper", repairs=("sim/restore_gripper", _GRIPPER_CLEARED)),
 )
 _CAMERA_FAULTS = (
     Fault("silence_cameras", repairs=("sim/restore_cameras",)),
@@ -96,7 +97,7 @@ class TwinCell:
         self, config: DictConfig, rng: np.random.Generator, check: Callable[[], None]
     ) -> None:
         """See the class."""
-        self._rng = rng
+        self._rng, self._has_gripper = rng, bool(config.robot.gripper)
         self.watch = ArmWatch(str(config.robot.namespace))
         self._check = check
         self.client = self.watch.client
@@ -137,6 +138,12 @@ class TwinCell:
         for service in fault.repairs:
             self.client.trigger(service, _CALL_SECONDS)
             self._pause(self._rng.uniform(0.5, 1.5))
+        self.clear()
+
+    def mend(self) -> None:
+        """Do what a person does where the run has stopped by itself: clear gripper and arm."""
+        if self._has_gripper:
+            self._say(_GRIPPER_CLEARED)
         self.clear()
 
     def clear(self) -> None:

@@ -10,6 +10,7 @@ from policies.diffusion import DiffusionPolicy
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianPolicy, GaussianTanh
 from policies.gripper import LAST_COMMAND, GaussianGripperPolicy, GripperCritic
+from policies.improved import ImprovedPolicy
 from policies.networks import seeded
 from policies.vla_pi0 import create_tiny
 
@@ -46,8 +47,19 @@ def unet(seed=0, **options):
     return diffusion(seed, denoiser=denoiser, **options)
 
 
+def transformer(seed=0, **options):
+    kind = "policies.denoisers.ConditionalTransformer"
+    return diffusion(seed, denoiser={"class": kind, "width": 16, "layers": 1}, **options)
+
+
 def flow(seed=0, **options):
     return diffusion(seed, **{"process": "policies.processes.flow.Flow", **options})
+
+
+def improved(seed=0):
+    learned = diffusion(seed)
+    parts = learned.encoder, learned.process, learned.action_normalizer
+    return ImprovedPolicy(DiffusionPolicy(*parts, exploration_std=0.2), diffusion(seed + 1))
 
 
 def gaussian(seed=0, keys=KEYS):
@@ -89,7 +101,9 @@ def behaviour(policy, execute_steps=1, version=0):
 POLICIES = {
     "diffusion": diffusion,
     "diffusion with a U-Net": unet,
+    "diffusion with a transformer": transformer,
     "flow": flow,
+    "improved": improved,
     "gaussian": gaussian,
     "gaussian with a gripper": gripper,
     "residual": residual,

@@ -67,16 +67,16 @@ def test_a_gaussian_is_transported_to_a_known_gaussian():
         assert 1.6 < coarse / fine < 2.5
 
 
-def marginal_error(noise, std_floor, steps, count=4096):
+def marginal_error(std, std_floor, steps, count=4096):
     """How far mean and standard deviation of an SDE's samples are from those of the data."""
-    process = FlowSDE(ExactVelocity(0.5), steps=steps, noise=noise, std_floor=std_floor)
+    process = FlowSDE(ExactVelocity(std), steps=steps, std_floor=std_floor)
     noise = torch.randn(count, *process.noise_shape, generator=seeded(0))
     clean = process.sample(torch.zeros(count, 5), noise)[:, -1]
-    return abs(float(clean.mean()) - MEAN), abs(float(clean.std()) - 0.5)
+    return abs(float(clean.mean()) - MEAN), abs(float(clean.std()) - std)
 
 
 def test_the_sde_gives_the_samples_of_the_ode():
-    """Mean and standard deviation are those of the data; the error falls as 1 / K."""
+    """Mean and standard deviation come to be those of the data, as those of the ODE do."""
     errors = [marginal_error(0.5, 0.0, steps) for steps in (4, 16, 64)]
     assert max(errors[-1]) < 0.01
     for (_, coarse), (_, fine) in pairwise(errors):
@@ -85,9 +85,9 @@ def test_the_sde_gives_the_samples_of_the_ode():
 
 @pytest.mark.parametrize("std_floor", [0.1, 0.3, 0.9])
 def test_a_floor_widens_the_samples_and_does_not_throw_them_off(std_floor):
-    mean, wider = marginal_error(0.5, std_floor, 10)
+    mean, wider = marginal_error(0.05, std_floor, 10)
     assert mean < 0.05
-    assert wider < 1.5 * std_floor
+    assert wider < 1.1 * std_floor
 
 
 def test_a_step_of_the_sde_is_that_of_the_paper():

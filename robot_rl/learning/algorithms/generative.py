@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from policies.diffusion import DiffusionPolicy
+from policies.improved import ImprovedPolicy
 from policies.networks import CriticEnsemble, move_towards, standard_normal
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.schema import SOURCE_POLICY
@@ -99,7 +100,7 @@ class Generative(Training):
                 got=settings.executed_steps,
                 expected=f"at most {base.horizon}",
             )
-        self.schedule, self.settings = schedule, settings
+        self.schedule, self.settings, self._base = schedule, settings, base
         self.learned = copy.deepcopy(base).requires_grad_(True)
         self.average = copy.deepcopy(base).requires_grad_(False)
         self._fast = self.average.varied(steps=settings.learning_steps)
@@ -158,11 +159,21 @@ class Generative(Training):
 
     def acting_policy(self) -> Policy:
         """The policy as it learns, each transition of which has a standard deviation to explore."""
-        return copy.deepcopy(self.learned.exploring(self.settings.exploration_std))
+        parts = copy.deepcopy(self.learned)
+        acting = DiffusionPolicy(
+            parts.encoder, parts.process, parts.action_normalizer, self.settings.exploration_std
+        )
+        return ImprovedPolicy(acting, self._base)
 
     def policy(self) -> Policy:
         """The averaged policy, as it was cloned to act."""
-        return copy.deepcopy(self.average)
+        return ImprovedPolicy(copy.deepcopy(self.average), self._base)
+
+    def begin_again(self) -> None:
+        """See `Correction`."""
+        for policy in (self.learned, self.average):
+            policy.load_state_dict(self._base.state_dict())
+        self._actor_optimizer.state.clear()
 
     def to(self, device: torch.device, *, compiled: bool = False) -> None:
         """Compute on a device from now on; before the first update or `load_state_dict`."""

@@ -16,6 +16,7 @@ from policies.behaviour import Behaviour
 from policies.columns import FEATURES
 from policies.compute import compute_device, explained_memory
 from policies.diffusion import DiffusionPolicy
+from policies.improved import ImprovedPolicy
 from policies.networks import seeded
 from policies.processes.one_step import OneStep
 from robot_rl.config import check_least
@@ -55,7 +56,8 @@ class Distil(Stage):
         torch.set_num_threads(1)
         config, run = bench.config, bench.run
         behaviour, steps = load_policy(run)
-        teacher = behaviour.to(bench.device).policy
+        policy = behaviour.to(bench.device).policy
+        teacher = policy.acting if isinstance(policy, ImprovedPolicy) else policy
         if not isinstance(teacher, DiffusionPolicy):
             raise RobotRLError(
                 "only a diffusion or flow policy can be distilled",
