@@ -87,14 +87,19 @@ class ExportedVision:
 
 
 class ExportedPolicy:
-    """What stands for a `Policy`, or a `ChunkPolicy`, where it only acts by its best guess."""
+    """What stands for a `Policy`, or a `ChunkPolicy`, where it only acts by its best guess.
+
+    Those with the same `checksums` of their files act alike.
+    """
 
     stochastic = conditioned = False
     corrects = True
+    checksums: tuple[str, ...]
 
     def __init__(self, folder: Path, description: Mapping[str, Any]) -> None:
         below = description.get("base")
-        self._graph = Graph(folder / (ACT_GRAPH if "horizon" not in description else PLAN_GRAPH))
+        path = folder / (PLAN_GRAPH if "horizon" in description else ACT_GRAPH)
+        self._graph, self.checksums = Graph(path), (checksum(path),)
         self.kind = str(description["kind"])
         self.action_dimension = int(description["action_dimension"])
         self.encoder = SimpleNamespace(
@@ -108,6 +113,7 @@ class ExportedPolicy:
             self.noise_shape = tuple(int(size) for size in description["noise_shape"])
         elif below is not None:
             self.base = ExportedPolicy(folder, below)
+            self.checksums += self.base.checksums
         lower = self.base.encoder if self.base is not None else self.encoder
         self.observation: dict[str, int] = {**lower.observed, **self.encoder.observed}
         self.observation_steps = max(lower.observation_steps, self.encoder.observation_steps)

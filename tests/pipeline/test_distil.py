@@ -55,4 +55,6 @@ def test_an_exported_policy_is_played_and_has_a_card(folder, told):
     assert "2 of 2 attempts succeeded" in said
     code, said = told("compare", "latest", "out", "scenes=2")
     assert code == 0, said
+    code, said = told("compare", "out", "out", "scenes=2")
+    assert "are the same policy" in said
     assert "out exists" in told("export-policy", "latest", "out")[1]
