@@ -7,16 +7,19 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from policies.columns import ENCODER_ID, FEATURES, INSTRUCTION_FEATURES, instruction_features
 from policies.errors import PolicyError
-from policies.instructions import INSTRUCTION_FEATURES, instruction_features
-from policies.policy import ChunkPolicy, Policy, build, describe
-from policies.vision import ENCODER_ID, FEATURES, ImageEncoder, build_image_encoder
+
+if TYPE_CHECKING:  # torch takes seconds, and a policy that was exported does without it
+    import torch
+
+    from policies.policy import ChunkPolicy, Policy
+    from policies.vision import ImageEncoder
 
 MODES = ("mean", "sample", "base", "noise")
 NOISES = ("none", "normal", "uniform")
@@ -180,6 +183,8 @@ class Behaviour:
 
     def to_json(self) -> dict[str, Any]:
         """Describe the behaviour as JSON values; the weights travel apart."""
+        from policies.policy import describe  # late: loads torch
+
         return {
             "format": FORMAT_VERSION,
             "version": self.version,
@@ -201,6 +206,9 @@ class Behaviour:
             PolicyError: Another format, or a key that is missing or wrong.
             RegistryError: A class that is not in the registry.
         """
+        from policies.policy import build  # late: loads torch
+        from policies.vision import build_image_encoder
+
         if content.get("format") != FORMAT_VERSION:
             raise PolicyError(
                 "the policy's format differs",

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import torch
 from omegaconf import DictConfig
 
 from policies.errors import RobotRLError
+from policies.exported import ExportedPolicy
 
-CPU = torch.device("cpu")
+if TYPE_CHECKING:  # an exported policy acts where there is no torch
+    import torch
+
+    from policies.behaviour import Behaviour
 
 
 class ComputeError(RobotRLError):
@@ -23,9 +27,11 @@ def compute_device(config: DictConfig) -> torch.device:
     Raises:
         ComputeError: `device=cuda`, and there is none.
     """
+    import torch
+
     wanted = str(config.device)
     if wanted == "cpu":
-        return CPU
+        return torch.device("cpu")
     available = torch.cuda.is_available()
     if wanted == "cuda" and not available:
         raise ComputeError(
@@ -34,12 +40,31 @@ def compute_device(config: DictConfig) -> torch.device:
             expected="device=auto or device=cpu here",
             hint="robot-rl doctor says what is missing",
         )
-    return torch.device("cuda") if available else CPU
+    return torch.device("cuda") if available else torch.device("cpu")
+
+
+def ready(behaviour: Behaviour, config: DictConfig) -> Behaviour:
+    """Make a behaviour ready to act: on the configured device, with one thread of the CPU.
+
+    An exported policy is ready.
+
+    Raises:
+        ComputeError: As of `compute_device`.
+    """
+    acting: object = behaviour.policy  # the type of which says nothing of exported ones
+    if isinstance(acting, ExportedPolicy):
+        return behaviour
+    import torch
+
+    torch.set_num_threads(1)
+    return behaviour.to(compute_device(config))
 
 
 @contextmanager
 def explained_memory(hint: str) -> Iterator[None]:
     """Turn a device's lack of memory into one `ComputeError` that says what to change."""
+    import torch
+
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -1,38 +1,16 @@
-"""Instructions: as tokens for a policy that follows them, as signs for what learns on top of it."""
+"""Instructions as tokens, for a policy that follows them."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from policies.errors import PolicyError, require
-
-INSTRUCTION = "instruction"
-"""Name under which a conditioned policy finds the instructions (B,) or (B, n) of its episodes."""
-
-INSTRUCTION_FEATURES = "features/instruction"
-INSTRUCTION_WIDTH = 16
-
-
-def instruction_features(instructions: Sequence[str]) -> npt.NDArray[np.float16]:
-    """Tell B instructions apart, whatever they mean: (B, 16) of -1 or 1.
-
-    A vision-language-action policy understands its instruction. Critics and a residual on top of
-    it need only know which of the trained ones is meant: each text has 16 signs of its own, bits
-    of its SHA-256.
-    """
-    digests = [hashlib.sha256(text.encode()).digest() for text in instructions]
-    data = np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), -1)
-    bits = np.unpackbits(data[:, : INSTRUCTION_WIDTH // 8], axis=1)
-    return np.where(bits == 1, np.float16(1), np.float16(-1))
-
 
 _BEGIN = "<bos>"
 

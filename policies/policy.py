@@ -6,13 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from policies import registry
+from policies.columns import INSTRUCTION
 from policies.encoders import ObservationBatch, StateEncoder
 from policies.errors import PolicyError
-from policies.instructions import INSTRUCTION
+
+Floats = npt.NDArray[np.float32]
 
 
 class Policy(nn.Module, ABC):
@@ -23,11 +27,13 @@ class Policy(nn.Module, ABC):
         encoder: What the per-step part sees.
         base: The chunk policy under it; a chunk policy is its own base; None without one.
         stochastic: Whether it can sample an action, other than the mean or the plan of its noise.
+        plans_chunks: Whether it is a `ChunkPolicy`, for who does not load torch.
         corrects: False where what was learned on top of the base is held back: the base acts alone.
     """
 
     kind: ClassVar[str]
     stochastic: bool = True
+    plans_chunks: ClassVar[bool] = False
     corrects: bool = True
     encoder: StateEncoder
     action_dimension: int
@@ -65,6 +71,15 @@ class Policy(nn.Module, ABC):
             noise: (B, d) of N(0, 1) to sample with; None for the mean.
         """
 
+    def chosen(
+        self, observation: ObservationBatch, base_action: Floats | None, noise: Floats | None
+    ) -> Floats:
+        """Choose as `act` does, of arrays: what a runner asks, and an exported policy answers."""
+        with torch.inference_mode():
+            given = (None if a is None else torch.from_numpy(a) for a in (base_action, noise))
+            action: Floats = self.act(observation, *given).cpu().numpy()
+        return action
+
     @property
     def observation(self) -> dict[str, int]:
         """Name → width of every observation that the policy or its base sees."""
@@ -91,6 +106,7 @@ class ChunkPolicy(Policy):
     """
 
     stochastic = False
+    plans_chunks: ClassVar[bool] = True
     conditioned: ClassVar[bool] = False
     horizon: int
     noise_shape: tuple[int, ...] = (0,)
@@ -121,6 +137,12 @@ class ChunkPolicy(Policy):
     @abstractmethod
     def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
         """Map observations (B, n, ...) and noise (B, *noise_shape) to (B, H, d) in [-1, 1]."""
+
+    def planned(self, observation: ObservationBatch, noise: Floats) -> Floats:
+        """Give what `plan` gives, of arrays."""
+        with torch.inference_mode():
+            chunks: Floats = self.plan(observation, torch.from_numpy(noise)).cpu().numpy()
+        return chunks
 
     @property
     def exploring(self) -> ChunkPolicy:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from policies.behaviour import Behaviour, Exploration
-from policies.encoders import Array
+from policies.columns import FEATURES, INSTRUCTION
 from policies.errors import PolicyError
-from policies.instructions import INSTRUCTION
-from policies.policy import ChunkPolicy
-from policies.vision import FEATURES
 
+if TYPE_CHECKING:  # see policies.behaviour
+    from policies.policy import ChunkPolicy
+
+Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.float32]
 
@@ -163,11 +163,10 @@ class PolicyRunner:
                 episode.behaviour, episode.chunk = latest, None
         acted.features.update(self._features(observation, rows, episodes))
         windows = self._windows({**observation, **acted.features}, rows, episodes)
-        with torch.inference_mode():
-            for part in _by_behaviour(episodes):
-                members = [episodes[index] for index in part]
-                seen = windows if len(part) == len(rows) else _parts(windows, part)
-                _act_in(members, seen, rows[part], acted)
+        for part in _by_behaviour(episodes):
+            members = [episodes[index] for index in part]
+            seen = windows if len(part) == len(rows) else _parts(windows, part)
+            _act_in(members, seen, rows[part], acted)
         for index, episode in enumerate(episodes):  # copies: a camera may write to the same memory
             episode.seen = {name: window[index].copy() for name, window in windows.items()}
         return acted
@@ -204,12 +203,11 @@ class PolicyRunner:
             episode.plan_noise = copy.deepcopy(episode.plan_noise)
         features = self._features(observation, rows, episodes)
         windows = self._windows({**observation, **features}, rows, episodes)
-        with torch.inference_mode():
-            for part in _by_behaviour(episodes):
-                members = [episodes[index] for index in part]
-                planner = _planner(members[0])
-                if planner is not None:
-                    proposals[rows[part]] = _advance(planner, members, _parts(windows, part))
+        for part in _by_behaviour(episodes):
+            members = [episodes[index] for index in part]
+            planner = _planner(members[0])
+            if planner is not None:
+                proposals[rows[part]] = _advance(planner, members, _parts(windows, part))
         return Conclusion(proposals, features)
 
     def label(self, observations: Mapping[str, Array], seed: int, instruction: str = "") -> Floats:
@@ -238,8 +236,7 @@ class PolicyRunner:
         seen = np.maximum(at[:, None] + np.arange(1 - base.encoder.observation_steps, 1), 0)
         windows = _parts(columns, seen)
         episode = RunningEpisode.begin(behaviour, seed, instruction)
-        with torch.inference_mode():
-            chunks = _plan(base, [episode] * len(at), windows)
+        chunks = _plan(base, [episode] * len(at), windows)
         labels = chunks[:, : behaviour.execute_steps].reshape(-1, base.action_dimension)
         return np.ascontiguousarray(labels[:rows])
 
@@ -325,15 +322,14 @@ def _act_in(
         acted.chunk_index[rows] = [episode.position - 1 for episode in episodes]
     if exploration.mode == "noise":
         action = np.zeros((len(episodes), width), np.float32)
-    elif proposal is not None and (exploration.mode == "base" or isinstance(policy, ChunkPolicy)):
+    elif proposal is not None and (exploration.mode == "base" or policy.plans_chunks):
         action = proposal
     else:
         noise = None
         if exploration.mode == "sample" and policy.stochastic:
-            noise = torch.from_numpy(_normal(sources, (width,)))
-        given = None if proposal is None else torch.from_numpy(proposal)
+            noise = _normal(sources, (width,))
         seen = _parts(windows, np.s_[:, -policy.encoder.observation_steps :])
-        action = policy.act(seen, given, noise).cpu().numpy()
+        action = policy.chosen(seen, proposal, noise)
     scale = np.float32(exploration.noise_scale)
     if exploration.noise == "normal":
         action = action + scale * _normal(sources, (width,))
@@ -349,9 +345,10 @@ def _act_in(
 def _planner(episode: RunningEpisode) -> ChunkPolicy | None:
     """Whose chunks an episode executes or corrects, None without chunks."""
     policy, mode = episode.behaviour.policy, episode.exploration.mode
-    if not isinstance(policy, ChunkPolicy) or mode == "base":
+    if not policy.plans_chunks or mode == "base":
         return policy.base
-    return policy.exploring if mode == "sample" else policy
+    planner = cast("ChunkPolicy", policy)
+    return planner.exploring if mode == "sample" else planner
 
 
 def _advance(
@@ -377,12 +374,11 @@ def _plan(
 ) -> Floats:
     """Plan chunks (r, H, d) for r episodes in one network call; one may stand there twice."""
     sources = [episode.plan_noise for episode in episodes]
-    noise = torch.from_numpy(_normal(sources, base.noise_shape))
+    noise = _normal(sources, base.noise_shape)
     seen = _parts(windows, np.s_[:, -base.encoder.observation_steps :])
     if base.conditioned:
         seen[INSTRUCTION] = np.array([episode.instruction for episode in episodes])
-    chunks: Floats = base.plan(seen, noise).cpu().numpy()
-    return chunks
+    return base.planned(seen, noise)
 
 
 def _looked_up(observation: Mapping[str, Array], name: str) -> Array:

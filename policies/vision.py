@@ -20,12 +20,11 @@ from torch import Tensor, nn
 
 from policies import registry
 from policies.backbones import Backbone
+from policies.columns import FEATURES
 from policies.encoders import ObservationBatch, StateEncoder, camera_image, image_pixels
 from policies.errors import PolicyError
 from policies.networks import linear, seeded
 
-FEATURES = "features/image"
-ENCODER_ID = "encoder_id"
 # Position (m) and rotation vector (rad) that are left to the end of a demonstration.
 REMAINING_MOTION = 6
 _TRANSLATION = 3

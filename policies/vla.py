@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from policies import registry
+from policies.columns import INSTRUCTION
 from policies.encoders import Normalizer, ObservationBatch, StateEncoder, camera_image, image_pixels
 from policies.errors import PolicyError
-from policies.instructions import INSTRUCTION, InstructionTokenizer
+from policies.instructions import InstructionTokenizer
 from policies.networks import standard_normal
 from policies.policy import ChunkPolicy
 from policies.processes.base import masked_mean_square

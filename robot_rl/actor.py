@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig
 from rich.console import Console
 
-from policies.compute import CPU, compute_device
+from policies.compute import compute_device
 from policies.runner import Decision, PolicyRunner
 from robot_rl.console.link import ConsoleLink
 from robot_rl.console.telemetry import TelemetryEnv
@@ -55,6 +55,7 @@ from robot_rl.wire import ServerUnreachable
 _SESSIONS = 1 << 20  # streams of seeds that each actor has, one a session
 _EPISODES = "episodes"
 _OWNER = "the actor of the stepped clock"
+_CPU = torch.device("cpu")
 _ROOM_SECONDS = 0.05
 # The environment steps of the run so far, and the episode that they end.
 Acted = Iterator[tuple[int, EpisodeResult]]
@@ -69,7 +70,7 @@ class ActingController(ControllerWrapper[PolicyRunner]):
     """The runner of the one robot, which takes new weights and counts on from `step`."""
 
     def __init__(
-        self, runner: PolicyRunner, weights: WeightSource, step: int, device: torch.device = CPU
+        self, runner: PolicyRunner, weights: WeightSource, step: int, device: torch.device = _CPU
     ) -> None:
         super().__init__(runner)
         self.step, self._weights, self._device = step, weights, device

@@ -18,6 +18,7 @@
         checkpoints/accepted/          the policy that a gate has accepted last; at first the clone
         checkpoints/candidate/         what is improved, and to be accepted or not
         checkpoints/last/              the learner's full state
+        checkpoints/student/           what `robot-rl distil` has made of the deployed policy
         checkpoints/reward/            a success classifier
         stages.jsonl                   which stages of the recipe have run, and how long
         episodes.jsonl learner.jsonl evaluations.jsonl corrections.jsonl
@@ -45,6 +46,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from policies import exported
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.files import (
     check_manifest,
@@ -69,6 +71,7 @@ OFFLINE = "checkpoints/offline"
 LAST = "checkpoints/last"
 ACCEPTED, CANDIDATE = "checkpoints/accepted", "checkpoints/candidate"
 GATHERED = "gathered.zarr"
+STUDENT = "checkpoints/student"
 EXAMPLES, REWARD = "reward.zarr", "checkpoints/reward"
 CONFIG_FILE = "config.yaml"
 CELL_FILE = "cell.yaml"
@@ -76,7 +79,12 @@ STATE_FILE = "state.json"
 SUMMARY = "summary.json"
 SCENES = "scenes"
 ATTEMPTS, FAULTS = "attempts", "faults"
-DEPLOYED, CLONED_POLICY, LEARNED_POLICY = POLICIES = ("deployed", "cloned", "learned")
+DEPLOYED, CLONED_POLICY, LEARNED_POLICY, STUDENT_POLICY = POLICIES = (
+    "deployed",
+    "cloned",
+    "learned",
+    "student",
+)
 
 
 class RunError(RobotRLError):
@@ -158,8 +166,10 @@ class RunDirectory:
         """Open the run that a checkpoint lies in, or that is named itself: see `open`."""
         if policy_folder(path) is None:
             return cls.open(path, runs_directory, with_policy=with_policy)
-        parents = Path(path).absolute().parents
-        found = next((folder for folder in parents if (folder / CONFIG_FILE).is_file()), None)
+        here = Path(path).absolute()
+        found = next(
+            (folder for folder in (here, *here.parents) if (folder / CONFIG_FILE).is_file()), None
+        )
         if found is None:
             raise RunError(
                 f"the checkpoint {path} lies in no run",
@@ -273,16 +283,28 @@ def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, in
     """
     from policies import checkpoint  # late: loads torch
 
+    name = policy_checkpoint(run, which)
+    folder = run.complete_folder(name)
+    behaviour = checkpoint.load(folder / "policy")
+    if which == DEPLOYED and name != CLONED and _decided(run).get("acts_as_cloned") is False:
+        behaviour.policy.corrects = True
+    return behaviour, 0 if name == CLONED else _steps_of(folder)
+
+
+def policy_checkpoint(run: RunDirectory, which: str = DEPLOYED) -> str:
+    """Name of the checkpoint with one of the `POLICIES` of a run: see `load_policy`.
+
+    Raises:
+        RunError: The run has none of that name.
+    """
     if which == CLONED_POLICY and learned_checkpoint(run) and not run.has_folder(CLONED):
         raise RunError(f"{run.path} has cloned nothing", hint="evaluation.policy=learned")
+    if which == STUDENT_POLICY:
+        if not run.has_folder(STUDENT):
+            raise RunError(f"{run.path} has no student", hint=f"robot-rl distil {run.path}")
+        return STUDENT
     decided = _decided(run) if which == DEPLOYED else {"deployed": which}
-    if decided.get("deployed") == CLONED_POLICY:
-        return checkpoint.load(run.complete_folder(CLONED) / "policy"), 0
-    folder = run.complete_folder(proved_checkpoint(run))
-    behaviour = checkpoint.load(folder / "policy")
-    if decided.get("acts_as_cloned") is False:
-        behaviour.policy.corrects = True
-    return behaviour, _steps_of(folder)
+    return CLONED if decided.get("deployed") == CLONED_POLICY else proved_checkpoint(run)
 
 
 def proved_checkpoint(run: RunDirectory) -> str:
@@ -321,16 +343,27 @@ def learned_checkpoint(run: RunDirectory) -> str | None:
 def open_policy(
     path: str | Path, which: str = DEPLOYED, runs_directory: str | Path = "runs"
 ) -> tuple[Behaviour, int]:
-    """Load the policy `which` of a run, as `load_policy`, or that of a folder of its checkpoints.
+    """Load the policy `which` of a run, as `load_policy`, or that of a checkpoint or an export.
 
     With it come the environment steps behind it. The run is one of `RunDirectory.open`.
     """
     folder = policy_folder(path)
     if folder is None:
         return load_policy(RunDirectory.open(path, runs_directory, with_policy=True), which)
+    if exported.is_exported(folder):
+        return exported.load(folder), int(exported.describe(folder)["environment_steps"])
     from policies import checkpoint  # late: loads torch
 
     return checkpoint.load(folder), _steps_of(folder.parent)
+
+
+def policy_place(path: str | Path, which: str, runs_directory: str | Path = "runs") -> Path:
+    """The folder of the policy that `open_policy` loads."""
+    folder = policy_folder(path)
+    if folder is not None:
+        return folder
+    run = RunDirectory.open(path, runs_directory, with_policy=True)
+    return run.complete_folder(policy_checkpoint(run, which)) / "policy"
 
 
 def policy_folder(path: str | Path) -> Path | None:

@@ -166,6 +166,11 @@ class Process(nn.Module, ABC):
         scores = -0.5 * scaled.square() - std.log() - _LOG_SQRT_TWO_PI
         return scores.view(*index.shape, *scores.shape[1:])
 
+    @property
+    def first_time(self) -> Tensor:
+        """The embedded time (E,) at which the network is asked about pure noise."""
+        return self._times[0]
+
     def _tabulate(self, times: Tensor, std: Tensor | None, *coefficients: Tensor) -> None:
         """Keep what each of the K transitions needs; `_at` gives it.
 

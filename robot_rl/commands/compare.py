@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from policies.behaviour import Behaviour
 from policies.errors import PolicyError
+from policies.exported import ExportedPolicy
 from robot_rl.commands.evaluate import circumstances, evaluator_of, keep, note
 from robot_rl.config import check_value
 from robot_rl.data.intervals import anytime_interval
@@ -152,12 +153,19 @@ def check_rivals(rivals: Sequence[Rival]) -> None:
 def _alike(one: Behaviour, other: Behaviour) -> bool:
     """Whether two policies always act alike: whatever their versions are."""
     acting = [b.policy if b.policy.corrects else b.policy.base for b in (one, other)]
+    facts = [
+        (type(policy), b.execute_steps, b.encoder_id)
+        for policy, b in zip(acting, (one, other), strict=True)
+    ]
+    if facts[0] != facts[1]:
+        return False
+    exports: list[object] = list(acting)  # the types of which say nothing of exported ones
+    first, second = exports
+    if isinstance(first, ExportedPolicy) and isinstance(second, ExportedPolicy):
+        return first.checksums == second.checksums
     mine, theirs = ({} if policy is None else policy.state_dict() for policy in acting)
-    return (
-        (type(acting[0]), one.execute_steps, one.encoder_id)
-        == (type(acting[1]), other.execute_steps, other.encoder_id)
-        and mine.keys() == theirs.keys()
-        and all(torch.equal(mine[name], theirs[name]) for name in mine)
+    return mine.keys() == theirs.keys() and all(
+        torch.equal(mine[name], theirs[name]) for name in mine
     )
 
 

@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-import torch
 from omegaconf import DictConfig
 
 from policies.behaviour import Behaviour
-from policies.compute import compute_device
+from policies.compute import ready
 from policies.runner import PolicyRunner
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
 from robot_rl.config import check_least, check_value
@@ -94,7 +93,7 @@ class Deployment:
         """
         check_fit(behaviour, self._env.schema)
         most = int(self._config.deployment.most_failures)
-        runner = PolicyRunner(behaviour.exploring("mean").to(compute_device(self._config)))
+        runner = PolicyRunner(ready(behaviour.exploring("mean"), self._config))
         for result in rollout(
             [self._env], runner, self._seeds(), stop=self._stop.is_set, note=self._note
         ):
@@ -155,7 +154,6 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
     """Let the policy of a run, or of a path in it, work on the robot; see `Deployment`."""
     check_least(config, {"deployment.episodes": 0, "deployment.most_failures": 1})
     check_value("evaluation.policy", config.evaluation.policy, POLICIES)
-    torch.set_num_threads(1)
     directory = RunDirectory(Path(config.run))
     (path,) = paths or [config.run]
     behaviour, steps = open_policy(path, config.evaluation.policy, config.runs_directory)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from policies import checkpoint
+from policies import checkpoint, exported
 from policies.behaviour import Behaviour
-from policies.compute import compute_device
+from policies.compute import ready
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
 from robot_rl.config import ConfigError, check_value, on_stepped_clock
 from robot_rl.data.intervals import clopper_pearson, failures_allowed, trials_needed
@@ -32,14 +32,17 @@ from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.run import (
     CLONED,
     CLONED_POLICY,
+    DEPLOYED,
     LEARNED_POLICY,
     POLICIES,
+    STUDENT_POLICY,
     RunDirectory,
     learned_checkpoint,
     learned_steps,
     load_policy,
     open_policy,
     policy_folder,
+    policy_place,
 )
 
 _POLL_SECONDS = 0.2
@@ -168,7 +171,7 @@ def film_final(
     folder = run.path / VIDEOS
     with closing(make_env(on_stepped_clock(config))) as env:
         try:
-            acting = behaviour.to(compute_device(config))
+            acting = ready(behaviour, config)
             videos.save_clips(videos.film(env, acting, seeds, folder), folder)
         except (CameraError, GymError, *videos.WRITE_ERRORS) as problem:
             note(f"no videos: {problem}")
@@ -190,16 +193,30 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
             except Stopped:
                 raise KeyboardInterrupt from None
         return
-    check_value("evaluation.policy", config.evaluation.policy, POLICIES)
+    which = str(config.evaluation.policy)
+    check_value("evaluation.policy", which, POLICIES)
     (path,) = paths or [config.run]
-    behaviour, steps = open_policy(path, config.evaluation.policy, config.runs_directory)
-    with evaluator_of(config) as evaluator:
-        result = evaluator.evaluate(behaviour, steps, "final")
+    beside = which == STUDENT_POLICY and policy_folder(path) is None
+    wanted = [DEPLOYED, which] if beside else [which]
+    opened = [open_policy(path, name, config.runs_directory) for name in wanted]
     facts = {**circumstances(overrides), "path": path}
     changed = [word for word in facts["overrides"] if word.startswith(("domain", "robot", "task."))]
     where = f", with {' '.join(changed)}" if changed else ""
-    print(f"{config.task.name}, {result.name}{where}: {result}")
-    keep(directory, "evaluate", {**facts, **result.to_json()})
+    results = []
+    with evaluator_of(config) as evaluator:
+        for name, (behaviour, steps) in zip(wanted, opened, strict=True):
+            results.append(result := evaluator.evaluate(behaviour, steps, "final"))
+            said = f"the {name} one, {result.name}" if beside else result.name
+            print(f"{config.task.name}, {said}{where}: {result}")
+            place = policy_place(path, name, config.runs_directory)
+            which_one = {"evaluated": name, "policy_checksum": exported.identity(place)}
+            keep(directory, "evaluate", {**facts, **which_one, **result.to_json()})
+    if beside and (compared := results[1].beside(results[0])) is not None:
+        print(
+            f"the student against the deployed policy, on the same scenes: {results[1].count}"
+            f" against {results[0].count}; {compared.lost} lost, {compared.won} won"
+            f" (sign test, p = {compared.chance:.2g})"
+        )
     if not changed and policy_folder(path) is None:  # RUN/videos shows what was trained
         film_final(config, directory, behaviour, result)
 

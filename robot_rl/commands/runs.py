@@ -40,6 +40,7 @@ MAY_DIFFER = (
     "console",
     "deployment",
     "device",
+    "distil",
     "environment_steps",
     "evaluation",
     "proof",

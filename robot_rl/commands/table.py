@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from robot_rl.errors import RobotRLError
+from robot_rl.run import POLICIES
 
 _SAME_WORD = 0.85  # likeness of two words of which one is the other mistyped
 
@@ -149,6 +150,15 @@ COMMANDS: dict[str, Command] = {
         " seed demonstrations dataset recipe environment_steps evaluation.final_episodes device"
         " console.open resume",
     ),
+    "distil": Command(
+        "robot_rl.commands.train:distil",
+        "Teach the deployed policy to a student that acts ten times as fast.",
+        "For a diffusion or flow policy: the student needs one call of the network for a chunk. It"
+        " learns what its teacher, the policy that `train` has decided to deploy, makes of all that"
+        " RUN has observed, and of the same noise; nothing moves. Writes checkpoints/student. Then"
+        " robot-rl evaluate RUN evaluation.policy=student measures both on the same scenes.",
+        keys="distil.updates distil.batch_size distil.learning_rate device run runs_directory",
+    ),
     "replay": Command(
         "robot_rl.replay.server:run",
         "The replay server of a run, alone.",
@@ -182,8 +192,9 @@ COMMANDS: dict[str, Command] = {
     "evaluate": Command(
         "robot_rl.commands.evaluate:run",
         "Measure the success rate of a run's policy.",
-        "Of the one that `train` has decided to deploy, or of the one that evaluation.policy names;"
-        " RUN may be a checkpoint too, and is the latest by default. Runs seeded episodes that"
+        "Of the one that `train` has decided to deploy, or of the one that evaluation.policy names:"
+        " of the student beside the deployed one. RUN may be a checkpoint or an exported policy"
+        " too, and is the latest by default. Runs seeded episodes that"
         " training never used; prints the success rate with its exact 95 % interval, the mean time"
         " to success and the longest run of successes, and adds one line of JSON to"
         " RUN/evaluate.jsonl. robot=NAME, domain=NAME, and parameters such as"
@@ -226,10 +237,11 @@ COMMANDS: dict[str, Command] = {
         "robot_rl.commands.deployment:run",
         "Put a run's policy to work: attempt after attempt, with counters.",
         "Of the one that `train` has decided to deploy, or of the one that evaluation.policy names."
-        " An attempt that fails is followed by another; after most_failures in a row, failed or cut"
-        " by a fault, the robot holds until a person says `start`. The reward of the training says"
-        " what succeeded. Each attempt adds a line with time and counters to RUN/attempts.jsonl,"
-        " each fault one to RUN/faults.jsonl. Ctrl-C ends it, with the robot at rest.",
+        " RUN may be an exported policy. An attempt that fails is followed by another; after"
+        " most_failures in a row, failed or cut by a fault, the robot holds until a person says"
+        " `start`. The reward of the training says what succeeded. Each attempt"
+        " adds a line with time and counters to RUN/attempts.jsonl, each fault one to"
+        " RUN/faults.jsonl. Ctrl-C ends it, with the robot at rest.",
         measures=True,
         arguments=("[RUN]",),
         keys="episodes most_failures evaluation.policy robot domain teleop clock device start_nodes"
@@ -281,6 +293,18 @@ COMMANDS: dict[str, Command] = {
             Option("success", "by outcome", "all", ("true", "false", "all")),
         ),
         example="robot-rl export runs/latest OUT format=lerobot",
+    ),
+    "export-policy": Command(
+        "robot_rl.commands.policy_export:run",
+        "Write a policy as ONNX files, for a robot computer without torch.",
+        "Of the one that `train` has decided to deploy, or of the one that policy names; RUN may be"
+        " a checkpoint too. OUT is made: the files, checked to be equal to the policy, policy.json,"
+        " the run's configuration and CARD.md, which says where the policy comes from and how good"
+        " it was found to be. robot-rl run OUT plays it; it needs the extra onnx-runtime, and this"
+        " command the extra export.",
+        arguments=("RUN", "OUT"),
+        options=(Option("policy", "which one of the run", "deployed", POLICIES),),
+        example="robot-rl export-policy runs/latest OUT policy=student",
     ),
     "annotate": Command(
         "robot_rl.commands.interchange:annotate",

@@ -1,6 +1,6 @@
 """`robot-rl train`: the stages of a recipe, through the processes; then evaluation and report.
 
-And `collect`, `pretrain`, `collect-reward` and `train-reward`: some of the stages, alone.
+And `collect`, `pretrain`, `distil`, `collect-reward` and `train-reward`: some stages, alone.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from robot_rl.learning.stages.clone import Clone, check_networks, check_unused
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.stages.collect_reward import CollectReward
 from robot_rl.learning.stages.dagger import Dagger
+from robot_rl.learning.stages.distil import Distil
 from robot_rl.learning.stages.explore import exploration_steps
 from robot_rl.learning.stages.reward import Reward
 from robot_rl.learning.stages.vision import Vision
@@ -47,6 +48,7 @@ from robot_rl.run import (
     DEMONSTRATIONS,
     LAST,
     LEARNED_POLICY,
+    STUDENT,
     SUMMARY,
     UNTRAINED,
     RunDirectory,
@@ -301,6 +303,16 @@ def pretrain(config: DictConfig) -> None:
             recipe.perform(name, directory)
         written = f"written to {directory.path / CLONED}"
         print(f"{written}\nnext: robot-rl train resume={directory.path}", flush=True)
+
+
+def distil(config: DictConfig) -> None:
+    """Distil the deployed policy of `run` into a student that needs one call of the network."""
+    recipe, names = _checked(config, Distil)
+    with working_run(config) as directory, directory.claim("train"):
+        for name in names:
+            recipe.perform(name, directory)
+        told = f"robot-rl evaluate {directory.path} evaluation.policy=student"
+        print(f"written to {directory.path / STUDENT}; beside its teacher: {told}", flush=True)
 
 
 def collect_reward(config: DictConfig) -> None:

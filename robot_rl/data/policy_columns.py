@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from policies.behaviour import Behaviour
-from policies.instructions import INSTRUCTION_FEATURES, INSTRUCTION_WIDTH
-from policies.vision import ENCODER_ID, FEATURES
+from policies.columns import ENCODER_ID, FEATURES, INSTRUCTION_FEATURES, INSTRUCTION_WIDTH
 from robot_rl.data.schema import Array, Field, RowSchema
 from robot_rl.errors import RobotRLError
 

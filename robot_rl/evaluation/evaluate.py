@@ -12,7 +12,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 
 from policies.behaviour import Behaviour
-from policies.compute import compute_device
+from policies.compute import ready
 from policies.runner import PolicyRunner
 from robot_rl.config import (
     ConfigError,
@@ -142,7 +142,7 @@ class Evaluator:
         is none of its successes. Raises as `evaluate`.
         """
         self.check_fit(behaviour)
-        acting = behaviour.exploring("mean").to(compute_device(self._config))
+        acting = ready(behaviour.exploring("mean"), self._config)
         envs = self._envs[: len(seeds)]
         runner = PolicyRunner(acting, slots=len(envs))
         given_up = StopEvent() if stop is None else stop

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from policies.behaviour import Behaviour
+from policies.columns import INSTRUCTION
 from policies.diffusion import DiffusionPolicy
-from policies.instructions import INSTRUCTION
 from policies.runner import RunningEpisode
 from robot_rl.learning.algorithms.base import AlgorithmError
 from robot_rl.learning.algorithms.online_ppo import Chunks

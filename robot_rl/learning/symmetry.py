@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies import registry
-from policies.instructions import INSTRUCTION, INSTRUCTION_FEATURES
+from policies.columns import INSTRUCTION, INSTRUCTION_FEATURES
 from robot_rl.data.schema import LAST_COMMAND, RowSchema
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
 from robot_rl.errors import RobotRLError

@@ -22,9 +22,9 @@ from torch import Tensor
 from policies import checkpoint
 from policies.behaviour import Behaviour
 from policies.checkpoint import StoredBase
+from policies.columns import ENCODER_ID, FEATURES
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
-from policies.vision import ENCODER_ID, FEATURES
 from robot_rl.console.link import ConsoleLink
 from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.episodes import EpisodeDataset

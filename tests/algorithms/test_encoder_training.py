@@ -20,10 +20,11 @@ from safetensors.torch import load, save
 
 from policies import checkpoint
 from policies.behaviour import Behaviour
+from policies.columns import FEATURES
 from policies.diffusion import DiffusionPolicy
 from policies.networks import seeded
 from policies.runner import PolicyRunner
-from policies.vision import FEATURES, ImageEncoder, observed_keys
+from policies.vision import ImageEncoder, observed_keys
 from robot_rl.learning.algorithms import make_algorithm
 from robot_rl.learning.algorithms.base import AlgorithmError
 from robot_rl.learning.algorithms.encoding import trains_on

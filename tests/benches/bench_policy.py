@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +16,18 @@ import torch
 import vla_plan
 from omegaconf import DictConfig
 
-from policies import checkpoint
+from policies import checkpoint, exported
 from policies.behaviour import Behaviour, Interface
+from policies.columns import FEATURES
 from policies.critics import CriticEnsemble
 from policies.diffusion import DiffusionPolicy
 from policies.encoders import StateEncoder
+from policies.errors import MissingExtra
+from policies.export import export
 from policies.gaussian import GaussianTanh, ResidualPolicy
+from policies.processes.one_step import OneStep
 from policies.runner import PolicyRunner
+from policies.vision import ImageEncoder, observed_keys
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions, fit
 
 # The widths of a 7-joint arm's state observations, and a 6-D motion.
@@ -39,7 +48,9 @@ def run(config: DictConfig) -> dict[str, float]:
         `ddim10_act_ms`: one `PolicyRunner.act` that plans, 10 DDIM steps, MLP 3x256, batch 1.
         `ddim10_act_batch100_ms`: the same for 100 episodes in one call. `residual_act_ms`: a
         residual's step between two plans. `runner_overhead_ms`: the part of that step that is
-        not network. `bc_update_ms`: one cloning update, batch 256. `policy_bytes`,
+        not network. `student_act_ms`: the first again with a one-step student, `..._cameras_...`:
+        both with features of two 128 x 128 cameras; `exported_...`: the student as ONNX files, with
+        the extra `export`. `bc_update_ms`: one cloning update, batch 256. `policy_bytes`,
         `policy_to_bytes_ms`, `policy_from_bytes_ms`: the residual policy with its base. With
         the extra `vla`, also what `vla_plan.measure` gives.
     """
@@ -75,6 +86,7 @@ def _measure(repetitions: int, seed: int) -> dict[str, float]:
     return {
         "ddim10_act_ms": _time_runner(planning, one, repetitions),
         f"ddim10_act_batch{_BATCH}_ms": _time_runner(planning, many, repetitions),
+        **_students(planning, one, source, repetitions),
         "residual_act_ms": step,
         "runner_overhead_ms": step - network,
         "bc_update_ms": _time_cloning(base, source, generator, repetitions),
@@ -82,6 +94,36 @@ def _measure(repetitions: int, seed: int) -> dict[str, float]:
         "policy_to_bytes_ms": _median_ms(lambda: checkpoint.to_bytes(stepping), repetitions),
         "policy_from_bytes_ms": _median_ms(lambda: checkpoint.from_bytes(data_bytes), repetitions),
     }
+
+
+def _students(
+    teacher: Behaviour, seen: Arrays, source: np.random.Generator, repetitions: int
+) -> dict[str, float]:
+    """Time a one-step student, alone and exported, and with cameras its teacher too."""
+    found: dict[str, float] = {}
+    generator = torch.Generator().manual_seed(0)
+    cameras = {f"images/{name}": (128, 128, 3) for name in ("front", "wrist")}
+    backbone = {"class": "policies.backbones.SmallConvolutional", "channels": [16, 32, 32]}
+    vision = ImageEncoder(cameras, backbone, 128, 8, [0.05, 0.3], 0.004, generator=generator)
+    keys = observed_keys(_KEYS, vision)
+    data = _observations(source, 1000)
+    data["action"] = source.uniform(-1, 1, (1000, len(_ACTIONS))).astype(np.float32)
+    data[FEATURES] = source.standard_normal((1000, vision.features)).astype(np.float32)
+    seeing = DiffusionPolicy.create(data, keys, generator=generator, horizon=_HORIZON)
+    looking = Behaviour(seeing, teacher.interface, vision=vision)
+    images = {n: source.integers(0, 256, (1, *s), np.uint8) for n, s in cameras.items()}
+    for name, behaviour, given in (("", teacher, seen), ("cameras_", looking, {**seen, **images})):
+        base = behaviour.policy
+        assert isinstance(base, DiffusionPolicy)
+        student = replace(behaviour, policy=base.under(OneStep.student(base.process)))
+        if name:
+            found[f"ddim10_{name}act_ms"] = _time_runner(behaviour, given, repetitions)
+        found[f"student_{name}act_ms"] = _time_runner(student, given, repetitions)
+        with suppress(MissingExtra), tempfile.TemporaryDirectory() as folder:
+            export(Path(folder), student, {})
+            acting = exported.load(Path(folder))
+            found[f"exported_{name}act_ms"] = _time_runner(acting, given, repetitions)
+    return found
 
 
 def _observations(source: np.random.Generator, count: int) -> Arrays:

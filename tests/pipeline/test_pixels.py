@@ -10,7 +10,7 @@ from test_dagger import Scripted
 from tiny_runs import TINY
 
 from policies import checkpoint
-from policies.vision import ENCODER_ID, FEATURES
+from policies.columns import ENCODER_ID, FEATURES
 from robot_rl import cli
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset

@@ -13,8 +13,9 @@ import torch
 from tiny_runs import TINY
 
 from policies.behaviour import Behaviour, Interface
+from policies.columns import FEATURES
 from policies.diffusion import DiffusionPolicy
-from policies.vision import FEATURES, ImageEncoder, observed_keys
+from policies.vision import ImageEncoder, observed_keys
 from robot_rl.actor import act
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env

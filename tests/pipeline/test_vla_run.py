@@ -8,7 +8,7 @@ import pytest
 from tiny_runs import TINY, lines
 
 from policies import checkpoint
-from policies.instructions import INSTRUCTION_FEATURES
+from policies.columns import INSTRUCTION_FEATURES
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
 from robot_rl.replay.reader import StoreReader

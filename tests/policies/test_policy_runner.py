@@ -15,8 +15,8 @@ from policy_examples import (
     vla,
 )
 
+from policies.columns import INSTRUCTION_FEATURES, instruction_features
 from policies.errors import PolicyError
-from policies.instructions import INSTRUCTION_FEATURES, instruction_features
 from policies.runner import PolicyRunner
 from robot_rl.config import compose
 from robot_rl.data.policy_columns import stored_schema

@@ -12,20 +12,14 @@ from safetensors.torch import save_file
 from policies import checkpoint
 from policies.backbones import ResNet18, SpatialSoftmax
 from policies.behaviour import Behaviour, Interface
+from policies.columns import ENCODER_ID, FEATURES
 from policies.diffusion import DiffusionPolicy
 from policies.errors import PolicyError
 from policies.networks import seeded
 from policies.points import PointEncoder
 from policies.registry import RegistryError
 from policies.runner import PolicyRunner
-from policies.vision import (
-    ENCODER_ID,
-    FEATURES,
-    ImageEncoder,
-    build_image_encoder,
-    observed_keys,
-    random_shift,
-)
+from policies.vision import ImageEncoder, build_image_encoder, observed_keys, random_shift
 
 CAMERAS = {"images/front": (24, 32, 3), "images/wrist": (24, 32, 3)}
 SMALL = {"class": "policies.backbones.SmallConvolutional", "channels": [4, 8]}

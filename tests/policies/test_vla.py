@@ -15,8 +15,8 @@ from untrained_policy import untrained_residual
 from policies import checkpoint
 from policies.behaviour import Behaviour, Interface
 from policies.checkpoint import StoredBase
+from policies.columns import INSTRUCTION, INSTRUCTION_FEATURES
 from policies.errors import PolicyError
-from policies.instructions import INSTRUCTION, INSTRUCTION_FEATURES
 from policies.networks import seeded
 from policies.runner import PolicyRunner
 from policies.vla_pi0 import byte_tokenizer, create, make_model, tiny_config

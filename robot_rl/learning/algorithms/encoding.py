@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from policies.behaviour import Behaviour
+from policies.columns import INSTRUCTION_FEATURES, INSTRUCTION_WIDTH
 from policies.encoders import StateEncoder
-from policies.instructions import INSTRUCTION_FEATURES, INSTRUCTION_WIDTH
 from policies.networks import move_towards
 from policies.policy import ChunkPolicy
 from policies.vision import SeeingEncoder, random_shift

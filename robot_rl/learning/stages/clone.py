@@ -11,10 +11,10 @@ from omegaconf import DictConfig
 
 from policies import registry
 from policies.behaviour import Behaviour, Interface
+from policies.columns import FEATURES, INSTRUCTION
 from policies.compute import compute_device, explained_memory
-from policies.instructions import INSTRUCTION
 from policies.policy import ChunkPolicy
-from policies.vision import FEATURES, ImageEncoder, observed_keys
+from policies.vision import ImageEncoder, observed_keys
 from robot_rl.config import check_least
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import RowSchema

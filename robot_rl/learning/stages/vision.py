@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from policies import registry
+from policies.columns import FEATURES
 from policies.compute import explained_memory
 from policies.policy import ChunkPolicy
-from policies.vision import FEATURES, ImageEncoder, observed_keys, random_shift
+from policies.vision import ImageEncoder, observed_keys, random_shift
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.env.factory import observed_widths

@@ -1,0 +1,202 @@
+"""Policies as ONNX files, run by onnxruntime: for a robot computer without torch.
+
+A folder holds `policy.json` and a graph for each network: `vision.onnx` from images to features,
+`plan.onnx` from observations and noise to a chunk, `act.onnx` from observations, and the base's
+action where there is one, to an action. Normalisers are in the graphs. `policies.export` writes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.behaviour import Behaviour, Interface
+from policies.errors import PolicyError, require
+
+if TYPE_CHECKING:
+    from policies.policy import Policy
+    from policies.vision import ImageEncoder
+
+FORMAT_VERSION = 1
+DESCRIPTION_FILE = "policy.json"
+VISION_GRAPH, PLAN_GRAPH, ACT_GRAPH = "vision.onnx", "plan.onnx", "act.onnx"
+NOISE, BASE_ACTION = "noise", "base_action"
+IDENTITY = "policy_checksum"
+GRAPHS = "graphs"
+"""The key of `policy.json` that tells it from a checkpoint's: file name → SHA-256."""
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+
+
+class Graph:
+    """One ONNX file; it computes on one thread of the CPU."""
+
+    def __init__(self, path: Path) -> None:
+        runtime = require("onnxruntime", "onnx-runtime")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 3  # errors
+        self._session = runtime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )
+        self._inputs = {i.name: (i.type, i.shape[1:]) for i in self._session.get_inputs()}
+
+    def __call__(self, given: Mapping[str, Any]) -> Floats:
+        """Map arrays (B, ...) by name to the output (B, ...); others than its own are ignored."""
+        fed = {}
+        for name, (kind, shape) in self._inputs.items():
+            if name not in given:
+                raise PolicyError(
+                    f"the observation lacks {name!r}", got=sorted(given), expected=name
+                )
+            value = np.asarray(given[name])
+            dtype = np.uint8 if kind == "tensor(uint8)" else np.float32
+            if value.size != len(value) * int(np.prod(shape)):
+                raise PolicyError(
+                    f"the observation {name!r} has another size",
+                    got=value.shape[1:],
+                    expected=tuple(shape),
+                )
+            fed[name] = np.ascontiguousarray(value.reshape(-1, 1, *shape), dtype)
+        # Row by row: a robot has one, and a graph whose batch is fixed suits every network.
+        rows = zip(*fed.values(), strict=True)
+        answers = [self._session.run(None, dict(zip(fed, row, strict=True)))[0] for row in rows]
+        return np.concatenate(answers)
+
+
+class ExportedVision:
+    """What stands for an `ImageEncoder`."""
+
+    def __init__(self, graph: Graph, description: Mapping[str, Any]) -> None:
+        self._graph = graph
+        self.cameras = {name: tuple(shape) for name, shape in description["cameras"].items()}
+        self.features = int(description["features"])
+        self.identifier = int(description["identifier"])
+
+    def encode(self, images: Mapping[str, Any]) -> Array:
+        """See `ImageEncoder.encode`."""
+        return self._graph(images).astype(np.float16)
+
+
+class ExportedPolicy:
+    """What stands for a `Policy`, or a `ChunkPolicy`, where it only acts by its best guess.
+
+    Those with the same `checksums` of their files act alike.
+    """
+
+    stochastic = conditioned = False
+    corrects = True
+    checksums: tuple[str, ...]
+
+    def __init__(self, folder: Path, description: Mapping[str, Any]) -> None:
+        below = description.get("base")
+        path = folder / (PLAN_GRAPH if "horizon" in description else ACT_GRAPH)
+        self._graph, self.checksums = Graph(path), (checksum(path),)
+        self.kind = str(description["kind"])
+        self.action_dimension = int(description["action_dimension"])
+        self.encoder = SimpleNamespace(
+            observed={str(name): int(width) for name, width in description["observed"].items()},
+            observation_steps=int(description["observation_steps"]),
+        )
+        self.base: ExportedPolicy | None = None
+        self.plans_chunks = "horizon" in description
+        if self.plans_chunks:
+            self.base, self.horizon = self, int(description["horizon"])
+            self.noise_shape = tuple(int(size) for size in description["noise_shape"])
+        elif below is not None:
+            self.base = ExportedPolicy(folder, below)
+            self.checksums += self.base.checksums
+        lower = self.base.encoder if self.base is not None else self.encoder
+        self.observation: dict[str, int] = {**lower.observed, **self.encoder.observed}
+        self.observation_steps = max(lower.observation_steps, self.encoder.observation_steps)
+
+    def planned(self, observation: Mapping[str, Array], noise: Floats) -> Floats:
+        """See `ChunkPolicy.planned`."""
+        return self._graph({**observation, NOISE: noise})
+
+    def chosen(
+        self, observation: Mapping[str, Array], base_action: Floats | None, noise: Floats | None
+    ) -> Floats:
+        """See `Policy.chosen`; there is nothing to sample with."""
+        return self._graph({**observation, BASE_ACTION: base_action})
+
+
+def is_exported(folder: Path) -> bool:
+    """Whether a folder with a `policy.json` is one of these, and not a checkpoint."""
+    return (folder / PLAN_GRAPH).is_file() or (folder / ACT_GRAPH).is_file()
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """Read `policy.json` of a folder.
+
+    Raises:
+        PolicyError: It is damaged, or of another format.
+    """
+    path = folder / DESCRIPTION_FILE
+    try:
+        description = json.loads(path.read_bytes())
+        version = description["exported"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PolicyError(f"{path} is no exported policy", got=repr(error)) from error
+    if version != FORMAT_VERSION:
+        raise PolicyError(
+            f"the format of {path} differs",
+            got=version,
+            expected=FORMAT_VERSION,
+            hint="export the policy again with this version of robot_rl",
+        )
+    return dict(description)
+
+
+def load(folder: Path) -> Behaviour:
+    """Read an exported policy; it acts as a behaviour, but is not trained or saved.
+
+    Raises:
+        PolicyError: A file is missing, damaged, or of another export.
+        MissingExtra: onnxruntime is not installed.
+    """
+    description = describe(folder)
+    try:
+        for name, expected in description[GRAPHS].items():
+            if (found := checksum(folder / name)) != expected:
+                raise PolicyError(
+                    f"{folder / name} is damaged, or of another export",
+                    got=found,
+                    expected=expected,
+                )
+        seen = description["vision"]
+        vision = None if seen is None else ExportedVision(Graph(folder / VISION_GRAPH), seen)
+        policy = ExportedPolicy(folder, description["policy"])
+        interface = Interface(
+            str(description["task"]),
+            float(description["control_rate_hz"]),
+            tuple(str(name) for name in description["action_names"]),
+        )
+        steps, version = int(description["execute_steps"]), int(description["version"])
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise PolicyError(f"{folder / DESCRIPTION_FILE} is damaged", got=repr(error)) from error
+    # They answer what a runner and a behaviour ask, but are no modules.
+    acting, sees = cast("Policy", policy), cast("ImageEncoder | None", vision)
+    return Behaviour(acting, interface, steps, version=version, vision=sees)
+
+
+def identity(folder: Path) -> str:
+    """The checksum of a checkpoint's policy, which its export keeps."""
+    if is_exported(folder):
+        return str(describe(folder)[IDENTITY])
+    from policies import checkpoint  # late: loads torch
+
+    return checkpoint.checksum(folder)
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,75 @@
+"""One call of the network from noise to a clean chunk, taught by a chain on the same noise.
+
+A deterministic chain maps each noise z to one chunk, so a network f can learn the map itself, as
+RL-100 does for deployment:
+
+    min_f E_z ‖f(z, s) − chain(z, s)‖²
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from policies.denoisers import Denoiser
+from policies.networks import standard_normal
+from policies.processes.base import Process, masked_mean_square
+
+
+class OneStep(Process):
+    """The denoiser's answer to pure noise is the chunk.
+
+    Args:
+        denoiser: The network.
+        time: (E,) embedded time at which it is asked, always the same; None: zeros.
+    """
+
+    def __init__(self, denoiser: Denoiser, *, time: Sequence[float] | None = None) -> None:
+        super().__init__(denoiser, 1, deterministic=True)
+        asked = [0.0] * denoiser.embedding if time is None else [float(value) for value in time]
+        self.options = {"time": asked}
+        self.register_buffer("_times", torch.tensor([asked]), persistent=False)
+        self.register_buffer("_std", torch.zeros(1, 1, 1), persistent=False)
+
+    @classmethod
+    def student(cls, teacher: Process) -> OneStep:
+        """Give one to be taught, which begins with a copy of the teacher's network.
+
+        It is asked at the teacher's noisiest time, where a network that predicts clean chunks, as
+        that of DDIM by default, is nearly right from the start.
+        """
+        denoiser = copy.deepcopy(teacher.denoiser).requires_grad_(True)
+        return cls(denoiser, time=teacher.first_time.tolist())
+
+    def transition(self, x: Tensor, index: int | Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the clean chunk, and a standard deviation of 0."""
+        return self.denoiser(x, self._times, features), self._std[index]
+
+    def distillation_loss(
+        self, teacher: Process, features: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        """Give the mean square of what is left to a deterministic teacher's chunks (scalar).
+
+        Args:
+            teacher: The chain; it gets no gradient.
+            features: (B, F) encoded observations.
+            generator: Source of the noise.
+        """
+        noise = standard_normal((len(features), *teacher.noise_shape), features, generator)
+        with torch.no_grad():
+            taught = teacher.sample(features, noise)[:, -1]
+        return (self.sample(features, noise)[:, -1] - taught).square().mean()
+
+    def loss(
+        self, actions: Tensor, features: Tensor, valid: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        """Give the mean square to chunks that were shown: where several fit, their mean is best.
+
+        So it only holds what was distilled near to them. A policy that shall keep several ways
+        apart is cloned into a chain, and distilled.
+        """
+        noise = standard_normal((len(actions), *self.noise_shape), actions, generator)
+        return masked_mean_square(self.sample(features, noise)[:, -1] - actions, valid)

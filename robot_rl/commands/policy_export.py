@@ -1,0 +1,67 @@
+"""`robot-rl export-policy`: a policy for a robot computer without torch, and its card."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+
+from policies import exported
+from policies.export import export
+from robot_rl.commands.runs import load_resolved
+from robot_rl.errors import RobotRLError
+from robot_rl.evaluation.card import card
+from robot_rl.evaluation.evaluate import conditions
+from robot_rl.processes.files import new_folder
+from robot_rl.processes.machine import source_commit
+from robot_rl.run import (
+    CELL_FILE,
+    CONFIG_FILE,
+    RunDirectory,
+    open_policy,
+    policy_checkpoint,
+    policy_folder,
+)
+
+CARD = "CARD.md"
+
+
+def run(path: str, out: str, *, policy: str) -> None:
+    """Write the policy of a run, or of one of its checkpoints, into a new folder.
+
+    The folder is a run directory too: robot-rl run and evaluate work in it.
+    """
+    target = Path(out)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RobotRLError(f"{target} exists", hint="name a folder that is not there")
+    directory = RunDirectory.around(path, with_policy=True)
+    folder = policy_folder(path)
+    if folder is None:
+        named = policy_checkpoint(directory, policy)
+        folder = directory.complete_folder(named) / "policy"
+        behaviour, steps = open_policy(directory.path, policy)
+    elif exported.is_exported(folder):
+        raise RobotRLError(f"{path} is an exported policy already", hint="name its run")
+    else:
+        behaviour, steps = open_policy(path)
+        named = str(Path(path).absolute().relative_to(directory.path))
+    config = load_resolved(directory.path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with new_folder(target, target.with_name(f".{target.name}.partial")) as partial:
+        facts = {
+            "robot_rl": version("robot_rl"),
+            "commit": source_commit(),
+            "run": directory.path.resolve().name,
+            "checkpoint": named,
+            exported.IDENTITY: exported.identity(folder),
+            "environment_steps": steps,
+            **conditions(config),
+        }
+        apart = export(partial, behaviour, facts)
+        for name in (CONFIG_FILE, CELL_FILE):
+            if (directory.path / name).is_file():
+                shutil.copy(directory.path / name, partial / name)
+        text = card(directory, exported.describe(partial))
+        (partial / CARD).write_text(text, encoding="utf-8")
+    print(f"{named} of {directory.path}: the largest difference from torch is {apart:.1e}")
+    print(f"written to {target}: robot-rl run {target} plays it; {target / CARD} is its card")

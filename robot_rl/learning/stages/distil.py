@@ -1,0 +1,147 @@
+"""The deployed policy, distilled into a student that needs one call of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from policies import registry
+from policies.behaviour import Behaviour
+from policies.columns import FEATURES
+from policies.compute import compute_device, explained_memory
+from policies.diffusion import DiffusionPolicy
+from policies.improved import ImprovedPolicy
+from policies.networks import seeded
+from policies.processes.one_step import OneStep
+from robot_rl.config import check_least
+from robot_rl.data.episodes import Episode
+from robot_rl.data.transfer import DatasetEpisodes, EpisodeSource, Selection
+from robot_rl.errors import RobotRLError
+from robot_rl.learning.algorithms.behavior_cloning import CloningOptions
+from robot_rl.learning.demonstrations import first_episodes
+from robot_rl.learning.recipe import Stage
+from robot_rl.learning.stages.clone import shown_training
+from robot_rl.learning.workbench import Workbench
+from robot_rl.replay.catalogue import is_store
+from robot_rl.replay.reader import StoreEpisodes
+from robot_rl.replay.rows import EpisodeRows
+from robot_rl.run import CLONED, STUDENT, RunDirectory, load_policy, policy_checkpoint
+
+_JUDGED = 1024  # observations on which student and teacher are compared at the end
+
+
+class Distil(Stage):
+    """Teaches a one-step student what the deployed policy does, on what the run has seen.
+
+    The student keeps its teacher's encoders and normalisers.
+    """
+
+    needs = (CLONED,)
+    makes = (STUDENT,)
+
+    def check(self, config: DictConfig) -> None:
+        """Check numbers, and that there is such a device; a `RobotRLError` says what is wrong."""
+        check_least(config, {"distil.updates": 1, "distil.batch_size": 1})
+        compute_device(config)
+
+    @explained_memory("lower distil.batch_size, or add device=cpu")
+    def run(self, bench: Workbench) -> None:
+        """Train and save."""
+        torch.set_num_threads(1)
+        config, run = bench.config, bench.run
+        behaviour, steps = load_policy(run)
+        policy = behaviour.to(bench.device).policy
+        teacher = policy.acting if isinstance(policy, ImprovedPolicy) else policy
+        if not isinstance(teacher, DiffusionPolicy):
+            raise RobotRLError(
+                "only a diffusion or flow policy can be distilled",
+                got=f"the deployed policy of {run.path}, which is {teacher.kind}",
+                hint="learn with an algorithm that improves the cloned policy itself, such as"
+                " algorithm=action_gradient",
+            )
+        rows = recorded(config, run, behaviour)
+        options: CloningOptions = registry.make(config.distil)
+        lesson = Lesson(teacher)
+        taught = shown_training(lesson, rows, options, int(config.seed), "distilling")
+        difference = taught.difference(rows, _JUDGED)
+        bench.note({"distilled_steps": steps, "student_difference": difference})
+        bench.say(
+            f"on {len(rows.indices):,} recorded steps the student's actions, in [-1, 1], differ"
+            f" from its teacher's by {difference:.3f} (root mean square)"
+        )
+        state = {"environment_steps": steps, "teacher": policy_checkpoint(run)}
+        bench.checkpoint(STUDENT, replace(behaviour, policy=taught.student), state=state)
+
+
+class Lesson(nn.Module):
+    """A teacher and the student that learns from it; what `fit` trains is the student's network."""
+
+    def __init__(self, teacher: DiffusionPolicy) -> None:
+        super().__init__()
+        self.teacher = teacher.under(teacher.process.noiseless()).requires_grad_(False)
+        self.process = OneStep.student(self.teacher.process)
+        self.student = self.teacher.under(self.process)
+        self.horizon = teacher.horizon
+        self.observation_steps = teacher.observation_steps
+
+    @property
+    def cloning_fields(self) -> tuple[str, ...]:
+        """Names of the batch columns that `loss` reads."""
+        return tuple(self.teacher.observation)
+
+    def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
+        """Give the distillation loss on a batch of observations (B, n, ...)."""
+        features = self.teacher.encoder(batch)
+        return self.process.distillation_loss(self.teacher.process, features, generator)
+
+    @torch.no_grad()
+    def difference(self, rows: EpisodeRows, count: int) -> float:
+        """Root mean square of what the student's actions differ by on some of the rows."""
+        rng, steps = np.random.default_rng(0), self.observation_steps
+        seen = rng.choice(rows.indices, min(count, len(rows.indices)), replace=False)
+        # The history within an episode does not matter here: the row stands for all of it.
+        batch = {n: rows.arrays[n][seen][:, None].repeat(steps, 1) for n in self.cloning_fields}
+        noise = torch.randn(len(seen), *self.teacher.noise_shape, generator=seeded(0))
+        apart = self.student.plan(batch, noise) - self.teacher.plan(batch, noise)
+        return float(apart.square().mean().sqrt())
+
+
+def recorded(config: DictConfig, run: RunDirectory, behaviour: Behaviour) -> EpisodeRows:
+    """What a policy observes in all episodes that a run has recorded, with the actions.
+
+    Raises:
+        NotEnoughData: There is no step.
+    """
+    names = [name for name in behaviour.policy.observation if name != FEATURES]
+    parts: dict[str, list[Any]] = {name: [] for name in (*names, "action")}
+    ends: list[int] = []
+    for episode in _episodes(config, run):
+        for name, column in parts.items():
+            if name != FEATURES:
+                column.append(episode.rows[name].copy())
+        if behaviour.vision is not None:
+            images = {name: episode.rows[name] for name in behaviour.vision.cameras}
+            parts.setdefault(FEATURES, []).append(behaviour.vision.encode(images))
+        ends.append(len(episode.rows) + (ends[-1] if ends else 0))
+    arrays = {name: np.concatenate(column) for name, column in parts.items() if column}
+    return EpisodeRows(arrays, ends)
+
+
+def _episodes(config: DictConfig, run: RunDirectory) -> Iterator[Episode]:
+    """The episodes of the store, among which are the first ones, and of the other recordings."""
+    known = (run.reward_examples, run.demonstrations, run.exploration)
+    paths = [path for path in sorted(run.path.glob("*.zarr")) if path not in known]
+    sources: list[EpisodeSource] = []
+    if is_store(run.store):
+        sources.append(StoreEpisodes(run.store, None, Selection()))
+    else:
+        paths.append(first_episodes(config, run).path)
+    sources += [DatasetEpisodes(path, Selection()) for path in paths]
+    for source in sources:
+        yield from source.episodes()

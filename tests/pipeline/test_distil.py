@@ -1,0 +1,60 @@
+"""From a policy to its student, and to a folder that a robot computer plays."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_runs import lines
+
+from policies.processes.one_step import OneStep
+from robot_rl import cli
+from robot_rl.run import RunDirectory, load_policy
+
+CERTAIN = ("task.environment.tolerance=1.0", "task.environment.angle_tolerance=3.0")
+
+
+@pytest.fixture
+def told(folder, capsys, monkeypatch):
+    """Give what runs a command, and returns its exit code and all that it printed."""
+    monkeypatch.chdir(folder)
+
+    def run(*words):
+        code = cli.main(list(words))
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    return run
+
+
+def test_a_student_is_taught_and_measured_beside_its_teacher(folder, told):
+    code, said = told("evaluate", "evaluation.policy=student", "episodes=4")
+    assert code == 2
+    assert "has no student; next: robot-rl distil" in said
+    code, said = told("distil", "distil.updates=100")
+    assert code == 0, said
+    student, _ = load_policy(RunDirectory(folder / "runs/latest"), "student")
+    assert isinstance(student.policy.process, OneStep)
+    code, said = told("evaluate", "evaluation.policy=student", "episodes=4", *CERTAIN)
+    assert code == 0, said
+    assert "on the same scenes: 4 of 4 against 4 of 4" in said
+    records = lines(folder / "runs/latest/evaluate.jsonl")
+    assert [record["evaluated"] for record in records] == ["deployed", "student"]
+
+
+def test_an_exported_policy_is_played_and_has_a_card(folder, told):
+    pytest.importorskip("onnx", reason="needs the extra export")
+    pytest.importorskip("onnxruntime", reason="needs the extra export")
+    assert told("evaluate", "episodes=4", "evaluation.videos=0")[0] == 0
+    code, said = told("export-policy", "latest", "out")
+    assert code == 0, said
+    card = (folder / "out/CARD.md").read_text()
+    assert "| **this one** |" in card
+    assert "| cloning.updates | 60 | 3000 |" in card
+    assert "| demonstrations.zarr | 4 | 4 |" in card
+    code, said = told("run", "out", "episodes=2", *CERTAIN)
+    assert code == 0, said
+    assert "2 of 2 attempts succeeded" in said
+    code, said = told("compare", "latest", "out", "scenes=2")
+    assert code == 0, said
+    code, said = told("compare", "out", "out", "scenes=2")
+    assert "are the same policy" in said
+    assert "out exists" in told("export-policy", "latest", "out")[1]
