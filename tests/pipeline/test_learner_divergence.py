@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from tiny_runs import TINY, RunServer, act_for
 
 from robot_rl.config import compose
-from robot_rl.learner import Learner, LearningDiverged
+from robot_rl.learner import Learner
+from robot_rl.learning.algorithms.base import LearningDiverged
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent
