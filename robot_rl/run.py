@@ -6,7 +6,7 @@
         demonstrations.zarr/           episodes
         exploration.zarr/              without demonstrations: episodes of random actions; with
                                        cameras: episodes for the image encoder
-        gathered.zarr/                 what improved policies have done between online learning
+        gathered.zarr/                 episodes of the rounds of a recipe such as rl100
         corrections.zarr/              what an operator corrected before online learning
         reward.zarr/  store/           examples for a success classifier; the replay store
         spool/actor-1.rows             steps of an actor that are not in the store yet
@@ -16,12 +16,13 @@
         checkpoints/offline/           what was learned from recorded episodes alone
         checkpoints/step_0000500/      the policy at an evaluation
         checkpoints/accepted/          the policy that a gate has accepted last; at first the clone
-        checkpoints/candidate/         what is improved, and to be accepted or not
+        checkpoints/candidate/         what goes on being improved; round_1/ as it was judged then
         checkpoints/last/              the learner's full state
         checkpoints/student/           what `robot-rl distil` has made of the deployed policy
         checkpoints/reward/            a success classifier
         stages.jsonl                   which stages of the recipe have run, and how long
         episodes.jsonl learner.jsonl evaluations.jsonl corrections.jsonl
+        gate.jsonl                     what a gate has decided, and why
         evaluate.jsonl compare.jsonl   what `robot-rl evaluate`, `certify` and `compare` have found
         attempts.jsonl                 what became of each attempt of `robot-rl run`
         faults.jsonl recorder/         what kept the robot from going on; MCAP of all topics
