@@ -273,8 +273,8 @@ COMMANDS: dict[str, Command] = {
         "robot_rl.commands.policy_export:run",
         "Write a policy as ONNX files, for a robot computer without torch.",
         "Of the one that `train` has decided to deploy, or of the one that `which` names; RUN may"
-        " be a checkpoint too. OUT is made: the files, checked to be equal to the policy, policy.json,"
-        " the run's configuration and CARD.md, which says where the policy comes from and how good"
+        " be a checkpoint too. OUT is made: the files, checked to be equal to the policy, the"
+        " description policy.json, the run's configuration and CARD.md, which says where the policy comes from and how good"
         " it was found to be. robot-rl run OUT plays it; it needs the extra onnx-runtime, and this"
         " command the extra export.",
         arguments=("RUN", "OUT"),
