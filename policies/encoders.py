@@ -131,9 +131,9 @@ class StateEncoder(nn.Module):
 def camera_image(
     observation: ObservationBatch, name: str, cameras: Mapping[str, Sequence[int]]
 ) -> Tensor:
-    """Give the images of a camera as they are, uint8 (..., H, W, 3).
+    """Give the images of a camera as they are, uint8 (..., H, W, 3), or its points (..., N, C).
 
-    `cameras` has the (H, W, 3) of all that are expected; what is no camera is ignored.
+    `cameras` has the shapes of all that are expected; what is no camera is ignored.
 
     Raises:
         PolicyError: The camera is missing, or has images of another size.
@@ -141,12 +141,13 @@ def camera_image(
     if name not in observation:
         raise PolicyError(
             f"the observation lacks the camera {name!r}",
-            got=sorted(key for key in observation if key.startswith("images/")),
+            got=sorted(key for key in observation if key.startswith(("images/", "points/"))),
             expected=sorted(cameras),
             hint="configure the cameras that the policy was trained with",
         )
     image = torch.as_tensor(observation[name])
-    size, expected = tuple(image.shape[-3:]), tuple(cameras[name])
+    expected = tuple(cameras[name])
+    size = tuple(image.shape[-len(expected) :])
     if size != expected:
         raise PolicyError(
             f"the camera {name!r} has images of another size",

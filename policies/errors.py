@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from collections.abc import Iterable
 from types import ModuleType
 
@@ -26,6 +27,10 @@ class RobotRLError(Exception):
         expected: object = None,
         hint: str | None = None,
     ) -> None:
+        if got is not None or expected is not None or hint is not None:
+            problem, further = _within(problem)
+            got, more = (got, "") if got is None else _within(str(got))
+            hint = "; ".join(filter(None, (further, more, hint))) or None
         parts = [problem]
         if got is not None:
             parts.append(f"got: {got}")
@@ -34,6 +39,13 @@ class RobotRLError(Exception):
         if hint is not None:
             parts.append(f"next: {hint}")
         super().__init__("; ".join(parts))
+
+
+def _within(words: str) -> tuple[str, str]:
+    """What another error says as a part of one: what is wrong, and what to do next."""
+    told, _, hint = words.partition("; next: ")
+    problem, *parts = re.split("; (?=got: |expected: )", told)
+    return f"{problem} ({', '.join(parts)})" if parts else problem, hint
 
 
 class PolicyError(RobotRLError):

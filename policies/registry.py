@@ -168,6 +168,19 @@ def takes(config: Mapping[str, Any], argument: str) -> bool:
     return argument in inspect.signature(find(config.get("_target_"))).parameters
 
 
+def check_arguments(config: Mapping[str, Any]) -> None:
+    """Check that what `config["_target_"]` names takes the other keys; nothing is made.
+
+    Raises:
+        RegistryError: As `find`, or it, or a part in it with a `_target_`, does not.
+    """
+    name, values = config.get("_target_"), {k: v for k, v in config.items() if k != "_target_"}
+    _checked_signature(str(name), find(name), values)
+    for value in values.values():
+        if isinstance(value, Mapping) and "_target_" in value:
+            check_arguments(value)
+
+
 @functools.cache
 def _plugins() -> tuple[str, ...]:
     """Names of the packages that the entry points name."""
@@ -261,17 +274,14 @@ def _made(value: Any) -> Any:
     return value
 
 
-def _called(name: str, target: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    """Call it, but say what does not fit before the call hides that in a traceback."""
-    missing = sorted(getattr(target, "__abstractmethods__", ()))
-    if missing:
-        raise RegistryError(
-            f"the class {name} is not complete", hint=f"give it a method {', '.join(missing)}"
-        )
+def _checked_signature(
+    name: str, target: Callable[..., Any], values: Mapping[str, Any]
+) -> inspect.Signature | None:
+    """The arguments that it takes, if it says so; `RegistryError` where it does not take these."""
     try:
         signature = inspect.signature(target)
     except (TypeError, ValueError):
-        return target(**values)  # a class of a compiled module; its own error is all there is
+        return None
     parameters = signature.parameters.values()
     accepted = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -283,6 +293,20 @@ def _called(name: str, target: Callable[..., Any], values: Mapping[str, Any]) ->
             expected=accepted,
             hint=did_you_mean(unknown[0], accepted),
         )
+    return signature
+
+
+def _called(name: str, target: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    """Call it, but say what does not fit before the call hides that in a traceback."""
+    missing = sorted(getattr(target, "__abstractmethods__", ()))
+    if missing:
+        raise RegistryError(
+            f"the class {name} is not complete", hint=f"give it a method {', '.join(missing)}"
+        )
+    signature = _checked_signature(name, target, values)
+    if signature is None:
+        return target(**values)  # a class of a compiled module; its own error is all there is
+    accepted = list(signature.parameters)
     try:
         signature.bind(**values)
     except TypeError as error:

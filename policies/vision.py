@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,14 +42,19 @@ class ImageEncoder(nn.Module):
     millimetres are not small numbers.
 
     Args:
-        cameras: Observation name → shape (height, width, 3) of its images.
+        cameras: Observation name → shape (height, width, 3) of its images; others are ignored.
         backbone: ``class`` and options of the backbone; see `policies.backbones`.
         hidden: Width of the layer that joins the cameras.
         features: Number of features, beside the estimate.
         motion_scale: What the estimate is divided by: metres, then radians, (2,).
         fine_scale: Translation [m] at which the fine estimate begins to saturate.
         generator: Source of the initial weights.
+
+    Attributes:
+        sees: How the names of the observations begin that it is for.
     """
+
+    sees: ClassVar[str] = "images/"
 
     def __init__(
         self,
@@ -63,14 +68,18 @@ class ImageEncoder(nn.Module):
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        self.cameras = {name: tuple(map(int, shape)) for name, shape in cameras.items()}
+        own = {name: shape for name, shape in cameras.items() if name.startswith(self.sees)}
+        self.cameras = {name: tuple(map(int, shape)) for name, shape in own.items()}
         if not self.cameras:
-            raise PolicyError("an image encoder needs a camera", got="none", expected="one or more")
+            raise PolicyError(
+                "an image encoder needs a camera",
+                got=sorted(cameras) or "none",
+                expected=f"one or more of {self.sees}<camera>",
+                hint="name it in observation.cameras; for points with their number, such as"
+                " [{name: front, points: 256}]",
+            )
         for name, shape in self.cameras.items():
-            if len(shape) != 3 or shape[-1] != 3:
-                raise PolicyError(
-                    f"the camera {name!r} gives no RGB images", got=shape, expected="(H, W, 3)"
-                )
+            self._check(name, shape)
         self.hidden, self.bottleneck = int(hidden), int(features)
         self.motion_scale = [float(value) for value in motion_scale]
         self.fine_scale = float(fine_scale)
@@ -114,17 +123,27 @@ class ImageEncoder(nn.Module):
         """
         parts = []
         lead: tuple[int, ...] = ()
-        weight = self.motion.weight
-        for name in self.cameras:
-            image = camera_image(images, name, self.cameras).to(weight.device)
-            lead = tuple(image.shape[:-3])
-            pixels = image_pixels(image, weight.dtype)
-            parts.append(self.backbone(pixels.contiguous(memory_format=torch.channels_last)))
+        for name, shape in self.cameras.items():
+            image = camera_image(images, name, self.cameras).to(self.motion.weight.device)
+            lead = tuple(image.shape[: -len(shape)])
+            parts.append(self.backbone(self._scaled(image)))
         joined = self.join(torch.cat(parts, -1))
         motion = self.motion(joined)
         metres = motion[:, :_TRANSLATION] * self.motion_scale[0]
         fine = (metres / self.fine_scale).tanh()
         return torch.cat([self.summary(joined), fine, motion], -1).reshape(*lead, self.features)
+
+    def _check(self, name: str, shape: Sequence[int]) -> None:
+        """Raise `PolicyError` where a camera gives something else."""
+        if len(shape) != 3 or shape[-1] != 3:
+            raise PolicyError(
+                f"the camera {name!r} gives no RGB images", got=shape, expected="(H, W, 3)"
+            )
+
+    def _scaled(self, images: Tensor) -> Tensor:
+        """What the backbone sees of images (..., H, W, 3): (N, 3, H, W)."""
+        pixels = image_pixels(images, self.motion.weight.dtype)
+        return pixels.contiguous(memory_format=torch.channels_last)
 
     @torch.no_grad()
     def encode(self, images: ObservationBatch) -> Array:

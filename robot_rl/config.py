@@ -30,6 +30,7 @@ from yaml import YAMLError
 from policies import registry
 from robot_rl.errors import RobotRLError, nearest
 from robot_rl.processes.resources import choice_file, config_places, find_resource
+from robot_rl.ros.nodes import joined
 from robot_rl.run import CELL_FILE
 
 # Strings of which only some are valid.
@@ -37,6 +38,8 @@ VALUES = {"clock": ("stepped", "realtime"), "device": ("auto", "cpu", "cuda")}
 # How a value that must be given is written, by the last word of its key.
 _WRITTEN = {"pose": "[x,y,z,qx,qy,qz,qw]", "names": "[NAME,NAME,...]"}
 _NOT_GIVEN = "not given"
+# What each of `arms` may have of its own.
+_OF_ARM = ("robot", "nodes", "simulation", "task", "observation")
 # What an entry of `observation.cameras` is that does not say so.
 _CAMERA = "robot_rl.env.sim.cameras.CameraOptions"
 
@@ -140,6 +143,7 @@ def composed(overrides: Sequence[str], cell: Cell | None = None) -> DictConfig:
     if cell is not None:
         config.cell = str(cell.path)  # absolute: a run is gone on with from other folders too
     _complete_cameras(config)
+    _complete_arms(config)
     resolved = _resolved(config)
     for override in values:
         keep_type(override.key_or_group, defaults, resolved)
@@ -164,12 +168,29 @@ def _with_cell(cell: Cell, groups: Mapping[str, Sequence[str]], typed: Sequence[
             raise ConfigError(f"the cell is one of robot={robot}", got=f"robot={asked}", hint=hint)
         defaults, values = _resolved(config), {}
         for key, value in cell.values.items():
-            if key != "nodes":  # which may have further ones, with parameters of any driver
-                check_key(key, value, defaults)
-            values[key] = _of_same_type(key, defaults[key], value)
+            values[key] = _checked(key, value, defaults)
     except ConfigError as error:
         raise ConfigError(f"{cell.path}: {error}") from error
     return OmegaConf.merge(config, values)  # type: ignore[return-value]
+
+
+def _checked(key: str, value: Any, defaults: Mapping[str, Any]) -> Any:
+    """A value of a cell, whose key and type are those of a default."""
+    if key == "arms" and isinstance(value, Mapping):
+        return {arm: _checked_arm(arm, own or {}, defaults) for arm, own in value.items()}
+    if key not in defaults or key != "nodes":  # which may have further ones, of any driver
+        check_key(key, value, defaults)
+    return _of_same_type(key, defaults[key], value)
+
+
+def _checked_arm(arm: str, own: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    if not arm.isidentifier() or not isinstance(own, Mapping):
+        raise ConfigError("an arm of `arms` cannot be read", got={arm: own}, expected="left: {}")
+    shared = {key: defaults[key] for key in _OF_ARM if key in defaults}
+    try:
+        return {key: _checked(key, value, shared) for key, value in own.items()}
+    except ConfigError as error:
+        raise ConfigError(f"arms.{arm}: {error}") from error
 
 
 def _chosen_by_task(task: str) -> set[str]:
@@ -187,7 +208,7 @@ def _apply(override: Override, config: DictConfig, defaults: Mapping[str, Any]) 
     """Set, add or delete a value, as Hydra does it where there is no cell."""
     key, value = override.key_or_group, override.value()
     if not override.is_add() and not override.is_force_add():
-        check_key(key, value, defaults)
+        check_key(key, value, _with_shared(key, defaults))
     elif override.is_add() and not isinstance(value, dict | list) and key in flatten(defaults):
         raise ConfigError(f"{key} is there already", got=f"+{key}", hint=f"write {key}={value}")
     if override.is_delete():
@@ -195,6 +216,16 @@ def _apply(override: Override, config: DictConfig, defaults: Mapping[str, Any]) 
         del (OmegaConf.select(config, above) if above else config)[name]
     else:
         OmegaConf.update(config, key, value)
+
+
+def _with_shared(key: str, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same with all that the arm of a key shares with others beside what it has of its own."""
+    arms, parts = defaults["arms"], key.split(".")
+    if parts[0] != "arms" or len(parts) < 3 or parts[1] not in arms:
+        return defaults
+    shared = {name: defaults[name] for name in _OF_ARM if name in defaults}
+    own = OmegaConf.to_container(OmegaConf.merge(shared, arms[parts[1]]))
+    return {**defaults, "arms": {**arms, parts[1]: own}}
 
 
 def _complete_cameras(config: DictConfig) -> None:
@@ -208,6 +239,25 @@ def _complete_cameras(config: DictConfig) -> None:
         camera.setdefault("_target_", _CAMERA)
         if camera.name in [other.name for other in cameras[:number]]:
             raise ConfigError("two of observation.cameras have one name", got=camera.name)
+
+
+def _complete_arms(config: DictConfig) -> None:
+    """Let each of `arms` say all of itself: its own values, and those that it shares."""
+    shared = OmegaConf.merge(config, {"choices": config.choices})
+    shared.arms = {}
+    for arm, own in config.arms.items():
+        whole: DictConfig = OmegaConf.merge(shared, own)  # type: ignore[assignment]
+        _complete_cameras(whole)
+        if "namespace" in whole.robot:
+            whole.robot.namespace = joined(str(whole.robot.namespace), str(arm))
+        resolved = _resolved(whole)
+        config.arms[arm] = {key: resolved[key] for key in _OF_ARM if key in resolved}
+
+
+def missing_keys(config: DictConfig) -> list[str]:
+    """The keys that must be given and are not; what arms share is asked for at each of them."""
+    shared = tuple(f"{key}." for key in _OF_ARM) if config.arms else ()
+    return sorted(key for key in OmegaConf.missing_keys(config) if not key.startswith(shared))
 
 
 def on_stepped_clock(config: DictConfig) -> DictConfig:
@@ -264,7 +314,9 @@ def _defaults(config: DictConfig) -> Mapping[str, Any]:
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:
-    """The values; one that refers to a missing value is `_NOT_GIVEN`."""
+    """The values; one that refers to a missing value is `_NOT_GIVEN`. Of `arms` as they are."""
+    arms = OmegaConf.to_container(config.arms)
+    config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "arms"])
     missing = [key for key, value in flatten(config).items() if value == "???"]
     config = copy.deepcopy(config) if missing else config
     for key in missing:
@@ -280,18 +332,20 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
         ) from error
     for *path, last in (key.split(".") for key in missing):
         functools.reduce(operator.getitem, path, plain)[last] = "???"
+    plain["arms"] = arms
     return plain  # type: ignore[no-any-return]
 
 
 def check_missing(config: DictConfig) -> None:
     """Raise `ConfigError` where something is missing that must be given."""
-    missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
+    if missing := missing_keys(config):
         ends = (re.split("[._]", key)[-1] for key in missing)
         given = (f"{k}={_WRITTEN.get(e, 'VALUE')}" for k, e in zip(missing, ends, strict=True))
         task = choice_file("task", config.choices.task)
         files = {task if key.startswith("task.") else config.cell for key in missing} - {None}
         into = f"write them into {' and '.join(sorted(map(str, files)))}, or " if files else ""
+        if config.cell is None and any(key.startswith(("nodes.", "robot.")) for key in missing):
+            into = "name the file of your robot with cell=PATH, or "
         problem = f"these values have no default and must be given: {', '.join(missing)}"
         raise ConfigError(problem, hint=f"{into}add {' '.join(given)}")
 

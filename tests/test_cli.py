@@ -117,10 +117,12 @@ def test_help_and_mistakes_load_no_torch(tmp_path: Path):
         (["train", "task=peg_insret"], "peg_insert, peg_insert_hard", "mean task=peg_insert?"),
         (["train", "policy=difusion"], "diffusion", "did you mean policy=diffusion?"),
         (["train", "algorithm=rpld"], "residual, rlpd", "did you mean algorithm=rlpd?"),
-        (["train", "algoritm.lr=1"], "algorithm, artifacts, bench", "did you mean algorithm?"),
+        (["train", "algoritm.lr=1"], "algorithm, arms, artifacts", "did you mean algorithm?"),
         (["train", "evaluation.episods=5"], "episodes, every_steps", "mean evaluation.episodes?"),
         (["train", "evaluation={episods: 5}"], "episodes, every", "mean evaluation.episodes?"),
         (["train", "clock=steped"], "stepped, realtime", "did you mean clock=stepped?"),
+        (["evaluate", "episode=5"], "episodes, seed", "did you mean episodes?"),
+        (["run", "most_failure=5"], "episodes, most_failures", "did you mean most_failures?"),
         (["train", "seed"], "key=value", "next:"),
         (["train", "seed=1,2"], "one value", "one run for each"),
         (["train", "dataset=a=b"], "key=value", "\"dataset='a=b'\""),
@@ -245,7 +247,9 @@ def test_what_has_no_default_is_asked_for(word):
 
 def test_a_robot_without_a_reset_pose_is_refused_with_the_line_to_write():
     address = "nodes.arm.parameters.driver.host=192.168.1.10"
-    written = re.escape("next: add nodes.arm.parameters.reset.pose=[x,y,z,qx,qy,qz,qw]")
+    written = re.escape(
+        "with cell=PATH, or add nodes.arm.parameters.reset.pose=[x,y,z,qx,qy,qz,qw]"
+    )
     with pytest.raises(ConfigError, match=f"{written}$"):
         compose(["robot=ur", address])
 

@@ -7,8 +7,17 @@ import pytest
 
 from policies import registry
 from robot_rl import cli
-from robot_rl.commands.runs import compose_for_run, kept_cell, load_resolved, save_resolved
+from robot_rl.commands.preparation import check_robot
+from robot_rl.commands.runs import (
+    compose_for_run,
+    kept_cell,
+    load_resolved,
+    save_resolved,
+    working_run,
+)
 from robot_rl.config import ConfigError, compose
+from robot_rl.errors import RobotRLError
+from robot_rl.processes.group import ProcessDied
 from robot_rl.processes.resources import find_resource
 from robot_rl.ros.nodes import node_table
 from robot_rl.run import RunDirectory
@@ -118,6 +127,69 @@ def test_a_written_cell_asks_only_for_what_the_lab_knows(lab, capsys):
     assert (lab / "cell.yaml").read_text() == before
 
 
+def test_a_cell_of_two_arms_has_for_each_what_a_lab_has_of_one(lab, capsys):
+    cameras = "cameras=left/wrist:realsense:7,right/wrist:realsense:8,left/front:uvc:/dev/video0"
+    words = ["cell", "lab/two.yaml", "arm=ur", "arms=left,right", "gripper=robotiq", cameras]
+    assert cli.main(words) == 0
+    asked = re.findall(r"to fill in: (.*)", capsys.readouterr().out)[0].split(", ")
+    with pytest.raises(ConfigError) as missing:
+        compose(["cell=lab/two.yaml"])
+    assert all(key in str(missing.value) for key in asked)
+    given = [f"{key}={POSE if key.endswith('pose') else key}" for key in asked]  # each its own
+    slow = "arms.right.nodes.arm.parameters.rate_hz=50"
+    config = compose(["cell=lab/two.yaml", *given, slow, "robot.limits.max_tilt=0.1"])
+    table = {node.process: node for node in node_table(config)}
+    cameras_of = {"left": ["wrist_camera", "front_camera"], "right": ["wrist_camera"]}
+    devices = [f"{a}-{of}" for a in cameras_of for of in ("arm", "gripper", *cameras_of[a])]
+    assert list(table) == devices
+    hosts = [table[f"{arm}-arm"].driver["host"] for arm in cameras_of]
+    assert hosts == [f"arms.{arm}.nodes.arm.parameters.driver.host" for arm in cameras_of]
+    rates = [table[f"{arm}-arm"].parameters["rate_hz"] for arm in cameras_of]
+    assert rates == [100.0, 50.0]
+    assert config.arms.left.robot.limits.max_tilt == 0.6  # its own wins over what all share
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        (
+            "gripper: {paramters: {}}",
+            r"nodes\.gripper\.paramters; .* mean nodes\.gripper\.parameters",
+        ),
+        ("gripper: {parameters: {rate_h: 50}}", r"mean nodes\.gripper\.parameters\.rate_hz\?"),
+        ("gripper: {parameters: {driver: {gripper: {forse: 1}}}}", r"driver: .*'forse'.*'force'"),
+        ("cameras: {parameters: {frame_rate: 15}}", r"mean .*\.frame_rate_hz"),
+        ("arm: {parameters: {stop_foldr: here}}", r"mean .*\.stop_folder"),
+    ],
+)
+def test_a_mistyped_key_of_a_node_is_refused_by_doctor_and_by_what_would_move(
+    lab, capsys, node, said
+):
+    (lab / "cell.yaml").write_text(f"choices: {{robot: ros_sim}}\nnodes:\n  {node}\n")
+    for command in ("doctor", "collect"):
+        assert cli.main([command, "cell=lab"]) == cli.EXIT_ERROR
+        assert re.search(said, capsys.readouterr().err), command
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "left: {robot: {limits: {max_tlt: 0.1}}}",
+            r"arms\.left: .* did you mean robot.limits.max_til",
+        ),
+        ("left: {algorithm: {}}", r"arms\.left: unknown key 'algorithm'"),
+        ("left: 7", r"`arms` cannot be read; got: {'left': 7}"),
+        ("left: {nodes: {arm: {parameters: {limits: {max_forse: 1.0}}}}}", "max_forse"),
+    ],
+)
+def test_what_an_arm_of_several_cannot_have_is_refused(lab, line, said):
+    (lab / "cell.yaml").write_text(f"choices: {{robot: ros_sim}}\narms:\n  {line}\n  right: {{}}\n")
+    with pytest.raises(RobotRLError, match=said):
+        node_table(compose(["cell=lab"]))
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -125,6 +197,9 @@ def test_a_written_cell_asks_only_for_what_the_lab_knows(lab, capsys):
         (["cell", "other", "arm=ur", "cameras=a:webcam:1"], "cannot be read; got: a:webcam:1"),
         (["cell", "other", "arm=ur", "cameras=a:uvc"], "a camera cannot be read; got: a:uvc"),
         (["cell", "other", "arm=ur", "cameras=a:uvc:x,a:topics"], "two cameras have one name"),
+        (["cell", "other", "arm=ur", "arms=left"], "several arms cannot be read; got: left"),
+        (["cell", "other", "arm=ur", "arms=l,r", "cameras=a:topics"], "of no arm; got: a"),
+        (["cell", "other", "arm=ur", "arms=l,r", "teleop=joy"], "a device moves one arm alone"),
         (["cell", str(find_resource("configs").parent), "arm=ur"], "is inside robot_rl"),
     ],
 )
@@ -132,6 +207,33 @@ def test_a_cell_that_cannot_be_written_leaves_nothing(lab, capsys, words, said):
     assert cli.main(words) == cli.EXIT_ERROR
     assert said in capsys.readouterr().err
     assert not Path("other").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [(ConfigError("no such device"), False), (ProcessDied("the arm's node"), True)],
+)
+def test_a_refused_recording_leaves_no_run_but_the_words_of_a_process_that_died(lab, error, kept):
+    config = compose(["task=reach"])
+    with pytest.raises(type(error)), working_run(config) as run:  # noqa: PT012
+        (run.path / "logs").mkdir(exist_ok=True)
+        (run.path / "logs/arm.log").write_text("connected\n")
+        raise error
+    assert (run.path / "logs/arm.log").exists() == kept
+    assert Path("runs").exists() == kept
+
+
+def test_a_flight_recorder_of_a_simulation_without_topics_is_said_to_record_nothing(capsys):
+    check_robot(compose(["task=reach", "recorder.minutes=3"]))
+    assert "robot=sim has no topics: recorder.minutes records nothing" in capsys.readouterr().err
+
+
+def test_a_run_of_a_cell_on_another_robot_points_to_the_cell_of_that_one(lab):
+    made = compose(["cell=lab", RESET])
+    with pytest.raises(
+        ConfigError, match=r"must be given: .*; next: name .* with cell=PATH, or add"
+    ):
+        compose_for_run(["robot=franka"], made, elsewhere=True)
 
 
 def test_a_written_task_asks_only_for_what_the_lab_knows_and_says_what_success_is(lab, capsys):

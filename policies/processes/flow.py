@@ -133,7 +133,7 @@ class FlowNoise(_FlowMatching):
         std_bounds: Least and largest standard deviation, in normalised actions. It begins in the
             middle, as a ratio, everywhere.
         hidden: Widths of the hidden layers of the network σ_ψ.
-        noise: σ_ψ of another process, which is shared; None makes one.
+        noise_network: σ_ψ of another process, which is shared; None makes one.
     """
 
     def __init__(
@@ -143,24 +143,25 @@ class FlowNoise(_FlowMatching):
         steps: int = 10,
         std_bounds: Sequence[float] = (0.08, 0.16),
         hidden: Sequence[int] = (64, 64),
-        noise: nn.Module | None = None,
+        noise_network: nn.Module | None = None,
     ) -> None:
-        low, high = map(float, std_bounds)
-        if not 0 < low <= high:
+        bounds = [float(bound) for bound in std_bounds]
+        if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1]:
             raise PolicyError(
                 "the bounds of the flow's noise are out of order",
-                got=[low, high],
-                expected="0 < the first <= the second",
+                got=bounds,
+                expected="two, 0 < the first <= the second",
             )
+        low, high = bounds
         super().__init__(denoiser, steps, None)
         self.options = {
             "steps": self.steps,
-            "std_bounds": [low, high],
+            "std_bounds": bounds,
             "hidden": [int(width) for width in hidden],
         }
         self._low, self._ratio = low, high / low
         # The last layer is zero at first, so the hidden ones may be the same in every process.
-        self.noise = noise or mlp(
+        self.noise_network = noise_network or mlp(
             denoiser.embedding + denoiser.features,
             hidden,
             self.horizon * self.action_dimension,
@@ -174,12 +175,13 @@ class FlowNoise(_FlowMatching):
         time, (stays, moves) = self._at(index)
         mean = stays * x + moves * self.denoiser(x, time, features)
         seen = torch.cat([time.expand(len(features), -1), features], -1)
-        share = self.noise(seen).view(x.shape).sigmoid()
+        share = self.noise_network(seen).view(x.shape).sigmoid()
         return mean, self._low * self._ratio**share
 
     def varied(self, **options: Any) -> Process:
         """Give the same process with some other options; σ_ψ is shared where its shape stays."""
-        return super().varied(**{"noise": None if "hidden" in options else self.noise} | options)
+        shared = None if "hidden" in options else self.noise_network
+        return super().varied(**{"noise_network": shared} | options)
 
     def exploring(self, std: float) -> Process:
         """Give the same process with bounds that are at least `std`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import indent
 
 from omegaconf import OmegaConf
 
@@ -32,6 +33,13 @@ choices:                     # of configs/; one that is typed wins, as reward=cl
 task:
   tracked:
     reports_success: false   # nobody publishes the topic task/success, which reward=task needs
+"""
+_ARMS = """\
+# Of each arm, in a namespace of its name and with poses in its own base frame. What is the same for
+# all may stand outside of `arms`; task.tracked, with the start of the task, may be inside.
+arms:
+"""
+_ROBOT = """\
 robot:
   gripper: {gripper}
 {joints}\
@@ -42,7 +50,7 @@ robot:
 _JOINTS = """\
   joint_names: ???           # of the controller, in the order of its joint_states
 """
-_ARM = """\
+_NODES = """\
 nodes:
   arm:
     parameters:
@@ -96,16 +104,31 @@ _CAMERAS = {
     "topics": ("", "", (640, 480)),
 }
 _LAST_LIMIT = "max_force"
+_Camera = tuple[str, str, str]  # name, kind and device
 
 
-def write(path: str, *, arm: str | None, gripper: str, cameras: str, teleop: str) -> None:
-    """Write the file `path`, or `cell.yaml` in this folder; `ConfigError` where it is there."""
+def write(
+    path: str, *, arm: str | None, arms: str, gripper: str, cameras: str, teleop: str
+) -> None:
+    """Write the file `path`, or `cell.yaml` in this folder; `ConfigError` where it is there.
+
+    Several `arms`, by their names, have all of it each.
+    """
     if arm is None:
         raise ConfigError("which arm is it?", expected="arm=ur, franka, xarm or topics")
     check_value("teleop", teleop, group_choices()["teleop"])
-    seen = _cameras(cameras)
+    seen, names = _cameras(cameras), arms.split(",") if arms else []
+    if not all(map(str.isidentifier, names)) or len(names) != len(set(names)) or len(names) == 1:
+        raise ConfigError("names of several arms cannot be read", got=arms, expected="left,right")
+    if names and teleop != "none":
+        hint = "leave it out; several arms learn from imported demonstrations: robot-rl import"
+        raise ConfigError("a device moves one arm alone", got=f"teleop={teleop}", hint=hint)
+    for camera in seen:
+        if camera[0].rpartition("/")[0] not in (names or [""]):
+            expected = " or ".join(f"{name}/NAME" for name in names) or "NAME, without an arm"
+            raise ConfigError("a camera is of no arm", got=camera[0], expected=expected)
     file = Path(path) if Path(path).suffix in (".yaml", ".yml") else Path(path) / CELL_FILE
-    write_new(own_file(file), _text(path, arm, gripper, seen, teleop))
+    write_new(own_file(file), _text(path, arm, names, gripper, seen, teleop))
     print(f"next: robot-rl doctor cell={path}", flush=True)
 
 
@@ -124,15 +147,24 @@ def write_new(file: Path, text: str) -> None:
 
 
 def _text(
-    path: str, arm: str, gripper: str, cameras: list[tuple[str, str, str]], teleop: str
+    path: str, arm: str, arms: list[str], gripper: str, cameras: list[_Camera], teleop: str
 ) -> str:
+    observation = "pixels" if cameras else "state"
+    head = _HEAD.format(path=path, robot=arm, teleop=teleop, observation=observation)
+    if not arms:
+        return head + _text_of_arm(arm, gripper, cameras)
+    text = head + _ARMS
+    for name in arms:
+        seen = [(of.partition("/"), kind, device) for of, kind, device in cameras]
+        own = [(camera, kind, device) for (of, _, camera), kind, device in seen if of == name]
+        text += f"  {name}:\n" + indent(_text_of_arm(arm, gripper, own), "    ")
+    return text
+
+
+def _text_of_arm(arm: str, gripper: str, cameras: list[_Camera]) -> str:
     robot = find_resource(f"configs/robot/{arm}.yaml").read_text(encoding="utf-8")
     ros = find_resource("configs/robot/_ros.yaml").read_text(encoding="utf-8")
-    text = _HEAD.format(
-        path=path,
-        robot=arm,
-        teleop=teleop,
-        observation="pixels" if cameras else "state",
+    text = _ROBOT.format(
         gripper=str(gripper != "none").lower(),
         joints=_JOINTS if arm == "topics" else "",
         limits=_lines(ros, "workspace_low", _LAST_LIMIT),
@@ -142,7 +174,7 @@ def _text(
         for name, kind, _ in cameras:
             width, height = _CAMERAS[kind][2]
             text += f"    - {{name: {name}, width: {width}, height: {height}}}\n"
-    text += _ARM.format(
+    text += _NODES.format(
         force=_lines(robot, _LAST_LIMIT, _LAST_LIMIT), rest=robot[robot.index("      reset:") :]
     )
     if gripper != "none":
@@ -167,12 +199,12 @@ def _lines(text: str, first: str, last: str) -> str:
     return found[0]
 
 
-def _cameras(words: str) -> list[tuple[str, str, str]]:
+def _cameras(words: str) -> list[_Camera]:
     """Name, kind and device of each camera."""
-    found: list[tuple[str, str, str]] = []
+    found: list[_Camera] = []
     for word in filter(None, words.split(",")):
         name, kind, device = (*word.split(":", 2), "", "")[:3]
-        known = name.isidentifier() and kind in _CAMERAS
+        known = name.replace("/", "", 1).isidentifier() and kind in _CAMERAS
         if not known or bool(device) != (kind != "topics"):
             expected = "cameras=wrist:realsense:SERIAL,front:uvc:/dev/video0,side:topics"
             raise ConfigError("a camera cannot be read", got=word, expected=expected)

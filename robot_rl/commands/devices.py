@@ -31,15 +31,17 @@ def devices_of(*words: str) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     """
     from omegaconf import OmegaConf  # late: Hydra takes a moment
 
-    from robot_rl.config import composed
+    from robot_rl.config import composed, missing_keys
     from robot_rl.ros.nodes import node_table
 
     config = composed(words)
-    if (limits := config.robot.get("limits")) and not OmegaConf.missing_keys(limits):
-        try:
-            registry.make(limits)
-        except RobotRLError as error:
-            raise RobotRLError(f"robot.limits: {error}") from error
+    parts = {f"arms.{arm}.": own for arm, own in config.arms.items()} or {"": config}
+    for above, part in parts.items():
+        if (limits := part.robot.get("limits")) and not OmegaConf.missing_keys(limits):
+            try:
+                registry.make(limits)
+            except RobotRLError as error:
+                raise RobotRLError(f"{above}robot.limits: {error}") from error
     found: dict[str, tuple[str, ...]] = {}
     simulated = "simulated" if config.robot.get("mirror") is not None else ""
     for node in node_table(config):
@@ -51,7 +53,7 @@ def devices_of(*words: str) -> tuple[dict[str, tuple[str, ...]], list[str]]:
             found[node.process] = (simulated, given["driver"])
     if config.teleop.device is not None:
         found["teleop"] = ("teleop", json.dumps(OmegaConf.to_container(config.teleop.device)))
-    return found, sorted(OmegaConf.missing_keys(config))
+    return found, missing_keys(config)
 
 
 def look(kind: str, driver: str, shown: str = "{}") -> str:

@@ -268,8 +268,11 @@ def evaluator_of(config: DictConfig) -> Iterator[Evaluator]:
     if on_stepped_clock(config).clock == "realtime":
         check_robot(config)
     try_environment(config)
-    with robot_nodes(config, run.path / "logs"), closing(Evaluator(config, run, note)) as made:
-        yield made
+    with robot_nodes(config, run.path / "logs"):
+        if on_stepped_clock(config).clock == "realtime":
+            note("evaluation: waiting until robot, reward and operator are there")
+        with closing(Evaluator(config, run, note)) as made:
+            yield made
 
 
 def circumstances(overrides: Sequence[str]) -> dict[str, Any]:

@@ -132,6 +132,7 @@ def _run_directory(path: Path) -> Facts:
         "evaluations": evaluations,
         "evaluated": run.read_jsonl("evaluate"),
         "compared": run.read_jsonl("compare"),
+        "work": records.work(),
         "parts": {name: describe(place) for name, place in places.items() if place.exists()},
     }
 
@@ -254,6 +255,8 @@ def _print_run(console: Console, run: Facts) -> None:
         console.print(f"evaluated {told['time']}, {words}: {EvaluationResult.from_json(told)}")
     for told in run["compared"]:
         console.print(f"compared {told['time']}, {', '.join(told['policies'])}: {told['words']}")
+    if run["work"]:
+        console.print(run["work"])
     console.print("in it, of which robot-rl inspect PATH says more:")
     for part in run["parts"].values():
         console.print(f"  {part['path']}: {_in_short(part)}")

@@ -42,7 +42,10 @@ def check_robot(config: DictConfig) -> None:
     """Raise `RobotRLError` where a command's nodes cannot be started, or its device not be used."""
     check_device(config)
     check_least(config, {"recorder.minutes": 0, "recorder.segment_s": 1})
-    if config.recorder.minutes:
+    if config.recorder.minutes and "namespace" not in config.robot:
+        words = f"robot={config.choices.robot} has no topics: recorder.minutes records nothing"
+        print(words, file=sys.stderr, flush=True)
+    elif config.recorder.minutes:
         require("mcap", "mcap")
     if config.start_nodes:
         node_table(config)
@@ -58,7 +61,7 @@ def robot_nodes(config: DictConfig, logs: Path) -> Iterator[None]:
     error of its own, such as an impossible parameter, or cannot be started again, this process is
     asked to end, as by Ctrl-C, and that is a `ProcessDied`. Logs and parameters are in `logs`.
     """
-    table = node_table(config) if config.get("nodes") and config.start_nodes else []
+    table = node_table(config) if config.start_nodes else ()
     recorded = bool(config.recorder.minutes) and "namespace" in config.robot
     if not table and not recorded:
         yield

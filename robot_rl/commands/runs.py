@@ -57,6 +57,7 @@ MAY_DIFFER = (
 # What else may differ where a policy is measured: the robot, if its observations and actions fit,
 # its domain, and the parameters of the task.
 ELSEWHERE = (
+    "arms",
     "choices.domain",
     "choices.robot",
     "clock",
@@ -121,7 +122,7 @@ def compose_for_run(
         elif found.choices[key] != run_config.choices.get(key):
             result[key], result.choices[key] = found[key], found.choices[key]
     if not same_robot:
-        result.nodes = found.nodes
+        result.nodes, result.arms, result.cell = found.nodes, found.arms, found.cell
     may_differ = (*MAY_DIFFER, *(ELSEWHERE if elsewhere else ()))
     compare_run(result, run_config, may_differ=may_differ)
     OmegaConf.set_struct(result, True)
@@ -253,7 +254,9 @@ def working_run(
 
 @contextmanager
 def _new_run(config: DictConfig) -> Iterator[RunDirectory]:
-    """Make a run; if work fails before anything is recorded, it is removed but for its logs.
+    """Make a run; if work fails before anything is recorded, it is removed.
+
+    But for the logs of a process that has died.
 
     `latest` then points to where it did before, also for a run that a person stops so early.
     """
@@ -270,7 +273,8 @@ def _new_run(config: DictConfig) -> Iterator[RunDirectory]:
             print("nothing was recorded", flush=True)
             if latest.resolve() == run.path:
                 latest.unlink()
-            if not any(log.stat().st_size for log in run.path.glob("logs/*.log")):
+            died = isinstance(error, ProcessDied)  # what it said is there
+            if not died or not any(log.stat().st_size for log in run.path.glob("logs/*.log")):
                 shutil.rmtree(run.path)
             with suppress(OSError):  # other runs are in them
                 run.path.parent.rmdir()

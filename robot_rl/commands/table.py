@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from robot_rl.errors import RobotRLError
+
+_SAME_WORD = 0.85  # likeness of two words of which one is the other mistyped
 
 from robot_rl.run import POLICIES
 
@@ -58,8 +63,18 @@ class Command:
         return bool(self.keys)
 
     def written_out(self, overrides: Iterable[str]) -> list[str]:
-        """Put the longer keys in the place of the words that stand for them."""
-        typed = (override.partition("=") for override in overrides)
+        """Put the longer keys in the place of the words that stand for them.
+
+        `RobotRLError` for a word that is one of them but for a letter or two.
+        """
+        typed = [override.partition("=") for override in overrides]
+        for key, *_ in typed:
+            close = get_close_matches(key, self.short, 1, _SAME_WORD)
+            if close and key not in self.short:
+                hint = f"did you mean {close[0]}?"
+                raise RobotRLError(
+                    f"unknown key {key!r}", expected=", ".join(self.short), hint=hint
+                )
         return ["".join((self.short.get(key, key), *rest)) for key, *rest in typed]
 
     @property
@@ -249,6 +264,18 @@ COMMANDS: dict[str, Command] = {
         ),
         example="robot-rl inspect runs/latest",
     ),
+    "explain": Command(
+        "robot_rl.commands.explain:run",
+        "Say why a run does not learn: named causes, each with its figure.",
+        "Looks at the demonstrations, rows and records of RUN, by default the latest: cameras,"
+        " states and units, what commands have moved, rewards and labels, and the settings of"
+        " learning. Prints causes, the likeliest first, with what to do next, and what is in order."
+        " Reads only, and works while the run goes on.",
+        run_key=None,
+        arguments=("[RUN]",),
+        options=(Option("json", "one JSON object in its place", "false", ("true", "false")),),
+        example="robot-rl explain runs/latest",
+    ),
     "export": Command(
         "robot_rl.commands.interchange:export",
         "Write the episodes of a store to a dataset, also while training runs.",
@@ -326,8 +353,13 @@ COMMANDS: dict[str, Command] = {
         arguments=("PATH",),
         options=(
             Option("arm", "the arm; topics has a controller of its own on ROS topics", None, _ARMS),
+            Option("arms", "names of several such arms, as left,right: one robot", ""),
             Option("gripper", "the gripper", "none", ("none", "robotiq", "franka", "topics")),
-            Option("cameras", "NAME:realsense:SERIAL, NAME:uvc:DEVICE or NAME:topics, ...", ""),
+            Option(
+                "cameras",
+                "NAME:realsense:SERIAL, NAME:uvc:DEVICE or NAME:topics, ..., or ARM/NAME:...",
+                "",
+            ),
             Option("teleop", "the device of a person, one of configs/teleop", "none"),
         ),
         example="robot-rl cell lab arm=ur gripper=robotiq cameras=wrist:realsense:SERIAL"

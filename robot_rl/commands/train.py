@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from robot_rl.actor import NOTE
 from robot_rl.commands.evaluate import FinalEvaluation, evaluate_final, film_final
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
-from robot_rl.commands.runs import save_resolved, working_run
+from robot_rl.commands.runs import load_resolved, save_resolved, working_run
 from robot_rl.config import ConfigError
 from robot_rl.evaluation.evaluate import check_counts
 from robot_rl.evaluation.records import intervention_rates, read_run
@@ -99,6 +99,14 @@ def run(config: DictConfig) -> None:
     try_environment(config)
     known = RunDirectory.open(config.resume, config.runs_directory) if config.resume else None
     left = recipe.left(known)
+    if known is not None and not left and _is_finished(config, known):
+        print(
+            f"{known.path} is finished: {read_run(known).summary['decision']}\n"
+            f"to measure its policy again: robot-rl evaluate {known.path}; to learn on: robot-rl"
+            f" train resume={known.path} environment_steps={2 * int(config.environment_steps)}",
+            flush=True,
+        )
+        return
     anyway = [n for n, s in recipe.stages.items() if s.with_actors and config.stage is None]
     recipe.check(known, [name for name in recipe.stages if name in (*left, *anyway)])
     if config.replay.connect:
@@ -128,6 +136,14 @@ def run(config: DictConfig) -> None:
                 directory.append_jsonl(_TIMES, memory.costs())
             raise
         directory.append_jsonl(_TIMES, memory.costs())
+
+
+def _is_finished(config: DictConfig, run: RunDirectory) -> bool:
+    """Whether a run without stages left has its summary, and is asked for no other evaluation."""
+    summary = read_run(run).summary
+    judged = (summary.get("environment_steps"), summary.get("evaluation_episodes"))
+    wanted = (learned_steps(run), int(config.evaluation.final_episodes))
+    return judged == wanted and load_resolved(run.path).evaluation == config.evaluation
 
 
 def _check(config: DictConfig, run: RunDirectory, recipe: Recipe) -> None:
@@ -266,7 +282,7 @@ def collect(config: DictConfig) -> None:
     with working_run(config) as run, run.claim("train"), robot_nodes(config, run.path / "logs"):
         for name in names:
             recipe.perform(name, run)
-        print(f"written to {run.demonstrations}", flush=True)
+        print(f"written to {run.demonstrations}\nnext: robot-rl pretrain {run.path}", flush=True)
 
 
 def pretrain(config: DictConfig) -> None:
@@ -281,7 +297,8 @@ def pretrain(config: DictConfig) -> None:
         check_unused(config, directory)
         for name in names:
             recipe.perform(name, directory)
-        print(f"written to {directory.path / CLONED}", flush=True)
+        written = f"written to {directory.path / CLONED}"
+        print(f"{written}\nnext: robot-rl train resume={directory.path}", flush=True)
 
 
 def distil(config: DictConfig) -> None:

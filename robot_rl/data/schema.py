@@ -108,7 +108,7 @@ class RowSchema:
     @cached_property
     def observation_names(self) -> tuple[str, ...]:
         """Names of the observation columns, in order; what was commanded before is one of them."""
-        observed = ("state/", "images/", LAST_COMMAND)
+        observed = ("state/", "images/", "points/", LAST_COMMAND)
         return tuple(f.name for f in self.fields if f.name.startswith(observed))
 
     @cached_property
@@ -116,6 +116,11 @@ class RowSchema:
         """Name → (H, W, 3) of the columns with colour images."""
         images = (f for f in self.fields if f.name.startswith("images/"))
         return {f.name: f.shape for f in images if f.shape[-1:] == (3,)}
+
+    @cached_property
+    def point_clouds(self) -> dict[str, tuple[int, ...]]:
+        """Name → (N, 3 or 6) of the columns with point clouds."""
+        return {f.name: f.shape for f in self.fields if f.name.startswith("points/")}
 
     def with_fields(self, extra: Iterable[Field]) -> RowSchema:
         """The same schema with further columns, before the images."""

@@ -23,7 +23,7 @@ from robot_rl.env.robot import (
     joint_columns,
 )
 from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
-from robot_rl.env.several_arms import SeveralArms
+from robot_rl.env.several_arms import SeveralArms, SeveralExperts, SeveralTasks, of_arm
 from robot_rl.env.task import Expert, Task
 from robot_rl.errors import RobotRLError
 from robot_rl.safety import rotations
@@ -39,6 +39,41 @@ def make_env(
     Raises:
         RobotRLError: The task has not the form that the robot needs, or the domain is for another.
     """
+    make = _make_arms if config["arms"] else _make_robot
+    robot, task = make(config, further_cameras)
+    rate = config["control_rate_hz"]
+    if rate is None:  # only robots with a rate of their own may have none here
+        rate = getattr(robot, "control_rate_hz", None)
+    clock = make_clock(str(config["clock"]), rate)
+    return RobotEnv(robot, task, clock, task_state=bool(config["observation"]["task_state"]))
+
+
+def _make_arms(
+    config: Mapping[str, Any], cameras: Sequence[Mapping[str, Any]]
+) -> tuple[Robot, Task]:
+    """Make each of `arms`; they do the task each, and are done together."""
+    robots: dict[str, Robot] = {}
+    tasks: dict[str, Task] = {}
+    try:
+        for arm, alone in _arms_alone(config).items():
+            robots[arm], tasks[arm] = _make_robot(alone, cameras)
+    except BaseException:
+        for robot in robots.values():
+            robot.close()
+        raise
+    together = SeveralTasks(str(config["task"]["name"]), tasks)
+    return SeveralArms(robots, together), together
+
+
+def _arms_alone(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The configuration of each of `arms` if it were the only one."""
+    return {str(arm): {**config, **own, "arms": {}} for arm, own in config["arms"].items()}
+
+
+def _make_robot(
+    config: Mapping[str, Any], further_cameras: Sequence[Mapping[str, Any]]
+) -> tuple[Robot, Task]:
+    """Make a robot of one arm, and what it does."""
     parts: dict[str, Any] = {}
     domain = registry.make(config["domain"])
     if has_domain(config):
@@ -63,14 +98,7 @@ def make_env(
     if further_cameras:
         every = [*config["robot"].get("cameras", ()), *further_cameras]
         parts["cameras"] = [registry.make(camera) for camera in every]
-    robot: Robot = registry.make(config["robot"], task=task, **parts)
-    if isinstance(robot, SeveralArms):
-        task = robot.task  # they do it each, and are done together
-    rate = config["control_rate_hz"]
-    if rate is None:  # only robots with a rate of their own may have none here
-        rate = getattr(robot, "control_rate_hz", None)
-    clock = make_clock(str(config["clock"]), rate)
-    return RobotEnv(robot, task, clock, task_state=bool(config["observation"]["task_state"]))
+    return registry.make(config["robot"], task=task, **parts), task
 
 
 def make_task(task: str, overrides: Sequence[str] = ()) -> RobotEnv:
@@ -103,7 +131,21 @@ def make_expert(
         RobotRLError: The task has none.
     """
     check_expert(config, part)
-    task = getattr(env.robot, "simulated_task", None) or env.task
+    if isinstance(env.robot, SeveralArms):
+        arms, tasks = env.robot.arms, env.robot.task.tasks
+        return SeveralExperts(
+            [
+                _make_expert(alone, arms[arm], tasks[arm], part, replaced)
+                for arm, alone in _arms_alone(config).items()
+            ]
+        )
+    return _make_expert(config, env.robot, env.task, part, replaced)
+
+
+def _make_expert(
+    config: Mapping[str, Any], robot: Robot, task: Task, part: str, replaced: Mapping[str, Any]
+) -> Expert:
+    task = getattr(robot, "simulated_task", None) or task
     expert: Any = registry.make(config["task"][part], task=task, **replaced)
     joints = config["robot"].get("joints")
     if joints is None:
@@ -214,6 +256,11 @@ def observed_widths(config: Mapping[str, Any], schema: RowSchema) -> dict[str, i
     """
     every = [name for name in schema.observation_names if name.startswith("state/")]
     names = config["observation"]["states"] or every
+    if config["arms"]:  # what a task says of one arm it says of all
+        each = [
+            name if name in every else of_arm(arm, name) for name in names for arm in config["arms"]
+        ]
+        names = list(dict.fromkeys(each))
     unknown = [str(name) for name in names if name not in every]
     if unknown:
         raise RobotRLError(

@@ -30,6 +30,8 @@ from robot_rl.env.robot_env import Begun, Options, RobotEnv, RobotEnvWrapper, St
 from robot_rl.run import FAULTS, RunDirectory
 
 _POLL_SECONDS, _RETRY_SECONDS = 0.02, 0.5
+# Faults that begin so soon after another have its cause: one cut cable ends many things.
+_ONE_CAUSE = timedelta(seconds=1.0)
 # What ends an episode with the robot holding still.
 _ENDS = (*HALTS, OperatorEvent.RESET, OperatorEvent.DISCARD)
 _NOT_YET = "this process has not moved it yet"
@@ -114,6 +116,7 @@ class Intervention(RobotEnvWrapper):
         self._unread: list[OperatorEvent] = []
         self._faults: list[dict[str, str]] = []
         self._last_fault = ""
+        self._cause: datetime | None = None  # when the fault began that others may be parts of
         self.ended_by: OperatorEvent | None = None
 
     @property
@@ -222,12 +225,13 @@ class Intervention(RobotEnvWrapper):
 
         Each has a ``time`` (ISO 8601) at which it began, a ``kind``, the name of the error's class,
         and the ``problem`` in words. One that lasts, or ends every attempt to begin an episode, is
-        one. Returns how many there were since this was asked before; `RunError` on a full disk.
+        one. What began within a second of it is ``part_of`` it: its time. Returns how many there
+        were since this was asked before, parts not counted; `RunError` on a full disk.
         """
         kept, self._faults = self._faults, []
         for fault in kept:
             run.append_jsonl(FAULTS, fault)
-        return len(kept)
+        return sum("part_of" not in fault for fault in kept)
 
     def attend(self) -> None:
         """While the robot is moved between episodes, not by `move`: hear and `check_free`."""
@@ -299,7 +303,12 @@ class Intervention(RobotEnvWrapper):
         if sentence != self._last_fault:
             began = datetime.now().astimezone() - timedelta(seconds=age_s)
             time = began.isoformat(timespec="milliseconds")
-            self._faults.append({"time": time, "kind": kind, "problem": problem})
+            fault = {"time": time, "kind": kind, "problem": problem}
+            if self._cause is not None and abs(began - self._cause) <= _ONE_CAUSE:
+                fault["part_of"] = self._cause.isoformat(timespec="milliseconds")
+            else:
+                self._cause = began
+            self._faults.append(fault)
             self._tell(f"{FAULT}{kind}: {problem}")
         self._last_fault = sentence
 

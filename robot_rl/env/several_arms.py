@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.robot import Action, OperatorServer, Robot
-from robot_rl.env.task import Outcome, Task
+from robot_rl.env.task import Expert, Outcome, Task
 
 Vector = npt.NDArray[np.float64]
 _POSE = 7
@@ -136,18 +136,35 @@ class SeveralTasks:
         return Outcome(float(success), success or failed, truncated, success)
 
 
+class SeveralExperts:
+    """Demonstrates with each arm, by an expert for each, in the arms' order."""
+
+    def __init__(self, experts: Sequence[Expert]) -> None:
+        self._experts = experts
+
+    def reset(self, rng: np.random.Generator) -> None:
+        """Begin an episode."""
+        for expert in self._experts:
+            expert.reset(rng)
+
+    def act(self, rng: np.random.Generator) -> Action:
+        """The columns of all arms."""
+        return np.concatenate([expert.act(rng) for expert in self._experts])
+
+
 def _fields_of(parts: Mapping[str, Robot] | Mapping[str, Task]) -> tuple[Field, ...]:
     return tuple(
-        Field(_of_arm(arm, field.name), field.dtype, field.shape)
+        Field(of_arm(arm, field.name), field.dtype, field.shape)
         for arm, part in parts.items()
         for field in part.observation_fields
     )
 
 
 def _joined(seen: Iterable[tuple[str, Observation]]) -> Observation:
-    return {_of_arm(arm, name): value for arm, part in seen for name, value in part.items()}
+    return {of_arm(arm, name): value for arm, part in seen for name, value in part.items()}
 
 
-def _of_arm(arm: str, field: str) -> str:
+def of_arm(arm: str, field: str) -> str:
+    """The name of what one arm observes: `state/tcp_pose` is `state/left/tcp_pose`."""
     kind, _, name = field.partition("/")
     return f"{kind}/{arm}/{name}"

@@ -109,8 +109,14 @@ class Evaluator:
         started = time.monotonic()
         seeds = Seeds(range(first, first + count))
         results: list[EpisodeResult] = []
+        if self._attended is not None:
+            seconds = self._envs[0].task.time_limit_steps * self._envs[0].clock.period
+            self._note(f"evaluation: {count} episodes of up to {seconds:g} s, one after the other")
         for result in self.episodes(behaviour, seeds, stop):
             results.append(result)
+            if self._attended is not None:
+                how = "success" if result.success else "failure"
+                self._note(f"evaluation: {len(results)} of {count}: {how}, {result.seconds:.1f} s")
             if sum(not r.success for r in results) > most:
                 seeds.end()
         results.sort(key=lambda result: result.seed)

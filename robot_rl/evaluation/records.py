@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.evaluation.statistics import EvaluationResult
-from robot_rl.run import FAULTS, SUMMARY, RunDirectory
+from robot_rl.run import ATTEMPTS, FAULTS, SUMMARY, RunDirectory
 
 Record = dict[str, Any]
 
@@ -28,7 +28,9 @@ class RunRecords:
     evaluations: list[EvaluationResult]  # in the order of environment steps
     episodes: list[Record]  # training episodes of all actors, likewise
     learner: list[Record]  # the learner's records, likewise
-    faults: list[Record]  # of the robot: `time`, `kind` and `problem`, in their order
+    # Of the robot: `time`, `kind` and `problem`, in their order; some are `part_of` another.
+    faults: list[Record]
+    attempts: list[Record]  # of `robot-rl run`, in their order
 
     def final(self, *, cloned: bool) -> EvaluationResult | None:
         """Return the last final evaluation of the cloned, or of the learned policy.
@@ -39,6 +41,22 @@ class RunRecords:
         mine = [e for e in mine if cloned or e.gradient_updates]
         chosen = [e for e in mine if e.seed_set == "final"] or mine
         return chosen[-1] if chosen else None
+
+    def work(self) -> str:
+        """How `robot-rl run` went, in words; empty where it made no attempt."""
+        if not self.attempts:
+            return ""
+        made = [each for each in self.attempts if each["interrupted"] is None]
+        successes = sum(bool(each["success"]) for each in made)
+        cut = (
+            f", {len(self.attempts) - len(made)} cut by a fault"
+            if len(made) < len(self.attempts)
+            else ""
+        )
+        return (
+            f"robot-rl run: {successes} of {len(made)} attempts succeeded{cut};"
+            f" {self.attempts[0]['time']} to {self.attempts[-1]['time']}"
+        )
 
     def periodic(self) -> list[EvaluationResult]:
         """Return the evaluations of the learning curve, the cloned policy's at step 0 included."""
@@ -82,6 +100,7 @@ def read_run(run: RunDirectory) -> RunRecords:
         episodes=sorted(run.read_jsonl("episodes"), key=lambda e: float(e["environment_steps"])),
         learner=run.read_jsonl("learner"),
         faults=run.read_jsonl(FAULTS),
+        attempts=run.read_jsonl(ATTEMPTS),
     )
 
 

@@ -74,7 +74,7 @@ def _content(directory: RunDirectory) -> dict[str, Any]:
     return {
         "title": f"{summary['task']} · {summary['algorithm']}",
         "subtitle": f"Run {directory.path.name}, seed {summary['seed']}{domain}",
-        "notes": [*_setbacks(summary["worse_than_cloned"]), *_conduct(run), *_faults(run)],
+        "notes": [*_setbacks(summary["worse_than_cloned"]), *_conduct(run), *_at_work(run)],
         "bc": summary["demonstrations"] != 0 and _success(run.final(cloned=True)),
         "rl": _success(run.final(cloned=False)),
         "decision": summary["decision"],
@@ -125,12 +125,22 @@ def _conduct(run: RunRecords) -> list[str]:
     return [*told, *([f"training: {', '.join(training)}"] if training else [])]
 
 
-def _faults(run: RunRecords) -> list[str]:
-    """Say what kept the robot from going on: how often each kind, and the latest in full."""
-    kinds = Counter(fault["kind"] for fault in run.faults)
-    latest = [f"{fault['time']} {fault['kind']}: {fault['problem']}" for fault in run.faults]
+def _at_work(run: RunRecords) -> list[str]:
+    """Say how `robot-rl run` went, and what kept the robot from going on.
+
+    That is how often each kind was the cause, and the latest in full, with its parts.
+    """
+    work = [run.work()] if run.attempts else []
+    kinds = Counter(fault["kind"] for fault in run.faults if "part_of" not in fault)
+    latest = [
+        f"{fault['time']} {'with it ' * ('part_of' in fault)}{fault['kind']}: {fault['problem']}"
+        for fault in run.faults
+    ]
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    return [f"faults: {counted}; the latest:", *latest[-_LATEST_FAULTS:]] if kinds else []
+    return [
+        *work,
+        *([f"faults: {counted}; the latest:", *latest[-_LATEST_FAULTS:]] if kinds else []),
+    ]
 
 
 def _success(result: EvaluationResult | None) -> dict[str, str]:

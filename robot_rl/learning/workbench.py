@@ -189,11 +189,8 @@ class Workbench:
         numbers = range(first + done, first + episodes)
         seeds = Seeds(training_seed(int(self.config.seed), stream, number) for number in numbers)
 
-        def note(text: str) -> None:
-            progress.note(text)
-            operated.keep_faults(self.run)
-
         with closing(env), WorkProgress(episodes, "episodes") as progress:
+            note = noting_faults(operated, self.run, progress.note)
             progress.phase(words)
             progress.note(_announcement(env, episodes - done, behaviour, words))
             progress.update(done)
@@ -368,6 +365,18 @@ def once_free(
     for seed in seeds:
         env.wait_until_free(lambda: False, note)
         yield seed
+
+
+def noting_faults(
+    operated: Intervention, run: RunDirectory, note: Callable[[str], None]
+) -> Callable[[str], None]:
+    """`note`, which also writes at once what keeps the robot from going on."""
+
+    def noting(text: str) -> None:
+        note(text)
+        operated.keep_faults(run)
+
+    return noting
 
 
 def _announcement(env: TelemetryEnv, episodes: int, behaviour: Behaviour, words: str) -> str:

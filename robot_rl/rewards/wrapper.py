@@ -149,7 +149,8 @@ def make_watched_env(
     observed = {camera["name"] for camera in config["observation"]["cameras"]}
     wanted = config["reward"]["cameras"] if cameras is None else cameras
     further = [camera for camera in wanted if camera["name"] not in observed]
-    names = {f"images/{camera['name']}{kind}" for camera in further for kind in ("", "_depth")}
+    forms = ("images/{}", "images/{}_depth", "points/{}")
+    names = {form.format(camera["name"]) for camera in further for form in forms}
     return make_env(config, further), frozenset(names)
 
 

@@ -23,6 +23,7 @@ from rclpy.signals import SignalHandlerOptions
 from rclpy.task import Future
 from std_srvs.srv import Trigger
 
+from robot_rl.errors import nearest
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import qos
 from robot_rl.ros.environment import prepare_environment
@@ -32,6 +33,10 @@ _SPIN_SECONDS = 0.1
 _POLL_SECONDS = 0.005
 # What a person asks for is waited for this long; a reset of an arm answers when it has arrived.
 _ASKED_SECONDS, _CALL_SECONDS = 10.0, 60.0
+_GONE_SECONDS = 2.0  # after which a service that has vanished does not come back
+
+
+_TRIGGER = "std_srvs/srv/Trigger"
 
 
 def publisher_names(node: Node, topic: str) -> list[str]:
@@ -215,12 +220,29 @@ def ask(service: str) -> str:
     with _asking() as client:
         served = client.node.create_client(Trigger, service).service_is_ready
         if not wait_until(served, _ASKED_SECONDS):
+            every = client.node.get_service_names_and_types()
+            known = [n for n, kinds in every if _TRIGGER in kinds and client.node.count_services(n)]
+            close = nearest(client.topic(service), known)
             raise ServiceFailed(
                 f"nobody serves {service}",
-                hint="the arm's node serves stop and clear_errors; start, pause and what else an"
+                got=f"services {', '.join(known)}" if known else "no such service at all",
+                hint=(f"did you mean {close}? " if close else "")
+                + "The arm's node serves stop and clear_errors; start, pause and what else an"
                 " operator can say are served while a command such as train or run moves the robot",
             )
-        return f"{service}: {client.trigger(service, _CALL_SECONDS)}"
+        seen = time.monotonic()
+
+        def check_served() -> None:
+            nonlocal seen
+            now = time.monotonic()
+            seen = now if served() else seen
+            if now - seen > _GONE_SECONDS:
+                raise ServiceFailed(
+                    f"{service} is gone, and nobody will answer",
+                    hint="the process that served it has ended; call it again once that runs",
+                )
+
+        return f"{service}: {client.trigger(service, _CALL_SECONDS, check_served)}"
 
 
 def newest_message(topic: str) -> str:

@@ -17,6 +17,7 @@ from std_msgs.msg import Bool
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env.robot import state_fields
+from robot_rl.errors import RobotRLError
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import messages
 from robot_rl.ros.client import RosClient
@@ -252,6 +253,12 @@ def _first_position(message: JointState) -> Vector:
 
 def _pictures(camera: CameraOptions) -> list[tuple[Field, str]]:
     """What is observed of a camera, and its topics."""
+    if camera.points:
+        raise RobotRLError(
+            "a robot on topics has no point clouds",
+            got=f"observation.cameras with {camera.points} points of {camera.name!r}",
+            hint="take observation=pixels, or robot=sim",
+        )
     size, name = (camera.height, camera.width), camera.name
     color = Field(f"images/{name}", "uint8", (*size, 3)), f"{name}/color/image_raw"
     depth = Field(f"images/{name}_depth", "uint16", (*size, 1))

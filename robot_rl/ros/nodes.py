@@ -4,8 +4,8 @@ It is the section `nodes` of the configuration, as `configs/robot/ros_sim.yaml` 
 name the executable of the ROS package `robot_rl` and the module that it runs, the parameters, and
 where they are needed its namespace (relative to the arm's), remappings, and `each_camera`, with
 which there is one node for each camera that the policy or the reward sees with. A node that is null
-is run by somebody else. A robot of several arms has all of them once for each of `robot.arms`, in
-namespaces of these names. A driver that uses topics by itself has a `namespace`: it too is relative
+is run by somebody else. A robot of several arms has the nodes of each of `arms`, in namespaces of
+these names. A driver that uses topics by itself has a `namespace`: it too is relative
 to the arm's, unless it begins with a slash. Loads no ROS.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from policies import registry
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, nearest
 from robot_rl.safety import (
     ArmLimits,
     JointArmLimits,
@@ -37,7 +37,16 @@ _DEVICE_KEYS = {"serial", "device", "address"}  # arguments of drivers that name
 _CORNERS = ("workspace_low", "workspace_high", "reference_orientation")
 _PULLED = 0.02  # m into the workspace, which the node may pull a reset's end by
 _RESET_ENDS = ("pose", "joints")
-_KEYS = {"executable", "module", "parameters", "namespace", "remappings", "each_camera"}
+_KEYS = ("executable", "module", "parameters", "namespace", "remappings", "each_camera")
+# Parameters of all nodes of `drivers`, and further ones of the nodes of each of its packages.
+_OF_ALL = ("driver", "rate_hz", "stale_after_s", "reconnect_after_s", "autostart", "use_sim_time")
+_PARAMETERS = {
+    "drivers.arm": ("limits", "reset", "contact_task", "stop_folder", "episode_seed"),
+    "drivers.camera": ("camera", "frame_rate_hz", "crop", "size", "first_frame_s"),
+    "drivers.gripper": (),
+    "drivers.teleop": ("full_translation", "full_rotation", "drives_gripper"),
+    "drivers.twin": ("delay_s", "episode_seed"),
+}
 
 
 class NodeTableError(RobotRLError):
@@ -84,34 +93,38 @@ def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
 
     The `NodeTableError` names the node and the key, or the camera and the line to write.
     """
-    plain = OmegaConf.to_container(config.nodes, resolve=True)
-    assert isinstance(plain, dict)
-    if not plain:  # a robot in this process has no namespace either
-        return ()
-    cameras = _cameras(config)
-    table = []
-    for arm in config.robot.get("arms") or [""]:
-        namespace = joined(str(config.robot.namespace), str(arm))
-        for name, entry in plain.items():
-            if entry is None:
-                continue
-            _check(str(name), entry)
-            _check_arm(str(name), entry)
-            if entry.get("each_camera"):
-                _check_each_camera(str(name), entry, cameras)
-            options = cameras if entry.get("each_camera") else [None]
-            table += [_description(namespace, str(name), entry, camera) for camera in options]
-    by_others = frozenset(str(name) for name, entry in plain.items() if entry is None)
-    _check_served(cameras, by_others, table)
+    table: list[NodeDescription] = []
+    for arm in config.arms.values() or [config]:
+        table += _table_of(arm, _cameras(arm.observation, config.reward))
     _check_devices(table)
     return tuple(table)
 
 
-def _cameras(config: DictConfig) -> list[Any]:
+def _table_of(config: DictConfig, cameras: list[Any]) -> list[NodeDescription]:
+    """The nodes of one arm."""
+    plain = OmegaConf.to_container(config.nodes, resolve=True)
+    assert isinstance(plain, dict)
+    table: list[NodeDescription] = []
+    if not plain:  # a robot in this process has no namespace either
+        return table
+    for name, entry in plain.items():
+        if entry is None:
+            continue
+        _check(str(name), entry)
+        _check_arm(str(name), entry)
+        if entry.get("each_camera"):
+            _check_each_camera(str(name), entry, cameras)
+        options = cameras if entry.get("each_camera") else [None]
+        namespace = str(config.robot.namespace)
+        table += [_description(namespace, str(name), entry, camera) for camera in options]
+    by_others = frozenset(str(name) for name, entry in plain.items() if entry is None)
+    _check_served(cameras, by_others, table)
+    return table
+
+
+def _cameras(*seen_by: DictConfig) -> list[Any]:
     """The cameras that the policy sees with, and then those that only the reward does."""
-    parts = [
-        OmegaConf.to_container(p.cameras, resolve=True) for p in (config.observation, config.reward)
-    ]
+    parts = [OmegaConf.to_container(part.cameras, resolve=True) for part in seen_by]
     observed, judged = (part for part in parts if isinstance(part, list))
     names = {camera["name"] for camera in observed}
     return [*observed, *(camera for camera in judged if camera["name"] not in names)]
@@ -150,14 +163,32 @@ def joined(namespace: str, relative: str) -> str:
 
 
 def _check(name: str, entry: Mapping[str, Any]) -> None:
-    unknown = sorted(set(entry) - _KEYS)
-    missing = [key for key in ("executable", "module") if not entry.get(key)]
-    if unknown or missing:
+    """Check what the process of a node would refuse, or a mistyped key, of which it never hears."""
+    _check_known(f"nodes.{name}", entry, _KEYS)
+    if missing := [key for key in ("executable", "module") if not entry.get(key)]:
         raise NodeTableError(
-            f"the node nodes.{name} cannot be started",
-            got=f"unknown {unknown}" if unknown else f"no {missing[0]}",
-            expected=sorted(_KEYS),
+            f"the node nodes.{name} cannot be started", got=f"no {missing[0]}", expected=_KEYS
         )
+    parameters = entry.get("parameters") or {}
+    package = str(entry["module"]).rpartition(".")[0]
+    if package in _PARAMETERS:
+        known = (*_OF_ALL, *_PARAMETERS[package])
+        _check_known(f"nodes.{name}.parameters", parameters, known)
+    if "_target_" in (driver := parameters.get("driver") or {}):
+        try:
+            registry.check_arguments(driver)
+        except RobotRLError as error:
+            raise NodeTableError(f"nodes.{name}.parameters.driver: {error}") from error
+
+
+def _check_known(above: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    for key in given:
+        if key.partition(".")[0] not in known:
+            raise NodeTableError(
+                f"unknown key {above}.{key}",
+                expected=f"one of {', '.join(known)}",
+                hint=f"did you mean {above}.{nearest(key, known)}?",
+            )
 
 
 def _check_arm(name: str, entry: Mapping[str, Any]) -> None:

@@ -6,7 +6,6 @@ thread of its own; the control loop takes what is there, and never waits.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import time
@@ -21,7 +20,6 @@ from std_msgs.msg import Float64
 from robot_rl.data.schema import Observation
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.robot import GRIPPER_ACTION, Action, RobotInterrupted
-from robot_rl.env.several_arms import SeveralArms, SeveralTasks
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.task import Task, Tracked
 from robot_rl.errors import RobotRLError
@@ -32,7 +30,6 @@ from robot_rl.ros.environment import clean_shared_memory, prepare_environment
 from robot_rl.ros.episodes import SceneMirror
 from robot_rl.ros.errors import CommandConflict, GoalReachedBefore
 from robot_rl.ros.measurements import Measurements, SensorLimits
-from robot_rl.ros.nodes import joined
 from robot_rl.ros.operator_services import ArmMode, OperatorServices
 from robot_rl.ros.sensors import Sensor, check_all
 from robot_rl.ros.targets import JointTargets, PoseTargets, Targets
@@ -394,17 +391,3 @@ def make_ros_robot(
     except BaseException:
         client.close()
         raise
-
-
-def make_ros_arms(task: Task, arms: Sequence[str], namespace: str, **settings: Any) -> SeveralArms:
-    """Make several arms on topics, each in a namespace of its name; settings: `make_ros_robot`."""
-    tasks = {arm: copy.deepcopy(task) for arm in arms}
-    robots: dict[str, RosRobot] = {}
-    try:
-        for arm, own in tasks.items():
-            robots[arm] = make_ros_robot(own, namespace=joined(namespace, arm), **settings)
-    except BaseException:
-        for robot in robots.values():
-            robot.close()
-        raise
-    return SeveralArms(robots, SeveralTasks(task.name, tasks))

@@ -102,12 +102,39 @@ def test_depth_is_the_distance_in_millimetres(seeing):
     assert depth[-1].mean() < depth[0].mean()
 
 
+def test_points_lie_on_what_is_there_and_apart(seeing):
+    region = [[0.35, -0.15, 0.002], [0.60, 0.15, 0.25]]
+    env = seeing(width=96, height=96, points=128, region=region)
+    cloud = env.reset(seed=3)[0]["points/front"]
+    assert (cloud.dtype, cloud.shape) == (np.float32, (128, 6))
+    places, colours = np.split(cloud, 2, 1)
+    assert ((places >= region[0]) & (places <= region[1])).all()
+    assert ((colours >= 0) & (colours <= 1)).all()
+    assert len(np.unique(places, axis=0)) == 128
+    blue = places[colours[:, 2] > colours[:, 0] + 0.1]
+    socket = env.task.socket_pose()
+    assert blue[:, 2].max() == pytest.approx(socket[2], abs=0.002)  # its upper face
+    assert np.abs(blue[:, :2].mean(0) - socket[:2]).max() < 0.02
+    orange = places[colours[:, 0] > colours[:, 2] + 0.3]
+    tip = env.task.tip_pose()
+    assert orange[:, 2].min() == pytest.approx(tip[2], abs=0.005)
+    assert np.abs(orange[:, :2].mean(0) - tip[:2]).max() < 0.02
+    np.testing.assert_array_equal(env.reset(seed=3)[0]["points/front"], cloud)
+    assert (env.reset(seed=4)[0]["points/front"] != cloud).any()
+
+
+def test_a_region_with_nothing_in_it_gives_zeros(seeing):
+    env = seeing(points=16, region=[[0.0, 0.5, 0.5], [0.1, 0.6, 0.6]])
+    assert not env.reset(seed=3)[0]["points/front"].any()
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"name": "frond"}, "no such camera; got: frond; expected: .*front.*wrist"),
         ({"width": 0}, "the width of camera 'front' is out of range; got: 0; expected: >= 1"),
         ({"noise": -1}, "noise of camera 'front' is out of range"),
+        ({"region": [[0, 0, 0], [1, 0, 1]]}, "region of camera 'front' is empty"),
         ({"width": 5000}, "cannot be rendered"),
     ],
 )

@@ -22,6 +22,7 @@ from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import rollout
 from robot_rl.evaluation.evaluate import EvaluationError, Evaluator
 from robot_rl.evaluation.statistics import Labels
+from robot_rl.learning.workbench import make_operated_env, noting_faults
 from robot_rl.replay.sampler import SampleSpec
 from robot_rl.replay.windows import make_windows
 from robot_rl.ros.errors import SensorLate
@@ -76,6 +77,53 @@ def test_a_fault_is_dated_when_it_began_and_not_when_it_was_noticed(tmp_path, wh
     (fault,) = run.read_jsonl("faults")
     early = noticed - datetime.fromisoformat(fault["time"])
     assert timedelta(seconds=1.0) < early < timedelta(seconds=2.1)
+
+
+def test_what_one_cut_cable_ends_is_one_fault_with_its_parts(tmp_path):
+    env = make_env(compose(["task=reach"]))
+    operated = Intervention(env, inbox := OperatorInbox(), 0.5)
+    operated.reset(seed=1)
+    inbox.note_stopped("/", "the program on the controller has ended")
+    operated.hear()
+
+    def observe():
+        raise SensorLate("/joint_states", 0.2, 0.15)
+
+    env.robot.observe = observe
+    with suppress(RobotInterrupted):
+        operated.reset(seed=1)
+    run = RunDirectory(tmp_path)
+    inbox.post("clear_errors")
+    with suppress(RobotInterrupted):
+        operated.reset(seed=1)
+    assert operated.keep_faults(run) == 1
+    stopped, late = run.read_jsonl("faults")
+    assert (stopped["kind"], late["kind"]) == ("ArmStopped", "SensorLate")
+    assert late["part_of"] == stopped["time"]
+    assert "part_of" not in stopped
+
+    env.robot.observe = dict
+    operated._cause -= timedelta(seconds=5.0)  # later
+    inbox.note_stopped("/", "somebody has pressed it")
+    operated.hear()
+    assert operated.keep_faults(run) == 1
+
+
+def test_what_a_scripted_recording_waits_for_is_in_the_faults_while_it_waits(tmp_path):
+    config = compose(["task=reach"])
+    run = RunDirectory.create("reach", tmp_path)
+    env, operated = make_operated_env(config, run, resets=False)
+    with closing(env):
+        controller = ExpertController(make_expert(config, env))
+        operated.env.robot = Faulty(operated.env.robot, [1])
+        seen = []
+
+        def note(text):
+            seen.append([text, *(fault["problem"] for fault in run.read_jsonl("faults"))])
+
+        told = noting_faults(operated, run, note)
+        next(rollout([env], controller, iter([1]), note=told))
+        assert seen[-1] == ["the robot is ready, going on", "no measurement number 1"]
 
 
 def test_the_last_good_observation_is_the_final_one_and_the_next_episode_follows():

@@ -179,7 +179,7 @@ def test_a_robot_that_is_not_simulated_waits_for_start_at_first_and_when_a_devic
     def waits_for_start(why):
         before = operated.robot.observe()
         for _ in range(2):
-            with pytest.raises(RobotInterrupted, match=f"{why}.*next: to go on say start"):
+            with pytest.raises(RobotInterrupted, match=f"{why}.*next: .*to go on say start"):
                 operated.reset(seed=3)
         assert_identical([operated.robot.observe()], [before])
 

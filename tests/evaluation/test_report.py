@@ -118,7 +118,13 @@ def finished(tmp_path_factory):
     directory = write_run(tmp_path_factory.mktemp("run"))
     (directory / "learner.jsonl").write_text(lines(LEARNER))
     fault = {"time": "2026-11-26T14:51:02.282+00:00", "kind": "ArmStopped", "problem": "a reflex"}
-    (directory / "faults.jsonl").write_text(lines([fault]))
+    part = {**fault, "kind": "SensorLate", "problem": "too old", "part_of": fault["time"]}
+    (directory / "faults.jsonl").write_text(lines([fault, part]))
+    attempts = [
+        {"time": f"2026-11-27T0{hour}", "success": hour == 1, "interrupted": hour == 3 or None}
+        for hour in (1, 2, 3)
+    ]
+    (directory / "attempts.jsonl").write_text(lines(attempts))
     return Page(write_report(RunDirectory(directory)))
 
 
@@ -158,7 +164,10 @@ def test_the_headline_of_a_finished_run(finished):
     assert "Wall time 6 min 52 s" in finished.text
     assert "Peak memory 2.00 GiB" in finished.text
     assert "Demonstrations 20" in finished.text
-    assert "faults: 1 ArmStopped" in finished.text
+    assert "faults: 1 ArmStopped; the latest" in finished.text
+    assert "with it SensorLate: too old" in finished.text
+    work = "1 of 2 attempts succeeded, 1 cut by a fault; 2026-11-27T01 to 2026-11-27T03"
+    assert f"robot-rl run: {work}" in finished.text
     assert "2026-11-26T14:51:02.282+00:00 ArmStopped: a reflex" in finished.text
     assert finished.open == []
 

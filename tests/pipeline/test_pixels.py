@@ -21,19 +21,29 @@ from robot_rl.learning import workbench
 from robot_rl.replay.reader import StoreReader
 
 CAMERA = "{_target_: robot_rl.env.sim.cameras.CameraOptions, name: front, width: 32, height: 24}"
-PIXELS = (
-    *TINY,
-    "observation=pixels",
-    f"observation.cameras=[{CAMERA}]",
+QUICK = (
     "observation.vision_training.cloning.updates=5",
     "observation.vision_training.cloning.batch_size=8",
     "observation.vision_training.exploration_episodes=2",
-    "observation.vision.backbone.channels=[4,8]",
     "environment_steps=200",
     "evaluation.episodes=2",
     "evaluation.final_episodes=2",
     "evaluation.slots=2",
     "evaluation.videos=0",
+)
+PIXELS = (
+    *TINY,
+    "observation=pixels",
+    f"observation.cameras=[{CAMERA}]",
+    "observation.vision.backbone.channels=[4,8]",
+    *QUICK,
+)
+POINTS = (
+    *TINY,
+    "observation=points",
+    "observation.cameras=[{name: front, width: 32, height: 24, points: 16}]",
+    "observation.vision.backbone.hidden=[8,16]",
+    *QUICK,
 )
 
 
@@ -61,6 +71,21 @@ def test_an_exploration_episode_that_is_cut_at_once_is_run_again(tmp_path, monke
     assert cli.main(["pretrain", "run=latest"]) == 0
     assert cut
     assert len(EpisodeDataset((tmp_path / "runs/latest").resolve() / "exploration.zarr")) == 2
+
+
+@pytest.mark.slow  # renders and trains an encoder
+def test_a_policy_is_cloned_from_point_clouds(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["collect", *POINTS]) == 0
+    assert cli.main(["pretrain", "run=latest"]) == 0
+    run = (tmp_path / "runs/latest").resolve()
+    cloned = checkpoint.load(run / "checkpoints/bc/policy")
+    assert cloned.vision.cameras == {"points/front": (16, 6)}
+    assert cloned.observation["points/front"] == 16 * 6
+    assert FEATURES in cloned.policy.observation
+    assert EpisodeDataset(run / "demonstrations.zarr").schema.point_clouds == cloned.vision.cameras
+    assert cli.main(["evaluate", "run=latest"]) == 0
+    assert "/2 = " in capsys.readouterr().out
 
 
 @pytest.mark.slow  # renders and trains an encoder

@@ -223,7 +223,9 @@ def test_train_stop_resume_evaluate_inspect(
     assert f"deployed: the {summary['deployed']} policy" in done.stdout
     assert (folder / "runs" / "latest").resolve() == run
 
-    assert cli.main(["train", "resume=latest"]) == 0  # a finished run has no work
+    before = (run / "summary.json").stat().st_mtime_ns
+    assert "is finished: deployed: " in said_by(capsys, "train", "resume=latest")
+    assert (run / "summary.json").stat().st_mtime_ns == before
     assert len(lines(run / "evaluations.jsonl")) == 5
     assert len(lines(run / "learner.jsonl")) == 6
 

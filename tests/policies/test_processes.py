@@ -39,7 +39,7 @@ def noisy(**options):
     """A Flow-Noise whose standard deviations differ, as after some training."""
     made = process(FlowNoise, **options)
     with torch.no_grad():
-        last = made.noise[-1]
+        last = made.noise_network[-1]
         last.weight.copy_(standard_normal(last.weight.shape, last.weight, seeded(3)))
     return made
 
@@ -275,8 +275,9 @@ def test_unknown_settings_are_refused():
         process(steps=51)
     with pytest.raises(PolicyError, match=r"noise is out of range.*process Flow for none"):
         process(FlowSDE, noise=0.0)
-    with pytest.raises(PolicyError, match="bounds of the flow's noise"):
-        process(FlowNoise, std_bounds=[0.2, 0.1])
+    for bounds in ([0.2, 0.1], [0.0, 0.1], [0.2]):
+        with pytest.raises(PolicyError, match="bounds of the flow's noise"):
+            process(FlowNoise, std_bounds=bounds)
     for kind in (Flow, FlowSDE, FlowNoise):
         with pytest.raises(PolicyError, match="at least one step"):
             process(kind, steps=0)

@@ -16,6 +16,16 @@ from robot_rl.processes.waiting import wait_until
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
 import listening  # a ROS domain of this test process's own, which the node inherits
+import rclpy
+from rclpy.signals import SignalHandlerOptions
+
+from drivers.arm.node import ArmNode
+from drivers.arm.sim_node import SimArmNode
+from drivers.camera.node import CameraNode
+from drivers.gripper.node import GripperNode
+from drivers.teleop.node import TeleopNode
+from drivers.twin.node import TwinNode
+from robot_rl.ros import nodes
 
 
 def run_gripper_node(driver):
@@ -103,3 +113,21 @@ def test_a_device_whose_opening_hangs_does_not_keep_the_node_from_ending(tmp_pat
             node.kill()
     assert node.returncode == 0
     assert "still connecting 5 s later" in log
+
+
+def test_the_table_of_nodes_knows_the_parameters_of_all_of_them():
+    """Else a cell that gives one would be refused."""
+    found, of_a_process = {}, {"autostart", "start_type_description_service"}
+    context = rclpy.Context()
+    rclpy.init(args=[], context=context, signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        for kind in (ArmNode, SimArmNode, CameraNode, GripperNode, TeleopNode, TwinNode):
+            node = kind(context=context)
+            names = {name.partition(".")[0] for name in node.get_parameters_by_prefix("")}
+            found.setdefault(kind.__module__.rpartition(".")[0], set()).update(names)
+            node.destroy_node()
+    finally:
+        rclpy.shutdown(context=context)
+    for package, names in found.items():
+        known = {*nodes._OF_ALL, *nodes._PARAMETERS[package]}
+        assert names - of_a_process == known - of_a_process, package

@@ -19,7 +19,7 @@ from rclpy.task import Future
 from std_srvs.srv import Trigger
 
 from robot_rl.env.robot import RobotInterrupted
-from robot_rl.ros.client import RosClient, light_executor
+from robot_rl.ros.client import RosClient, ask, light_executor
 from robot_rl.ros.errors import ServiceFailed
 
 CYCLES = 20
@@ -62,6 +62,35 @@ def test_a_service_that_nobody_serves_is_named_with_the_page_that_says_what_to_s
     said = r"^nobody serves /alone/stop; next: start the arm's node, .*docs/topics\.md"
     with pytest.raises(ServiceFailed, match=said):
         client.trigger("stop", 0.1)
+
+
+def test_a_mistyped_service_is_answered_with_the_one_that_is_meant(talker, robot_rl_command):
+    called = robot_rl_command("doctor", "call=/talk/aks")
+    assert called.returncode == 2
+    assert "nobody serves /talk/aks; got: services /talk/ask" in called.stderr
+    assert "did you mean /talk/ask?" in called.stderr
+
+
+@pytest.mark.slow
+def test_a_call_to_a_service_that_vanishes_before_it_answers_ends_soon():
+    asked = threading.Event()
+
+    async def answer(request, response):
+        asked.set()
+        await Future()  # never
+
+    server = RosClient("leaving", "/leaving", SingleThreadedExecutor)
+    server.node.create_service(Trigger, "ask", answer)
+
+    def leave():
+        asked.wait(30.0)
+        server.close()
+
+    threading.Thread(target=leave).start()
+    began = time.monotonic()
+    with pytest.raises(ServiceFailed, match="/leaving/ask is gone"):
+        ask("/leaving/ask")
+    assert time.monotonic() - began < 40.0  # and not the 60 s of an answer that may still come
 
 
 def visit(executor):

@@ -132,7 +132,11 @@ def test_a_node_that_cannot_be_started_again_ends_the_stage(tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_training_goes_through_topics_from_demonstrations_to_the_report(robot_rl_command, tmp_path):
+@pytest.mark.parametrize("arms", ["", "{left: {}, right: {robot: {limits: {max_tilt: 0.5}}}}"])
+def test_training_goes_through_topics_from_demonstrations_to_the_report(
+    robot_rl_command, tmp_path, arms
+):
+    (tmp_path / "cell.yaml").write_text(f"choices: {{robot: ros_sim}}\narms: {arms or '{}'}\n")
     tiny = [
         "demonstrations=1",
         "cloning.updates=40",
@@ -145,7 +149,8 @@ def test_training_goes_through_topics_from_demonstrations_to_the_report(robot_rl
         "evaluation.every_steps=50",
         "evaluation.final_episodes=2",
     ]
-    words = ["robot=ros_sim", "task=reach", "robot.namespace=trained", *PATIENT_NODES, *tiny]
+    easy = ["task.environment.tolerance=0.01", "task.environment.angle_tolerance=0.1"]
+    words = ["cell=.", "task=reach", "robot.namespace=trained", *PATIENT_NODES, *tiny, *easy]
     done = robot_rl_command("train", *words, timeout=460.0)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs/latest/report.html").exists()

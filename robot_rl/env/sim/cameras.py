@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -13,6 +16,7 @@ from robot_rl.data.schema import Field, Observation
 from robot_rl.env.sim.world import World
 from robot_rl.errors import RobotRLError
 
+Cloud = npt.NDArray[np.float32]
 _FARTHEST = 65.535  # m, the largest depth that uint16 millimetres hold
 
 
@@ -28,10 +32,13 @@ class CameraOptions:
     width: int = 128
     height: int = 128
     depth: bool = False  # whether `images/<name>_depth` is observed as well
+    points: int = 0  # number N of points of `points/<name>`; 0: they are not observed
+    # Lowest and highest corner (2, 3) of the box of which the points are [m, base frame].
+    region: Sequence[Sequence[float]] = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
     noise: float = 0.0  # standard deviation of the noise on each value, of 255
 
     def __post_init__(self) -> None:
-        for name, least in (("width", 1), ("height", 1), ("noise", 0)):
+        for name, least in (("width", 1), ("height", 1), ("noise", 0), ("points", 0)):
             value = getattr(self, name)
             if value < least:
                 raise CameraError(
@@ -39,6 +46,13 @@ class CameraOptions:
                     got=value,
                     expected=f">= {least}",
                 )
+        low, high = self.region
+        if any(a >= b for a, b in zip(low, high, strict=True)):
+            raise CameraError(
+                f"the region of camera {self.name!r} is empty",
+                got=[list(low), list(high)],
+                expected="its lowest corner, then its highest",
+            )
 
 
 class SimCamera:
@@ -46,7 +60,9 @@ class SimCamera:
 
     Observes ``images/<name>`` uint8 (height, width, 3) RGB and, where asked,
     ``images/<name>_depth`` uint16 (height, width, 1) in millimetres, 0 where nothing is within 65
-    m, as a depth camera gives it.
+    m, as a depth camera gives it. ``points/<name>`` float32 (N, 6) are drawn from both: positions
+    [m, base frame] and colours in [0, 1], those of a row far apart from one another; all zeros
+    where nothing is in the region.
     """
 
     def __init__(self, world: World, options: CameraOptions) -> None:
@@ -61,6 +77,8 @@ class SimCamera:
         self.fields = [Field(image, "uint8", (*size, 3))]
         if options.depth:
             self.fields.append(Field(f"{image}_depth", "uint16", (*size, 1)))
+        if options.points:
+            self.fields.append(Field(f"points/{options.name}", "float32", (options.points, 6)))
         self._renderer = SceneRenderer(world, options.width, options.height)
         self._rng = np.random.default_rng(0)
         self._frames: deque[tuple[float, Observation]] = deque()  # when each was taken [s], and it
@@ -78,8 +96,12 @@ class SimCamera:
             noisy = image + self._rng.normal(0.0, self._options.noise, image.shape)
             image = noisy.round().clip(0, 255).astype(np.uint8)
         frame: Observation = {f"images/{name}": image}
-        if self._options.depth:
-            frame[f"images/{name}_depth"] = self._renderer.depth(name)
+        if self._options.depth or self._options.points:
+            depth = self._renderer.depth(name)
+            if self._options.depth:
+                frame[f"images/{name}_depth"] = depth
+            if self._options.points:
+                frame[f"points/{name}"] = self._cloud(image, depth)
         self._frames.append((float(self._world.data.time), frame))
 
     def observe(self, latency: int) -> Observation:
@@ -91,6 +113,14 @@ class SimCamera:
         while len(self._frames) > 1 and self._frames[1][0] < arrived:
             self._frames.popleft()
         return self._frames[0][1]
+
+    def _cloud(self, image: npt.NDArray[np.uint8], depth: npt.NDArray[np.uint16]) -> Cloud:
+        """The points of the region: (N, 6)."""
+        low, high = np.asarray(self._options.region, float)
+        places = self._renderer.positions(self._options.name, depth)
+        inside = ((places >= low) & (places <= high)).all(-1) & (depth[..., 0] > 0)
+        cloud = np.concatenate([places[inside], image[inside] / 255.0], -1)
+        return _spread(cloud, self._options.points, self._rng).astype(np.float32)
 
     def close(self) -> None:
         """Release the renderer."""
@@ -132,6 +162,18 @@ class SceneRenderer:
         near = np.where(metres > _FARTHEST, 0.0, metres)
         return np.asarray((near * 1000.0).round().astype(np.uint16)[..., None])
 
+    def positions(self, camera: str, depth: npt.NDArray[np.uint16]) -> npt.NDArray[np.float64]:
+        """Where what it sees is: (height, width, 3) [m, base frame], from `depth` of now."""
+        height, width, _ = depth.shape
+        along = depth[..., 0] / 1000.0
+        focal = height / 2 / math.tan(math.radians(self._model.camera(camera).fovy[0]) / 2)
+        rows, columns = np.indices((height, width)) + 0.5
+        # MuJoCo's cameras look along -z, and their y points up.
+        right, up = (columns - width / 2) / focal, (height / 2 - rows) / focal
+        seen = np.stack([right * along, up * along, -along], -1)
+        pose = self._data.camera(camera)
+        return np.asarray(seen @ pose.xmat.reshape(3, 3).T + pose.xpos)
+
     def _look_through(self, camera: str) -> None:
         # Joints may have been set since the last step.
         mujoco.mj_kinematics(self._model, self._data)
@@ -141,3 +183,23 @@ class SceneRenderer:
     def close(self) -> None:
         """Release the off-screen buffer."""
         self._renderer.close()
+
+
+def _spread(cloud: npt.NDArray[Any], count: int, rng: np.random.Generator) -> npt.NDArray[Any]:
+    """Choose `count` rows of a cloud (n, 3 or more) whose positions are far apart.
+
+    Farthest point sampling (Qi et al. 2017, PointNet++, section 3.2) of a few times as many, drawn
+    by chance: of all it would take longer than rendering. Where there are too few, some come twice.
+    """
+    if not len(cloud):
+        return np.zeros((count, cloud.shape[1]))
+    few = cloud[rng.permutation(len(cloud))[: 4 * count]]
+    places = np.ascontiguousarray(few[:, :3])
+    squares = np.square(places).sum(1)
+    chosen, far = np.zeros(count, np.int64), np.full(len(few), np.inf)
+    for index in range(1, count):
+        last = chosen[index - 1]
+        # Squared distances; the differences themselves would take three times as long.
+        np.minimum(far, squares - 2 * (places @ places[last]) + squares[last], out=far)
+        chosen[index] = far.argmax()
+    return np.asarray(few[chosen])

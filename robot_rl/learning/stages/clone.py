@@ -166,10 +166,9 @@ def untrained(
 def make_image_encoder(
     config: DictConfig, schema: RowSchema, generator: torch.Generator
 ) -> ImageEncoder:
-    """Make the configured image encoder, untrained, for the colour cameras of a schema."""
-    encoder = registry.make(
-        config.observation.vision, cameras=schema.colour_cameras, generator=generator
-    )
+    """Make the configured image encoder, untrained, for the cameras or point clouds of a schema."""
+    cameras = {**schema.colour_cameras, **schema.point_clouds}
+    encoder = registry.make(config.observation.vision, cameras=cameras, generator=generator)
     assert isinstance(encoder, ImageEncoder)
     return encoder
 

@@ -22,7 +22,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.evaluate import without_training_aids
 from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.recipe import Stage
-from robot_rl.learning.workbench import Workbench, make_operated_env, once_free
+from robot_rl.learning.workbench import Workbench, make_operated_env, noting_faults, once_free
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import deferred_signals
 from robot_rl.rewards.source import HUMAN_VERSION
@@ -96,9 +96,10 @@ def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> N
         first, seeds = _attempts(config, run)
         attempts, failures = first, 0
         progress.update(len(writer))
-        free = once_free(env, seeds, progress.note)
+        note = noting_faults(operated, run, progress.note)
+        free = once_free(env, seeds, note)
         while len(writer) < wanted:
-            result = next(rollout([env], controller, free, recorder=recorder))
+            result = next(rollout([env], controller, free, recorder=recorder, note=note))
             operated.keep_faults(run)
             attempts += 1
             progress.episode(result.success)
@@ -165,6 +166,7 @@ class TeleoperatedSession:
     def __init__(self, config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
         self._config, self._run, self._progress = config, run, progress
         self._env, self._operated = make_operated_env(config, run, resets=False)
+        self._note = noting_faults(self._operated, run, progress.note)
         schema = self._env.schema
         self._controller = IdleController(schema.action_names)
         self._recorder = RowBuilder(schema, SOURCE_DEMONSTRATION)
@@ -194,7 +196,7 @@ class TeleoperatedSession:
                     # Whoever makes room may stand at the robot: it moves when asked to again.
                     time.sleep(_RETRY_SECONDS)
                     self._wait_for_start(number)
-                note, recorder = self._progress.note, self._recorder
+                note, recorder = self._note, self._recorder
                 shown = iter([next(seeds)])
                 acted = rollout([self._env], self._controller, shown, recorder=recorder, note=note)
                 result = next(acted)
@@ -259,7 +261,7 @@ class TeleoperatedSession:
         """Say what an episode waits for, once."""
         if reason != self._told:
             self._told = reason
-            self._progress.note(reason)
+            self._note(reason)
             self._env.note_waiting(reason)
 
     def _undone_in_time(self) -> bool:

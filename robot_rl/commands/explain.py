@@ -1,0 +1,54 @@
+"""`robot-rl explain RUN`: why a run does not learn, as far as what it has recorded tells."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+
+from rich.console import Console
+
+from robot_rl.commands.runs import load_resolved
+from robot_rl.evaluation import learning_causes, motion_causes, sensing_causes
+from robot_rl.evaluation.evidence import Evidence, gather
+from robot_rl.evaluation.explain import Finding, explain
+from robot_rl.run import RunDirectory
+
+CHECKS = (*sensing_causes.CHECKS, *motion_causes.CHECKS, *learning_causes.CHECKS)
+
+
+def run(path: str = "latest", **options: str | None) -> None:
+    """Print the causes that are found, the likeliest first, and what is in order.
+
+    Nothing is changed, no robot and no network is made, and the run may go on meanwhile.
+    """
+    directory = RunDirectory.open(path)
+    evidence = gather(directory, load_resolved(directory.path))
+    causes, in_order = explain(evidence, CHECKS)
+    if options.get("json") == "true":
+        lists = {"causes": causes, "in_order": in_order}
+        facts = {name: [asdict(each) for each in found] for name, found in lists.items()}
+        sys.stdout.write(json.dumps({"run": str(directory.path), **facts}) + "\n")
+    else:
+        _print(evidence, causes, in_order)
+
+
+def _print(evidence: Evidence, causes: list[Finding], in_order: list[Finding]) -> None:
+    console = Console(highlight=False, soft_wrap=True, force_terminal=False)
+    shown, acted = len(evidence.shown), len(evidence.acted)
+    console.print(
+        f"run directory {evidence.run.path}: {shown} demonstrations, {evidence.transitions}"
+        f" environment steps, of which the policy's latest {acted} episodes were looked at"
+    )
+    if not evidence.origins:
+        console.print("nothing is recorded yet: begin with robot-rl train or robot-rl collect")
+        return
+    if not acted:
+        console.print("no policy has acted yet, so only the demonstrations were looked at")
+    if not causes:
+        console.print("\nno cause was found; what the policy does: robot-rl inspect, report.html")
+    for number, cause in enumerate(causes, 1):
+        console.print(f"\n{number}. {cause.name}: {cause.figure}\n   next: {cause.mend}")
+    console.print("\nlooked at, and in order:")
+    for finding in in_order:
+        console.print(f"  {finding.name}: {finding.figure}")

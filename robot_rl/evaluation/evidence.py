@@ -1,0 +1,294 @@
+"""What a run has left that tells why it does not learn; it may go on meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from omegaconf import DictConfig, OmegaConf
+
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY, RowSchema
+from robot_rl.env.robot import ARM_ACTIONS, gripper_columns, joint_columns
+from robot_rl.errors import RobotRLError
+from robot_rl.evaluation.records import RunRecords, read_run
+from robot_rl.replay.catalogue import is_store
+from robot_rl.replay.reader import StoreReader
+from robot_rl.run import RunDirectory, taken_by_learner
+from robot_rl.safety import rotations
+
+Vector = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Rows = npt.NDArray[Any]  # structured, one episode with its final row
+
+_ROWS = 6000  # that are looked at: the latest of the actors, the first of the demonstrations
+_PICTURES, _FILMED = 40, 3  # pictures that are looked at of an episode, and such episodes
+_LAGS = 8  # steps over which an action may show its effect
+
+
+@dataclass(frozen=True)
+class Motion:
+    """How the robot has answered commands, by least squares over many steps.
+
+    The response (lags, d, d) is what one action of 1 in column j has moved along column i after so
+    many steps, as a share of what it asks for.
+    """
+
+    names: tuple[str, ...]  # the action columns that move something measured
+    response: Vector
+    error: Vector  # (d, d) standard error of `gain`
+
+    @property
+    def gain(self) -> Vector:
+        """(d, d) what all lags come to, [commanded, moved]."""
+        return np.asarray(self.response.sum(0))
+
+    @property
+    def lag(self) -> float:
+        """Steps until half of the motion is there, of the columns that move as they are told."""
+        own = np.diagonal(self.response, axis1=1, axis2=2).cumsum(0)  # (lags, d)
+        moved = own[:, np.abs(own[-1]) > np.maximum(0.3, 4.0 * np.diag(self.error))]
+        if not moved.size:
+            return 0.0
+        return float(np.median(np.argmax(moved / moved[-1] >= 0.5, axis=0)))
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The episodes of one origin: demonstrated, or acted by the policy."""
+
+    episodes: list[Rows]
+    # Of a camera, the first pictures (n, H, W, 3) of some episodes, with these.
+    pictures: Callable[[str], list[tuple[Rows, npt.NDArray[np.uint8]]]]
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    def column(self, name: str, *, last: bool = True) -> Vector:
+        """Values (n, width) of a column, in float64; without final rows, if so asked."""
+        cut = None if last else -1
+        parts = [e[name][:cut].reshape(len(e[name][:cut]), -1) for e in self.episodes]
+        return np.concatenate(parts).astype(np.float64) if parts else np.empty((0, 0))
+
+    def each(self, name: str) -> Iterator[Vector]:
+        """Values (T + 1, width) of a column, episode by episode."""
+        for episode in self.episodes:
+            yield episode[name].reshape(len(episode), -1).astype(np.float64)
+
+    def has(self, name: str) -> bool:
+        """Whether there are rows with such a column."""
+        return bool(self.episodes) and name in (self.episodes[0].dtype.names or ())
+
+    @cached_property
+    def lengths(self) -> Vector:
+        """Steps of each episode."""
+        return np.array([len(e) - 1 for e in self.episodes], float)
+
+    @cached_property
+    def succeeded(self) -> npt.NDArray[np.bool_]:
+        """Of each episode."""
+        return np.array([bool(e["success"].any()) for e in self.episodes])
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a run."""
+
+    run: RunDirectory
+    config: DictConfig
+    records: RunRecords
+    stages: list[dict[str, Any]]
+    schema: RowSchema | None  # of the rows, if there are any
+    demonstrated: int  # demonstrations that succeeded
+    shown: Origin  # these, or the first of them
+    acted: Origin  # what the policy has done, the latest
+    interventions: int  # further episodes, in which an operator has acted
+    transitions: int  # environment steps of the actors that the store holds
+    taken: dict[str, Any]  # see `taken_by_learner`
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """A value of the configuration; null counts as none."""
+        value = OmegaConf.select(self.config, key)
+        return default if value is None else value
+
+    @cached_property
+    def origins(self) -> dict[str, Origin]:
+        """Those that have episodes, with words for them."""
+        named = {"the demonstrations": self.shown, "the policy's episodes": self.acted}
+        return {name: origin for name, origin in named.items() if len(origin)}
+
+    @cached_property
+    def observed(self) -> list[str]:
+        """States that the policy sees, and that the rows have."""
+        if self.schema is None:
+            return []
+        named = self.setting("observation.states") or self.setting("task.observation") or []
+        there = [n for n in self.schema.observation_names if n.startswith("state/")]
+        return [name for name in there if not named or name in named]
+
+    @cached_property
+    def grippers(self) -> list[int]:
+        """Columns of the action that are grippers."""
+        return gripper_columns(self.schema.action_names) if self.schema else []
+
+    @cached_property
+    def discount(self) -> float | None:
+        """The one that the learner took, or is set; None where neither is known."""
+        gamma = self.taken.get("discount") or self.setting("algorithm.schedule.discount")
+        return None if gamma is None else float(gamma)
+
+    @cached_property
+    def motions(self) -> dict[str, Motion]:
+        """How the robot answers, by origin; of arms whose motion is measured."""
+        found = {name: self._motion(origin) for name, origin in self.origins.items()}
+        return {name: motion for name, motion in found.items() if motion is not None}
+
+    def _motion(self, origin: Origin) -> Motion | None:
+        assert self.schema is not None
+        names = self.schema.action_names
+        joints = joint_columns(names)
+        if joints and origin.has("state/joint_positions"):
+            moved = [np.diff(p, axis=0) for p in origin.each("state/joint_positions")]
+            order, units = list(range(len(joints))), self.setting("robot.joints.step")
+        elif not joints and origin.has("state/tcp_pose"):
+            moved = [_displacements(p) for p in origin.each("state/tcp_pose")]
+            order = [ARM_ACTIONS.index(name) for name in names if name in ARM_ACTIONS]
+            steps = self.setting("robot.limits.translation_step")
+            turns = self.setting("robot.limits.rotation_step")
+            units = None if steps is None or turns is None else [steps] * 3 + [turns] * 3
+        else:
+            return None
+        columns = [names.index(name) for name in names if name in (*ARM_ACTIONS, *joints)]
+        if not columns or units is None:
+            return None
+        steps_of = np.array(units, float)[order]
+        told = [a[:-1, columns] for a in origin.each("action")]
+        return _fitted(
+            tuple(names[c] for c in columns),
+            told,
+            [m[:, order] / steps_of for m in moved],
+            [c[:-1, 0] > 0 for c in origin.each("clamped")],
+        )
+
+
+def _displacements(poses: Vector) -> Vector:
+    """From each pose (T + 1, 7) to the next: translation and rotation vector (T, 6)."""
+    norms = np.linalg.norm(poses[:, 3:], axis=1, keepdims=True)
+    unit = np.concatenate([poses[:, :3], poses[:, 3:] / np.maximum(norms, 1e-9)], axis=1)
+    ways = [rotations.between(a, b) for a, b in itertools.pairwise(unit)]
+    return np.array(ways).reshape(-1, 6)
+
+
+def _fitted(
+    names: tuple[str, ...], told: Sequence[Vector], moved: Sequence[Vector], limited: Sequence[Mask]
+) -> Motion | None:
+    """Fit motions (T, d) to the commands (T, d) of the same and the latest steps.
+
+    Steps (T,) in which a limit changed the command tell of the limit, and are left out.
+    """
+    d = len(names)
+    inputs, outputs = [], []
+    for action, way in zip(told, moved, strict=True):
+        padded = np.concatenate([np.zeros((_LAGS - 1, d)), action])  # an episode begins at rest
+        lags = [padded[_LAGS - 1 - k : len(padded) - k] for k in range(_LAGS)]
+        inputs.append(np.concatenate(lags, axis=1))
+        outputs.append(way)
+    free = ~np.concatenate(limited)
+    x, y = np.concatenate(inputs)[free], np.concatenate(outputs)[free]
+    if len(x) < 2 * _LAGS * d:
+        return None
+    # A little ridge: columns that are never commanded have no response.
+    ridge = 1e-4 * len(x) * np.eye(x.shape[1])
+    inverse = np.linalg.inv(x.T @ x + ridge)
+    solution = inverse @ x.T @ y
+    # Of the sum over all lags of each column.
+    spread = inverse.reshape(_LAGS, d, _LAGS, d).sum((0, 2)).diagonal()
+    scatter = (y - x @ solution).std(0)
+    error = np.sqrt(np.maximum(spread, 0.0))[:, None] * scatter
+    return Motion(names, solution.reshape(_LAGS, d, d), error)
+
+
+def gather(run: RunDirectory, config: DictConfig) -> Evidence:
+    """Read what there is; what cannot be read counts as missing, for it has its own command."""
+    shown, schema, demonstrated = _demonstrations(run, config)
+    acted, found, interventions, transitions = _acted(run)
+    taken: dict[str, Any] = {}
+    with suppress(RobotRLError, OSError, ValueError):  # a newer one is taking its place
+        taken = taken_by_learner(run)
+    return Evidence(
+        run=run,
+        config=config,
+        records=read_run(run),
+        stages=run.read_jsonl("stages"),
+        schema=found or schema,
+        demonstrated=demonstrated,
+        shown=shown,
+        acted=acted,
+        interventions=interventions,
+        transitions=transitions,
+        taken=taken,
+    )
+
+
+def _nothing() -> Origin:
+    return Origin([], lambda camera: [])
+
+
+def _demonstrations(run: RunDirectory, config: DictConfig) -> tuple[Origin, RowSchema | None, int]:
+    """Those that succeeded, of the first ones; the schema; and how many have succeeded in all."""
+    path = Path(config.dataset) if config.dataset else run.demonstrations
+    try:
+        dataset = EpisodeDataset(path)
+        count = int(dataset.successes.sum())
+        dataset.first(int(np.searchsorted(dataset.episode_ends, _ROWS)) + 1)
+        scalars = [f for f in dataset.schema.fields if not f.name.startswith("images/")]
+        rows = np.empty(dataset.rows_total, [(f.name, f.dtype, f.shape) for f in scalars])
+        for each in scalars:
+            rows[each.name] = dataset.read(each.name)
+    except RobotRLError:  # there are none; of damaged ones `robot-rl inspect` says more
+        return _nothing(), None, 0
+    episodes = np.split(rows, dataset.episode_ends[:-1]) if len(dataset) else []
+    succeeded = np.flatnonzero(dataset.successes).tolist()
+
+    def pictures(camera: str) -> list[tuple[Rows, Rows]]:
+        shown = succeeded[:_FILMED]
+        return [(episodes[i], dataset.episode(i)[camera][:_PICTURES]) for i in shown]
+
+    return Origin([episodes[i] for i in succeeded], pictures), dataset.schema, count
+
+
+def _acted(run: RunDirectory) -> tuple[Origin, RowSchema | None, int, int]:
+    """The policy's episodes, the schema of the store, interventions and environment steps."""
+    if not is_store(run.store):
+        return _nothing(), None, 0, 0
+    episodes: list[Rows] = []
+    rows_read = interventions = transitions = 0
+    with StoreReader(run.store) as reader:
+        tables = reader.tables()
+        if not tables:
+            return _nothing(), None, 0, 0
+        info = next(iter(tables.values()))
+        for record in reversed(reader.episodes(info.name)):
+            if record.overall_source == SOURCE_DEMONSTRATION:
+                continue
+            transitions += record.environment_steps
+            if record.overall_source != SOURCE_POLICY:
+                interventions += 1
+            elif rows_read < _ROWS and record.rows > 1:
+                with suppress(RobotRLError):  # evicted, or cut
+                    rows = reader.read_episode(info.name, record)
+                    episodes.append(rows)
+                    rows_read += len(rows)
+    episodes.reverse()
+
+    def pictures(camera: str) -> list[tuple[Rows, Rows]]:
+        return [(rows, np.array(rows[camera][:_PICTURES])) for rows in episodes[-_FILMED:]]
+
+    return Origin(episodes, pictures), info.schema, interventions, transitions

@@ -1,0 +1,208 @@
+"""Causes between a command and the motion that follows: signs, columns, scale, delay, limits."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.evaluation.evidence import Evidence, Motion, Origin
+from robot_rl.evaluation.explain import Check, Finding, percent
+
+Vector = npt.NDArray[np.float64]
+
+_WALL_CLOCK = 10**18  # ns: stamps of real time are later than 2001
+_CLOSES = 5  # steps within which a gripper has moved
+_ACTED = "the policy's episodes"
+_FULL = 0.98  # of an action: its end
+_FITS = "the arm's driver and its action columns must agree with what was demonstrated"
+
+
+def action_sign(evidence: Evidence) -> Finding | None:
+    """A column that moves the robot the other way."""
+    if (found := _latest(evidence)) is None:
+        return None
+    words, motion = found
+    own = np.diag(_sure(motion))
+    column = int(own.argmin())
+    figure = f"in {words} a command along {motion.names[column]} moves {own[column]:+.2f} of it"
+    if own[column] > -0.2:
+        return Finding("action sign", 0.0, figure)
+    mend = f"turn the sign of {motion.names[column]}; {_FITS}"
+    return Finding("action sign", 0.95, figure, mend)
+
+
+def action_columns(evidence: Evidence) -> Finding | None:
+    """A column that moves the robot along another one of its kind."""
+    if (found := _latest(evidence)) is None:
+        return None
+    words, motion = found
+    size = np.abs(_sure(motion))
+    turns = np.array(["rotation" in name for name in motion.names])
+    across = np.where(turns == turns[:, None], size - np.diag(np.diag(size)), 0.0)
+    column, along = np.unravel_index(int(across.argmax()), size.shape)
+    told, moved = motion.names[column], motion.names[along]
+    own = abs(float(motion.gain[column, column]))
+    figure = (
+        f"in {words} a command along {told} moves it by {size[column, along]:.2f} along {moved}"
+        f" and by {own:.2f} along {told}"
+    )
+    if size[column, along] < 0.4 or size[column, along] < 2.0 * own:
+        return Finding("action columns", 0.0, figure)
+    mend = f"see whether {told} and {moved} are exchanged; {_FITS}"
+    return Finding("action columns", 0.95, figure, mend)
+
+
+def action_scale(evidence: Evidence) -> Finding | None:
+    """Commands that move the robot by much less or more than they say."""
+    if (found := _latest(evidence)) is None:
+        return None
+    words, motion = found
+    own = np.abs(np.diag(motion.gain))
+    turns = np.array(["rotation" in name for name in motion.names])
+    parts = [own[part] for part in (turns, ~turns) if part.any()]
+    # Contact holds up some columns; limits and scales, all of a kind.
+    gain = float(max((np.median(part) for part in parts), key=lambda g: abs(np.log(g + 1e-3))))
+    each = ", ".join(f"{n} {g:.2f}" for n, g in zip(motion.names, own, strict=True))
+    figure = f"in {words} a command moves the robot by this share of it: {each}"
+    if 0.6 <= gain <= 1.8:
+        if own.min() > 0.1:
+            return Finding("action scale", 0.0, figure)
+        still = motion.names[int(own.argmin())]
+        return Finding("action scale", 0.5, figure, f"{still} moves nothing: {_FITS}")
+    mend = "see robot.limits: translation_step, rotation_step, and max_lead_* that holds it back"
+    return Finding("action scale", 0.88 if not 0.4 < gain < 2.5 else 0.7, figure, mend)
+
+
+def limited(evidence: Evidence) -> Finding | None:
+    """Commands that the limits change."""
+    shares = {w: float(o.column("clamped", last=False).mean()) for w, o in evidence.origins.items()}
+    if not shares:
+        return None
+    words, share = max(shares.items(), key=lambda item: item[1])
+    figure = f"limits changed {percent(share)} of the commands in {words}"
+    if share < 0.3:
+        return Finding("actions limited", 0.0, figure)
+    mend = "raise what is met: robot.limits.max_lead_*, workspace_*, max_force; docs/robot.md"
+    return Finding("actions limited", 0.9, figure, mend)
+
+
+def saturated(evidence: Evidence) -> Finding | None:
+    """Actions at their ends, where nothing can be corrected any more."""
+    shares: dict[str, float] = {}
+    for words, origin in evidence.origins.items():
+        actions = np.delete(origin.column("action", last=False), evidence.grippers, axis=1)
+        if actions.size:
+            shares[words] = float((np.abs(actions) > _FULL).mean())
+    if not shares:
+        return None
+    words, share = max(shares.items(), key=lambda item: item[1])
+    figure = f"{percent(share)} of the actions in {words} are at -1 or 1"
+    if share < 0.5:
+        return Finding("actions saturated", 0.0, figure)
+    if words == "the demonstrations":
+        mend = "demonstrate more slowly, or raise robot.limits.translation_step and rotation_step"
+    else:
+        mend = "lower the actor's rate or scale; see that Q does not grow (learner.jsonl: q_mean)"
+    return Finding("actions saturated", 0.5, figure, mend)
+
+
+def delayed(evidence: Evidence) -> Finding | None:
+    """Motion that comes steps after its command."""
+    lags = {words: motion.lag for words, motion in evidence.motions.items()}
+    if not lags:
+        return None
+    words, lag = max(lags.items(), key=lambda item: item[1])
+    least = min(lags.values())
+    figure = f"in {words} half of a motion has come {lag:.0f} steps after its command" + (
+        f", in the others after {least:.0f}" if len(lags) > 1 else ""
+    )
+    if lag < least + 2.0 and lag < 3.0:
+        return Finding("delay", 0.0, figure)
+    mend = "find what is late (network, controller, robot.sensors); or a lower control_rate_hz"
+    return Finding("delay", 0.93, figure, mend)
+
+
+def gripper(evidence: Evidence) -> Finding | None:
+    """A gripper that does not do what it is told, or is told nothing."""
+    if evidence.schema is None:
+        return None
+    for column in evidence.grippers:
+        action = evidence.schema.action_names[column]
+        name = f"state/{action}_position"
+        told: dict[str, float] = {}
+        for words, origin in evidence.origins.items():
+            closing = origin.column("action", last=False)[:, column] > 0.0
+            told[words] = float(closing.mean())
+            if not origin.has(name) or not 0.02 < told[words] < 0.98:
+                continue
+            follows = _follows(origin, name, column)
+            figure = (
+                f"in {words} {action} was told to close in {percent(told[words])} of the steps, and"
+                f" was then {follows:+.2f} of 1 further closed than otherwise"
+            )
+            if follows < 0.1:
+                mend = "see that the gripper is switched on and its node runs: robot-rl doctor"
+                return Finding("gripper", 0.95, figure, mend)
+        shown, acted = (told.get(words) for words in ("the demonstrations", _ACTED))
+        if shown is not None and acted is not None and shown > 0.05 and acted < 0.01:
+            figure = f"the policy never closes {action}, as the demonstrations do"
+            return Finding("gripper", 0.6, figure, "clone for longer, or demonstrate more grasps")
+        if told:
+            shares = ", ".join(f"{percent(share)} in {words}" for words, share in told.items())
+            return Finding("gripper", 0.0, f"{action} was told to close in {shares}, and followed")
+    return None
+
+
+def period(evidence: Evidence) -> Finding | None:
+    """Steps that do not come at the control rate."""
+    if evidence.schema is None or not len(evidence.acted):
+        return None
+    ticks = [np.diff(e["stamp_observation"]) for e in evidence.acted.episodes]
+    stamps = np.concatenate(ticks)
+    if not stamps.size or evidence.acted.episodes[-1]["stamp_observation"][0] < _WALL_CLOCK:
+        return None  # simulated time is exact
+    wanted = 1e9 / evidence.schema.control_rate_hz
+    off = float(np.mean(np.abs(stamps - wanted) > 0.25 * wanted))
+    figure = (
+        f"{percent(off)} of the steps took more than a quarter less or longer than"
+        f" {wanted / 1e6:.0f} ms; the longest {stamps.max() / 1e6:.0f} ms"
+    )
+    if off < 0.15:
+        return Finding("control period", 0.0, figure)
+    mend = "give the actor's machine less to do, or lower control_rate_hz; robot-rl bench loop"
+    return Finding("control period", 0.9, figure, mend)
+
+
+def _follows(origin: Origin, name: str, column: int) -> float:
+    """How much further closed a gripper is, some steps after it was told to close, than else."""
+    pairs = [
+        (commands[:-_CLOSES, column] > 0.0, position[_CLOSES:, 0])
+        for commands, position in zip(origin.each("action"), origin.each(name), strict=True)
+        if len(commands) > _CLOSES
+    ]
+    closing, position = (np.concatenate(part) for part in zip(*pairs, strict=True))
+    if closing.all() or not closing.any():
+        return 1.0  # nothing to compare it with
+    return float(position[closing].mean() - position[~closing].mean())
+
+
+def _sure(motion: Motion) -> Vector:
+    """The gains (d, d) that are told from 0 beyond doubt, the others 0."""
+    return np.where(np.abs(motion.gain) > 5.0 * motion.error, motion.gain, 0.0)
+
+
+def _latest(evidence: Evidence) -> tuple[str, Motion] | None:
+    """The motion of the policy's episodes; where there are too few, of the demonstrations."""
+    return list(evidence.motions.items())[-1] if evidence.motions else None
+
+
+CHECKS: tuple[Check, ...] = (
+    action_sign,
+    action_columns,
+    delayed,
+    limited,
+    action_scale,
+    saturated,
+    gripper,
+    period,
+)

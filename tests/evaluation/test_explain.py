@@ -1,0 +1,170 @@
+"""`robot-rl explain`: the causes that it names for recordings in which one thing is wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from robot_rl import cli
+from robot_rl.commands.runs import save_resolved
+from robot_rl.config import compose
+from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
+from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.learning.stages.collect import Collect
+from robot_rl.learning.workbench import Workbench
+from robot_rl.processes.signals import StopEvent
+from robot_rl.replay.client import ReplayClient
+from robot_rl.replay.server import ReplayServer
+from robot_rl.run import RunDirectory
+
+POSE = "state/tcp_pose"
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
+    """Demonstrations of `reach` by its expert: the configuration and the episodes."""
+    folder = str(tmp_path_factory.mktemp("recording"))
+    config = compose(["task=reach", "demonstrations=12", f"runs_directory={folder}"])
+    run = RunDirectory.create("reach", folder)
+    Collect().run(Workbench(config, run))
+    dataset = EpisodeDataset(run.demonstrations)
+    return config, dataset.schema, [dataset.whole(index) for index in range(len(dataset))]
+
+
+def made_run(tmp_path, recording, shown=None, acted=None):
+    """A run whose demonstrations were changed by `shown`, and the policy's episodes by `acted`."""
+    config, schema, episodes = recording
+    run = RunDirectory.create("reach", tmp_path)
+    save_resolved(config, run.path)
+    with EpisodeWriter(run.demonstrations, schema) as writer:
+        writer.extend([e if shown is None else changed(e, shown) for e in episodes])
+    if acted is not None:
+        store(run, schema, [changed(e, acted) for e in episodes])
+    return run.path
+
+
+def changed(episode, change):
+    rows = episode.rows.copy()
+    change(rows)
+    return type(episode)(rows, episode.seed, "", episode.success, episode.source)
+
+
+def store(run, schema, episodes):
+    stop = StopEvent()
+    server = ReplayServer(run.store)
+    thread = threading.Thread(target=server.run, args=(stop,))
+    thread.start()
+    try:
+        with ReplayClient(run.store) as client:
+            client.open_session(schema.task, schema, 1)
+            for episode in episodes:
+                episode.rows["source"] = SOURCE_POLICY
+                rows = [{f.name: row[f.name] for f in schema.fields} for row in episode.rows]
+                client.append_episode(rows, {"task": schema.task, "seed": episode.seed})
+            client.flush()
+    finally:
+        stop.set()
+        thread.join()
+
+
+def explained(capsys, path):
+    assert cli.main(["explain", str(path), "json=true"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    return [cause["name"] for cause in said["causes"]], said
+
+
+def as_it_was(rows):
+    pass
+
+
+def scalar_first(rows):
+    rows[POSE] = rows[POSE][:, [0, 1, 2, 6, 3, 4, 5]]
+
+
+def in_millimetres(rows):
+    rows[POSE][:, :3] *= 1000.0
+
+
+def punished(rows):
+    rows["reward"] *= -1.0
+
+
+def inverted(rows):
+    rows["action"][:, 1] *= -1.0
+
+
+def exchanged(rows):
+    rows["action"][:, [0, 2]] = rows["action"][:, [2, 0]]
+
+
+def late(rows):
+    rows["action"][:-4], rows["action"][-4:] = rows["action"][3:-1].copy(), 0.0
+
+
+def unlabelled(rows):
+    rows["reward"], rows["success"], rows["terminated"] = 0.0, False, False
+    rows["truncated"][-2] = True
+
+
+def stuck(rows):
+    rows["state/relative_pose"] = rows["state/relative_pose"][0]
+
+
+def trembling(rows):
+    rng = np.random.default_rng(0)
+    rows["state/relative_pose"] += rng.normal(0.0, 0.03, rows["state/relative_pose"].shape)
+
+
+def beside(rows):
+    rows[POSE][:, 1] += 0.2
+
+
+WRONG = {
+    scalar_first: "quaternion",
+    in_millimetres: "unit",
+    punished: "reward sign",
+    inverted: "action sign",
+    exchanged: "action columns",
+}
+ACTED = WRONG | {
+    late: "delay",
+    unlabelled: "label missing",
+    stuck: "observation constant",
+    trembling: "noise",
+    beside: "demonstrations elsewhere",
+}
+
+
+@pytest.mark.parametrize("change", WRONG)
+def test_what_is_wrong_with_demonstrations_is_named_first(tmp_path, recording, capsys, change):
+    causes, _ = explained(capsys, made_run(tmp_path, recording, change))
+    assert causes[0] == WRONG[change]
+
+
+@pytest.mark.parametrize("change", ACTED)
+def test_what_is_wrong_since_is_named_first(tmp_path, recording, capsys, change):
+    causes, _ = explained(capsys, made_run(tmp_path, recording, None, change))
+    assert causes[0] == ACTED[change]
+
+
+def test_a_healthy_run_has_no_cause_and_says_what_is_in_order(tmp_path, recording, capsys):
+    path = made_run(tmp_path, recording, None, as_it_was)
+    causes, said = explained(capsys, path)
+    assert causes == []
+    assert {"unit", "quaternion", "action sign", "labels"} <= {f["name"] for f in said["in_order"]}
+    assert cli.main(["explain", str(path)]) == 0
+    page = capsys.readouterr().out
+    assert "no cause was found" in page
+    assert "  delay: in the demonstrations half of a motion has come " in page
+
+
+def test_a_run_without_anything_says_so(tmp_path, recording, capsys):
+    run = RunDirectory.create("reach", tmp_path)
+    save_resolved(recording[0], run.path)
+    assert cli.main(["explain", str(run.path)]) == 0
+    assert "nothing is recorded yet" in capsys.readouterr().out
+    assert cli.main(["explain", str(tmp_path / "none")]) == cli.EXIT_ERROR
+    assert "there is no run" in capsys.readouterr().err
