@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from robot_rl.errors import RobotRLError
+from robot_rl.run import POLICIES
 
 _SAME_WORD = 0.85  # likeness of two words of which one is the other mistyped
-
-from robot_rl.run import POLICIES
 
 
 @dataclass(frozen=True)
@@ -301,9 +300,9 @@ COMMANDS: dict[str, Command] = {
         "Write a policy as ONNX files, for a robot computer without torch.",
         "Of the one that `train` has decided to deploy, or of the one that `which` names; RUN may"
         " be a checkpoint too. OUT is made: the files, checked to be equal to the policy, the"
-        " description policy.json, the run's configuration and CARD.md, which says where the policy comes from and how good"
-        " it was found to be. robot-rl run OUT plays it; it needs the extra onnx-runtime, and this"
-        " command the extra export.",
+        " description policy.json, the run's configuration and CARD.md, which says where the policy"
+        " comes from and how good it was found to be. robot-rl run OUT plays it; it"
+        " needs the extra onnx-runtime, and this command the extra export.",
         arguments=("RUN", "OUT"),
         options=(Option("which", "which policy of the run", "deployed", POLICIES),),
         example="robot-rl export-policy runs/latest OUT which=student",
