@@ -33,7 +33,7 @@ class Policy(nn.Module, ABC):
 
     kind: ClassVar[str]
     stochastic: bool = True
-    plans_chunks: ClassVar[bool] = False
+    plans_chunks = False
     corrects: bool = True
     encoder: StateEncoder
     action_dimension: int
@@ -106,7 +106,7 @@ class ChunkPolicy(Policy):
     """
 
     stochastic = False
-    plans_chunks: ClassVar[bool] = True
+    plans_chunks = True
     conditioned: ClassVar[bool] = False
     horizon: int
     noise_shape: tuple[int, ...] = (0,)

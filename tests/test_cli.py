@@ -113,7 +113,7 @@ def test_help_and_mistakes_load_no_torch(tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "valid", "nearest"),
     [
-        (["trian"], "pretrain, train, replay", "did you mean robot-rl train"),
+        (["trian"], "pretrain, train, distil, replay", "did you mean robot-rl train"),
         (["train", "task=peg_insret"], "peg_insert, peg_insert_hard", "mean task=peg_insert?"),
         (["train", "policy=difusion"], "diffusion", "did you mean policy=diffusion?"),
         (["train", "algorithm=rpld"], "residual, rlpd", "did you mean algorithm=rlpd?"),

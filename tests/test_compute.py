@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from policies.compute import CPU, ComputeError, compute_device, explained_memory
+from policies.compute import ComputeError, compute_device, explained_memory
 from robot_rl.config import ConfigError, compose
 
 
 def test_auto_takes_a_card_only_where_there_is_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert compute_device(compose([])) == CPU
+    assert compute_device(compose([])) == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert compute_device(compose([])) == torch.device("cuda")
-    assert compute_device(compose(["device=cpu"])) == CPU
+    assert compute_device(compose(["device=cpu"])) == torch.device("cpu")
 
 
 def test_a_card_that_is_not_there_is_named(monkeypatch):

@@ -26,7 +26,7 @@ from robot_rl.run import (
 CARD = "CARD.md"
 
 
-def run(path: str, out: str, *, policy: str) -> None:
+def run(path: str, out: str, *, which: str) -> None:
     """Write the policy of a run, or of one of its checkpoints, into a new folder.
 
     The folder is a run directory too: robot-rl run and evaluate work in it.
@@ -37,9 +37,9 @@ def run(path: str, out: str, *, policy: str) -> None:
     directory = RunDirectory.around(path, with_policy=True)
     folder = policy_folder(path)
     if folder is None:
-        named = policy_checkpoint(directory, policy)
+        named = policy_checkpoint(directory, which)
         folder = directory.complete_folder(named) / "policy"
-        behaviour, steps = open_policy(directory.path, policy)
+        behaviour, steps = open_policy(directory.path, which)
     elif exported.is_exported(folder):
         raise RobotRLError(f"{path} is an exported policy already", hint="name its run")
     else:

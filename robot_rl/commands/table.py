@@ -152,12 +152,13 @@ COMMANDS: dict[str, Command] = {
     ),
     "distil": Command(
         "robot_rl.commands.train:distil",
-        "Teach the deployed policy to a student that acts ten times as fast.",
+        "Teach the deployed policy to a student that acts several times as fast.",
         "For a diffusion or flow policy: the student needs one call of the network for a chunk. It"
         " learns what its teacher, the policy that `train` has decided to deploy, makes of all that"
         " RUN has observed, and of the same noise; nothing moves. Writes checkpoints/student. Then"
         " robot-rl evaluate RUN evaluation.policy=student measures both on the same scenes.",
-        keys="distil.updates distil.batch_size distil.learning_rate device run runs_directory",
+        keys="distil.updates distil.batch_size distil.learning_rate distil.warm_up device run"
+        " runs_directory",
     ),
     "replay": Command(
         "robot_rl.replay.server:run",
@@ -297,14 +298,14 @@ COMMANDS: dict[str, Command] = {
     "export-policy": Command(
         "robot_rl.commands.policy_export:run",
         "Write a policy as ONNX files, for a robot computer without torch.",
-        "Of the one that `train` has decided to deploy, or of the one that policy names; RUN may be"
-        " a checkpoint too. OUT is made: the files, checked to be equal to the policy, policy.json,"
-        " the run's configuration and CARD.md, which says where the policy comes from and how good"
-        " it was found to be. robot-rl run OUT plays it; it needs the extra onnx-runtime, and this"
-        " command the extra export.",
+        "Of the one that `train` has decided to deploy, or of the one that `which` names; RUN may"
+        " be a checkpoint too. OUT is made: the files, checked to be equal to the policy, the"
+        " description policy.json, the run's configuration and CARD.md, which says where the policy"
+        " comes from and how good it was found to be. robot-rl run OUT plays it; it"
+        " needs the extra onnx-runtime, and this command the extra export.",
         arguments=("RUN", "OUT"),
-        options=(Option("policy", "which one of the run", "deployed", POLICIES),),
-        example="robot-rl export-policy runs/latest OUT policy=student",
+        options=(Option("which", "which policy of the run", "deployed", POLICIES),),
+        example="robot-rl export-policy runs/latest OUT which=student",
     ),
     "annotate": Command(
         "robot_rl.commands.interchange:annotate",

@@ -36,7 +36,7 @@ def each():
             yield pytest.param(name, marks=[pytest.mark.slow] if slow else [])
 
 
-@pytest.mark.parametrize("name", each())
+@pytest.mark.parametrize("name", list(each()))
 def test_the_files_act_as_the_policy(name, tmp_path):
     policy = POLICIES[name]()
     mine = behaviour(policy, 2 if policy.base is not None else 1)
