@@ -22,7 +22,7 @@ ACTOR_CRITIC = tuple(choice for choice in CHOICES if choice not in GENERATIVE)
 BOOTSTRAPPING = tuple(
     choice
     for choice in CHOICES
-    if choice not in ("filtered_cloning", "advantage_weighted", "best_of_n")
+    if choice not in ("filtered_cloning", "advantage_weighted", "best_of_n", "denoising_ppo")
 )
 KEYS = {"state/pose": 3, "state/speed": 2, "state/gripper_position": 1}
 INTERFACE = Interface("lift", 10.0, ("x", "gripper"))

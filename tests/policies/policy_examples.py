@@ -6,11 +6,14 @@ import numpy as np
 from untrained_policy import untrained_residual
 
 from policies.behaviour import Behaviour, Interface
+from policies.best_of_n import BestOfN
+from policies.critics import CriticEnsemble
 from policies.diffusion import DiffusionPolicy
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianPolicy, GaussianTanh
 from policies.gripper import LAST_COMMAND, GaussianGripperPolicy, GripperCritic
 from policies.improved import ImprovedPolicy
+from policies.latent import LatentPolicy
 from policies.networks import seeded
 from policies.vla_pi0 import create_tiny
 
@@ -62,6 +65,19 @@ def improved(seed=0):
     return ImprovedPolicy(DiffusionPolicy(*parts, exploration_std=0.2), diffusion(seed + 1))
 
 
+def best_of_n(seed=0):
+    policy = diffusion(seed)
+    width = policy.encoder.features + policy.action_dimension
+    return BestOfN(policy, CriticEnsemble(width, [16], 2, seeded(seed)), 3)
+
+
+def latent(seed=0):
+    policy = diffusion(seed)
+    width = policy.horizon * policy.action_dimension
+    actor = GaussianTanh(policy.encoder.features, width, [16], generator=seeded(seed))
+    return LatentPolicy(policy, actor, 1.5)
+
+
 def gaussian(seed=0, keys=KEYS):
     encoder = StateEncoder(keys).fit(recorded())
     actor = GaussianTanh(encoder.features, 3, [32], generator=seeded(seed), layer_norm=True)
@@ -104,6 +120,8 @@ POLICIES = {
     "diffusion with a transformer": transformer,
     "flow": flow,
     "improved": improved,
+    "best of N": best_of_n,
+    "latent": latent,
     "gaussian": gaussian,
     "gaussian with a gripper": gripper,
     "residual": residual,
