@@ -33,7 +33,7 @@ def test_repeated_stages_are_numbered_and_know_their_round():
     recipe = Recipe(compose(["recipe=rl100", f"{ROUNDS}.repeat=2"]))
     assert list(recipe.stages) == [
         *("collect", "clone", "gather_1", "reclone_1", "improve_offline_1"),
-        *("gather_2", "reclone_2", "improve_offline_2", "improve_online"),
+        *("gather_2", "reclone_2", "improve_offline_2", "improve_online", "distil"),
     ]
     assert [recipe.stages[name].round for name in ("clone", "gather_1", "reclone_2")] == [0, 1, 2]
     alone = Recipe(compose(["recipe=rl100", "stage=gather_3"]))
