@@ -321,6 +321,7 @@ def test_a_policy_of_the_simulation_may_be_measured_in_a_cell(lab):
     assert config.nodes.arm.parameters.limits.max_force == 40.0
 
 
+@pytest.mark.slow
 def test_demonstrations_are_recorded_in_a_cell_and_gone_on_with(lab, robot_rl_command):
     """A simulated robot in the processes that a user starts."""
     (lab / "cell.yaml").write_text(

@@ -64,6 +64,7 @@ def test_a_service_that_nobody_serves_is_named_with_the_page_that_says_what_to_s
         client.trigger("stop", 0.1)
 
 
+@pytest.mark.slow
 def test_a_mistyped_service_is_answered_with_the_one_that_is_meant(talker, robot_rl_command):
     called = robot_rl_command("doctor", "call=/talk/aks")
     assert called.returncode == 2

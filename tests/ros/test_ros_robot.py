@@ -112,6 +112,7 @@ def test_a_reset_that_tells_the_gripper_nothing_leaves_it_told_what_it_was(
     assert env.reset(seed=4)[0]["last_command"].tolist() == [0.0] * 6 + [expected]
 
 
+@pytest.mark.slow
 def test_a_gripper_that_a_process_finds_closed_opens_at_a_reset_alone_and_if_that_is_wanted(opened):
     config = configuration("/found", "task=pick_cube", "robot.gripper=true", *SCRIPTED)
     driver = OmegaConf.to_container(config.nodes.gripper.parameters.driver, resolve=True)

@@ -110,6 +110,7 @@ def test_the_camera_shows_the_world_as_it_is(cell):
     assert (k[2], k[5]) == (23.5, 17.5)
 
 
+@pytest.mark.slow
 def test_when_the_arm_is_gone_nothing_old_is_published_and_all_comes_back(cell):
     cell.arm.close()
     cell.listener.until(lambda: _all_complain(cell), 60.0)
