@@ -147,7 +147,7 @@ def test_training_goes_through_topics_from_demonstrations_to_the_report(
         "algorithm.schedule.updates_per_step=1",
         "algorithm.schedule.batch_size=32",
         "evaluation.every_steps=50",
-        "evaluation.final_episodes=2",
+        "evaluation.final_episodes=1",
     ]
     easy = ["task.environment.tolerance=0.01", "task.environment.angle_tolerance=0.1"]
     words = ["cell=.", "task=reach", "robot.namespace=trained", *PATIENT_NODES, *tiny, *easy]
