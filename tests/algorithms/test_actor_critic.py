@@ -24,6 +24,7 @@ from robot_rl.learning.algorithms import check_algorithm
 from robot_rl.learning.algorithms.base import AlgorithmError
 
 HEADS = 3
+_EVERY_DAY = ("residual", "action_gradient")
 
 
 @pytest.mark.parametrize("choice", [name for name in CHOICES if name.startswith("residual")])
@@ -240,8 +241,15 @@ def test_the_pull_towards_demonstrations_ends(updates, matters):
     assert same(*actors) != matters
 
 
-# Noise steers a clone only to what that may do.
-@pytest.mark.parametrize("choice", [choice for choice in BOOTSTRAPPING if choice != "dsrl"])
+# Noise steers a clone only to what that may do. One of each kind is quick enough for every day.
+@pytest.mark.parametrize(
+    "choice",
+    [
+        pytest.param(choice, marks=[] if choice in _EVERY_DAY else pytest.mark.slow)
+        for choice in BOOTSTRAPPING
+        if choice != "dsrl"
+    ],
+)
 def test_the_actor_learns_which_action_is_rewarded(choice):
     """A bandit: reward 1 where the first action column is above 0.2, whatever is seen."""
     changes = (
