@@ -35,7 +35,7 @@ from robot_rl.learning.algorithms.base import (
     check_value_range,
 )
 from robot_rl.learning.algorithms.encoding import Encoding
-from robot_rl.learning.algorithms.training import Training, adam, check_columns, step
+from robot_rl.learning.algorithms.training import Training, adam, check_columns, falling, step
 from robot_rl.replay.sampler import SampleSpec
 
 # Rate of the actor's average while the actor is fitted to demonstrations. With an `average_rate` of
@@ -299,10 +299,8 @@ class ActorCritic(Training):
         loss = (temperature * log_prob - values.mean(0)).mean()
         # Plus λ · imitation: Nair et al. 2018 (arXiv 1709.10089), with a λ that decays as in DAPG
         # (Rajeswaran et al. 2018), here linearly.
-        weight = settings.imitation_weight
-        if settings.imitation_updates:
-            done = self.updates - self.schedule.critic_only_updates
-            weight *= max(0.0, 1.0 - done / settings.imitation_updates)
+        done = self.updates - self.schedule.critic_only_updates
+        weight = falling(settings.imitation_weight, settings.imitation_updates, done)
         if weight > 0.0:
             loss = loss + weight * self._imitation_loss(batch, seen, action)
         target_entropy = settings.target_entropy * self.actor.action_dimension

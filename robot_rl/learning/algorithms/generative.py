@@ -32,7 +32,7 @@ from robot_rl.learning.algorithms.base import (
     check_settings,
     check_value_range,
 )
-from robot_rl.learning.algorithms.training import Training, adam, check_columns, step
+from robot_rl.learning.algorithms.training import Training, adam, check_columns, falling, step
 from robot_rl.replay.sampler import CHUNK, NEXT, SampleSpec
 
 
@@ -209,10 +209,8 @@ class Generative(Training):
 
     def imitation_loss(self, batch: Batch, features: Tensor) -> Tensor | None:
         """The weighted imitation loss of what a demonstrator or operator did; None if it is 0."""
-        weight = self.settings.imitation_weight
-        if self.settings.imitation_updates:
-            done = self.updates - self.schedule.critic_only_updates
-            weight *= max(0.0, 1.0 - done / self.settings.imitation_updates)
+        settings, done = self.settings, self.updates - self.schedule.critic_only_updates
+        weight = falling(settings.imitation_weight, settings.imitation_updates, done)
         if weight <= 0:
             return None
         shown = self.tensor(batch["source"] != SOURCE_POLICY)

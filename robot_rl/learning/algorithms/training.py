@@ -119,6 +119,14 @@ def check_columns(batch: Batch, wanted: Iterable[str]) -> None:
             )
 
 
+def falling(weight: float, updates: int | None, done: int) -> float:
+    """A weight that falls linearly to 0 over some updates, of which so many are done.
+
+    Without a number of them it stays.
+    """
+    return weight * max(0.0, 1.0 - done / updates) if updates else weight
+
+
 def adam(*groups: tuple[Iterable[Tensor], float]) -> torch.optim.Adam:
     """Adam over groups of parameters with a step size each."""
     return torch.optim.Adam(
