@@ -118,9 +118,10 @@ def _work_on(cell: TwinCell, log: FaultLog, others: Counter[str], seconds: float
     restarts, ends = 0, time.monotonic() + seconds
     while (began := time.monotonic()) < ends:
         if wait_until(lambda: log.after(began), ends - began, every_s=0.05):
-            others[log.lines[-1][1]["kind"]] += 1
-            sys.stderr.write(f"by itself: {log.lines[-1][1]['problem'][:160]}\n")
-            cell.mend()
+            record = log.lines[-1][1]
+            others[record["kind"]] += 1
+            sys.stderr.write(f"by itself: {record['problem'][:160]}\n")
+            cell.mend(record["problem"])
             restarts += _start(cell) is None
     return restarts
 
@@ -180,7 +181,7 @@ def _in_a_row(
                 except RobotInterrupted as problem:
                     others[type(problem).__name__] += 1
                     sys.stderr.write(f"by itself: {str(problem)[:160]}\n")
-                    cell.mend()
+                    cell.mend(str(problem))
                     _let_go(operated, cell)
     return stops, others, {}
 

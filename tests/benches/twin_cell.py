@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections import deque
@@ -22,6 +23,7 @@ from topics import BenchFailed
 from policies import registry
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.processes.waiting import wait_until
+from robot_rl.ros import qos
 from robot_rl.ros.errors import ServiceFailed
 from robot_rl.safety import rotations
 
@@ -30,6 +32,7 @@ _POLL_SECONDS = 0.005
 _CALL_SECONDS = 10.0
 # A person who sees no stop for so long has nothing to clear [s]: a node connects again meanwhile.
 _FREE_SECONDS = 1.5
+_TELLS_SECONDS = 0.2  # within which an active gripper has told its position
 _REPAIR_SECONDS, _AGAIN_SECONDS = 90.0, 0.5
 # An arm whose spring was told to hold has come to rest so long afterwards [s].
 _SETTLED_SECONDS = 1.5
@@ -97,7 +100,7 @@ class TwinCell:
         self, config: DictConfig, rng: np.random.Generator, check: Callable[[], None]
     ) -> None:
         """See the class."""
-        self._rng, self._has_gripper = rng, bool(config.robot.gripper)
+        self._rng = rng
         self.watch = ArmWatch(str(config.robot.namespace))
         self._check = check
         self.client = self.watch.client
@@ -105,7 +108,11 @@ class TwinCell:
         self._mirror.listen(self.client, 1.0)
         self._poses: deque[tuple[float, npt.NDArray[np.float64]]] = deque(maxlen=_POSES)
         self.actions: list[tuple[int, npt.NDArray[np.float32]]] = []  # system clock [ns]
-        self.client.node.create_subscription(JointState, "action", self._take_action, 100)
+        listen = self.client.node.create_subscription
+        listen(JointState, "action", self._take_action, 100)
+        self._gripper_told = math.inf  # when, by the steady clock [s]; without one it is never late
+        if config.robot.gripper:
+            listen(JointState, "gripper/state", self._take_gripper, qos.sensor_subscription(1))
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
@@ -140,14 +147,17 @@ class TwinCell:
             self._pause(self._rng.uniform(0.5, 1.5))
         self.clear()
 
-    def mend(self) -> None:
-        """Do what a person does where the run has stopped by itself: clear gripper and arm."""
-        if self._has_gripper:
+    def mend(self, problem: str) -> None:
+        """Do what a person does where the run has stopped by itself."""
+        if "says: the fingers" in problem:
             self._say(_GRIPPER_CLEARED)
         self.clear()
 
     def clear(self) -> None:
-        """Say `clear_errors` until an arm that is stopped is not, as soon as it can be."""
+        """Clear an arm that is stopped, as soon as it can be, and wait until the gripper is active.
+
+        Fingers that are activated again take some seconds.
+        """
         free = time.monotonic()
 
         def cleared() -> bool:
@@ -156,10 +166,11 @@ class TwinCell:
             if self.watch.mode.startswith("stopped"):
                 self._say("clear_errors")
                 free = time.monotonic()
-            return time.monotonic() - free > _FREE_SECONDS
+            now = time.monotonic()
+            return now - free > _FREE_SECONDS and now - self._gripper_told < _TELLS_SECONDS
 
         if not wait_until(cleared, _REPAIR_SECONDS, every_s=_AGAIN_SECONDS):
-            raise BenchFailed("the arm stays stopped", got=self.watch.mode)
+            raise BenchFailed("arm or gripper stays stopped", got=self.watch.mode)
         self._pause(self._rng.uniform(0.5, 1.0))
 
     def start(self, going: Callable[[], bool], timeout_s: float) -> float | None:
@@ -213,6 +224,9 @@ class TwinCell:
 
     def _take_action(self, message: JointState) -> None:
         self.actions.append((time.time_ns(), np.array(message.position, np.float32)))
+
+    def _take_gripper(self, message: JointState) -> None:
+        self._gripper_told = time.monotonic()
 
     def _look(self) -> None:
         seen = 0
