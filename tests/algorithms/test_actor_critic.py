@@ -43,18 +43,18 @@ def test_a_residual_starts_as_its_base_and_explores_around_it(choice):
 def mean(algorithm):
     width = algorithm.encoder.features + DIMENSION
     inputs = torch.randn(SIZE, width, generator=torch.Generator().manual_seed(0))
-    return algorithm.actor.mean(inputs).detach()
+    return algorithm.actor.learned.mean(inputs).detach()
 
 
 def test_corrections_begin_again_at_the_base_and_critics_keep_what_they_know():
     algorithm = make("residual")
     train(algorithm, CRITIC_ONLY + 6)
     assert not torch.equal(mean(algorithm), torch.zeros(SIZE, DIMENSION))
-    known = weights(algorithm.critics)
+    known = weights(algorithm.critics.network)
     algorithm.begin_again()
     assert torch.equal(*acts(algorithm.policy()))
     assert torch.equal(mean(algorithm), torch.zeros(SIZE, DIMENSION))
-    assert same(weights(algorithm.critics), known)
+    assert same(weights(algorithm.critics.network), known)
     train(algorithm, 2, first=6)
     assert not torch.equal(mean(algorithm), torch.zeros(SIZE, DIMENSION))
 
@@ -68,8 +68,8 @@ def constant(critics, value):
 
 def squared_target(algorithm, next_value, reward, discount):
     """The TD target, from the loss of critics that are zero before targets that are constant."""
-    constant(algorithm.critics, 0.0)
-    constant(algorithm.target_critics, next_value)
+    constant(algorithm.critics.network, 0.0)
+    constant(algorithm.critics.target, next_value)
     columns = {"reward": np.full(SIZE, reward, "f4"), "discount": np.full(SIZE, discount, "f4")}
     metrics = algorithm.update(batch(algorithm, **columns))
     return float(metrics["critic_loss"]) / HEADS
@@ -154,21 +154,21 @@ def test_a_setting_out_of_range_is_named(setting, value, expected):
 @pytest.mark.parametrize("choice", ACTOR_CRITIC)
 def test_the_critic_only_phase_leaves_the_actor_alone(choice):
     algorithm = make(choice)
-    before = weights(algorithm.actor), weights(algorithm.average_actor)
+    before = weights(algorithm.actor.learned), weights(algorithm.average_actor)
     train(algorithm, CRITIC_ONLY)
-    untouched = same(weights(algorithm.actor), before[0])
+    untouched = same(weights(algorithm.actor.learned), before[0])
     assert untouched != algorithm.settings.imitation_pretraining
     assert same(weights(algorithm.average_actor), before[1]) == untouched
     train(algorithm, 2)
-    assert not same(weights(algorithm.actor), before[0])
+    assert not same(weights(algorithm.actor.learned), before[0])
 
 
 @pytest.mark.parametrize(("target_entropy", "direction"), [(5.0, 1), (-20.0, -1)])
 def test_the_temperature_rises_while_there_is_less_entropy_than_wanted(target_entropy, direction):
     algorithm = make("rlpd", changes=[("settings.target_entropy", target_entropy)])
-    before = float(algorithm.log_temperature)
+    before = float(algorithm.actor.log_temperature)
     train(algorithm, CRITIC_ONLY + 4)
-    assert (float(algorithm.log_temperature) - before) * direction > 0
+    assert (float(algorithm.actor.log_temperature) - before) * direction > 0
 
 
 @pytest.mark.parametrize("choice", ACTOR_CRITIC)
@@ -190,9 +190,9 @@ def test_the_deployed_policy_is_the_average_of_the_acting_one(choice):
 @pytest.mark.parametrize("choice", BOOTSTRAPPING)
 def test_target_critics_follow_slowly(choice):
     algorithm = make(choice, changes=[("settings.target_rate", 0.25)])
-    before = weights(algorithm.target_critics)
+    before = weights(algorithm.critics.target)
     train(algorithm, 1)
-    critics, after = weights(algorithm.critics), weights(algorithm.target_critics)
+    critics, after = weights(algorithm.critics.network), weights(algorithm.critics.target)
     for name, value in before.items():
         torch.testing.assert_close(after[name], value.lerp(critics[name], 0.25))
 
@@ -219,10 +219,10 @@ def test_the_pretrained_actor_goes_to_the_demonstrations():
 
 def test_other_rows_are_not_imitated():
     algorithm = make("rlpd_pretrained")
-    before = weights(algorithm.actor)
+    before = weights(algorithm.actor.learned)
     metrics = algorithm.update(demonstrations(algorithm, 0, 1))
     assert float(metrics["imitation_loss"]) == 0.0
-    assert same(weights(algorithm.actor), before)
+    assert same(weights(algorithm.actor.learned), before)
 
 
 @pytest.mark.parametrize(("updates", "matters"), [(1000, True), (1, False)])
@@ -237,7 +237,7 @@ def test_the_pull_towards_demonstrations_ends(updates, matters):
         algorithm = make("rlpd_pretrained", changes=changes)
         for seed in range(2):
             algorithm.update(demonstrations(algorithm, seed, source))
-        actors.append(weights(algorithm.actor))
+        actors.append(weights(algorithm.actor.learned))
     assert same(*actors) != matters
 
 

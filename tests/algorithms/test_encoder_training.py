@@ -143,9 +143,9 @@ def test_the_critics_loss_trains_the_encoder_that_is_published_saved_and_resumed
 def test_no_other_loss_than_the_critics_moves_the_encoder():
     cloned = seeing()
     algorithm = make("rlpd_pretrained", cloned, ("settings.critic_rate", 0.0))
-    actor = weights(algorithm.actor)
+    actor = weights(algorithm.actor.learned)
     train(algorithm, 4)
-    assert not same(weights(algorithm.actor), actor)
+    assert not same(weights(algorithm.actor.learned), actor)
     assert same(weights(algorithm.encoder.vision), weights(cloned.vision))
 
 

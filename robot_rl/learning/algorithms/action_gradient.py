@@ -16,7 +16,12 @@ from torch import Tensor
 
 from policies.policy import ChunkPolicy
 from robot_rl.learning.algorithms.base import Batch, Schedule, check_settings
-from robot_rl.learning.algorithms.generative import Generative, GenerativeSettings, Seen
+from robot_rl.learning.algorithms.generative import (
+    Generative,
+    GenerativeSettings,
+    Seen,
+    judged,
+)
 from robot_rl.learning.algorithms.training import step
 
 
@@ -73,7 +78,7 @@ class ActionGradient(Generative):
         action = start
         for _ in range(ascent.steps):
             action = action.detach().requires_grad_()
-            value = self.values(self.critics, features, action).mean(0).sum()
+            value = self.critics(judged(features, action)).mean(0).sum()
             (gradient,) = torch.autograd.grad(value, action)
             size = gradient.square().mean((1, 2), keepdim=True).sqrt().clamp(min=1e-8)
             action = torch.minimum(torch.maximum(action + ascent.size * gradient / size, low), high)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -142,36 +142,3 @@ class Correction(Protocol):
 
     def begin_again(self) -> None:
         """Correct nothing any more, as at first; what the critics know is kept."""
-
-
-Range = Sequence[float]
-
-
-def check_value_range(value_range: Range | None) -> None:
-    """Check that a range of returns, where one is known, is the smallest and the largest of them.
-
-    Raises:
-        AlgorithmError: It is not two numbers of which the first is smaller.
-    """
-    if value_range is None:
-        return
-    given = list(value_range) if isinstance(value_range, Sequence) else [value_range]
-    numbers = [value for value in given if type(value) in (int, float)]
-    if len(given) == len(numbers) == 2 and numbers[0] < numbers[1]:
-        return
-    raise AlgorithmError(
-        "the range of values is impossible",
-        got=given,
-        expected="[low, high] with low < high, or null where the returns are not known",
-        hint="task.value_range=[0.0,1.0] fits a reward of 1 at success and 0 before it",
-    )
-
-
-def check_critic_value(kind: str, value_range: Range | None) -> None:
-    """Raise `AlgorithmError` where critics tell distributions over a range that nobody knows."""
-    if kind != "scalar" and value_range is None:
-        raise AlgorithmError(
-            "critics that tell a distribution must know the range of returns",
-            got=f"critic_value {kind} and no value_range",
-            hint="add task.value_range=[LOW,HIGH], or algorithm.settings.critic_value=scalar",
-        )

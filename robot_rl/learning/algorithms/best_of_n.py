@@ -48,5 +48,5 @@ class BestOfNCritics(ImplicitQ):
         """The best of chunks that the process draws as it explores: else all are nearly one."""
         parts = copy.deepcopy(self.average)
         sampled = parts.under(parts.process.exploring(self.settings.exploration_std))
-        critics = copy.deepcopy(self.target_critics)
+        critics = copy.deepcopy(self.critics.target)
         return ImprovedPolicy(BestOfN(sampled, critics, self._candidates), self._base)

@@ -70,19 +70,19 @@ class CalQL(RLPD):
         weight = self._conservative.weight if offline else self._conservative.online_weight
         if weight == 0:
             return None
-        count, width = self._conservative.actions, self.actor.action_dimension
+        count, width = self._conservative.actions, self.actor.learned.action_dimension
         size = len(seen.features)
         with torch.no_grad():
             shape, device = (count * size, width), self._generator.device
             uniform = 2 * torch.rand(shape, generator=self._generator, device=device) - 1
             drawn = [(uniform.to(seen.features), torch.full((count * size,), -width * math.log(2)))]
             for state in (seen.features, following.features):
-                drawn.append(self.actor.sample(state.repeat(count, 1), self._generator))
+                drawn.append(self.actor.learned.sample(state.repeat(count, 1), self._generator))
             actions = torch.cat([action for action, _ in drawn])
             density = torch.cat([log_prob.to(actions) for _, log_prob in drawn])
-            share = (self.tensor(batch["return"]) - self._low) / self._width
+            share = self.critics.share(self.tensor(batch["return"]))
             least = torch.where(self.tensor(batch["return/valid"]), share, 0.0).repeat(2 * count)
-        tried = self.critics(torch.cat([seen.features.repeat(3 * count, 1), actions], -1))
+        tried = self.critics.network(torch.cat([seen.features.repeat(3 * count, 1), actions], -1))
         of_chance, of_policy = tried.split([count * size, 2 * count * size], -1)
         calibrated = torch.cat([of_chance, torch.maximum(of_policy, least)], -1) - density
         above = calibrated.unflatten(-1, (3 * count, size)).logsumexp(1)

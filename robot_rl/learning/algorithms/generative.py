@@ -9,67 +9,39 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from policies.critics import VALUES, CriticEnsemble
 from policies.diffusion import DiffusionPolicy
 from policies.improved import ImprovedPolicy
 from policies.networks import move_towards, standard_normal
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.schema import SOURCE_POLICY
-from robot_rl.learning.algorithms.base import (
-    AlgorithmError,
-    Batch,
-    Range,
-    Schedule,
-    check_choice,
-    check_critic_value,
-    check_settings,
-    check_value_range,
-)
-from robot_rl.learning.algorithms.training import Training, adam, check_columns, falling, step
+from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
+from robot_rl.learning.algorithms.critics import Critics, CriticSettings
+from robot_rl.learning.algorithms.training import Training, adam, check_columns, falling
 from robot_rl.replay.sampler import CHUNK, NEXT, SampleSpec
 
 
 @dataclass(frozen=True)
-class GenerativeSettings:
+class GenerativeSettings(CriticSettings):
     """Settings of the policy and its critics."""
 
     executed_steps: int  # actions E of a chunk that are executed, which the critics judge
     learning_steps: int  # transitions K of the process where learning draws from the policy
     exploration_std: float  # least standard deviation of each transition while it explores
-    critic_heads: int  # number of critics
-    critic_hidden: Sequence[int]  # hidden widths of each critic
-    critic_value: str  # what they tell, one of `policies.critics.VALUES`
-    target_heads: int  # heads of the random subset whose minimum is the target
-    # Smallest and largest possible return, which targets are limited to; None: the learner finds it
-    value_range: Range | None
-    critic_rate: float  # Adam step size of the critics
-    actor_rate: float  # Adam step size of the policy
-    target_rate: float  # Polyak rate τ of the target critics
-    average_rate: float  # rate of the average policy that is evaluated and deployed
-    actor_every: int  # updates per update of the policy
-    imitation_weight: float  # weight of the imitation loss on demonstrations and interventions
-    # Updates over which that weight falls linearly to 0; 0: it stays; None: the learner finds it.
-    imitation_updates: int | None
 
     def __post_init__(self) -> None:
         """Check the range of values, and name the setting in an `AlgorithmError`."""
-        check_value_range(self.value_range)
-        check_choice("critic_value", self.critic_value, VALUES)
-        for name in ("critic_rate", "actor_rate", "target_rate", "average_rate", "exploration_std"):
-            check_settings(**{name: (getattr(self, name), 0, 1)})
-        for name in ("executed_steps", "learning_steps", "critic_heads", "actor_every"):
-            check_settings(**{name: (getattr(self, name), 1, math.inf)})
+        super().__post_init__()
         check_settings(
-            target_heads=(self.target_heads, 1, self.critic_heads),
-            imitation_weight=(self.imitation_weight, 0, math.inf),
-            imitation_updates=(self.imitation_updates or 0, 0, math.inf),
+            executed_steps=(self.executed_steps, 1, math.inf),
+            learning_steps=(self.learning_steps, 1, math.inf),
+            exploration_std=(self.exploration_std, 0, 1),
         )
 
 
@@ -110,17 +82,7 @@ class Generative(Training):
         self.average = copy.deepcopy(base).requires_grad_(False)
         self._fast = self.average.varied(steps=settings.learning_steps)
         width = settings.executed_steps * base.action_dimension
-        self.critics = CriticEnsemble(
-            base.encoder.features + width,
-            settings.critic_hidden,
-            settings.critic_heads,
-            self._generator,
-            settings.critic_value,
-        )
-        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
-        low, high = settings.value_range or (0.0, 1.0)
-        self._low, self._width = float(low), float(high) - float(low)
-        self._critic_optimizer = adam((self.critics.parameters(), settings.critic_rate))
+        self.critics = Critics(base.encoder.features + width, settings, self._generator)
         self._actor_optimizer = adam((self.learned.parameters(), settings.actor_rate))
         self.required = SampleSpec(
             tuple(base.encoder.observed),
@@ -148,7 +110,7 @@ class Generative(Training):
             AlgorithmError: The batch lacks a required field.
         """
         check_columns(batch, self._columns)
-        check_critic_value(self.settings.critic_value, self.settings.value_range)
+        self.critics.check_range()
         self.updates += 1
         with torch.no_grad():
             following = {name: batch[f"{NEXT}{name}"] for name in self.required.fields}
@@ -222,57 +184,33 @@ class Generative(Training):
         actions = self.learned.action_normalizer.normalize(self.tensor(batch[f"{CHUNK}action"]))
         return self.learned.process.loss(actions, features, valid, self._generator)
 
-    def values(self, critics: CriticEnsemble, features: Tensor, executed: Tensor) -> Tensor:
-        """Values (heads, B), as shares of their range, of executed actions (B, E, d)."""
-        values: Tensor = critics(torch.cat([features, executed.flatten(1)], -1))
-        return values
-
     def next_chunks(self, features: Tensor) -> Tensor:
         """Chunks (B, H, d) that the policy would do, by which its critics judge what comes."""
         return self.drawn(features)
 
     def target(self, batch: Batch, seen: Seen) -> Tensor:
-        """What the critics shall tell: Q' at s' of what the policy would do there, backed up.
-
-        Q' is the minimum of a random subset of heads (REDQ, Chen et al. 2021, algorithm 1).
-        """
+        """What the critics shall tell: Q' at s' of what the policy would do there, backed up."""
         action = self.next_chunks(seen.following)[:, : self.settings.executed_steps]
-        joined = torch.cat([seen.following, action.flatten(1)], -1)
-        heads = self.target_critics.subset(self.settings.target_heads, self._generator)
-        told = self.target_critics.value
-        lowest = told.lowest(self.target_critics.outputs(joined, heads))
-        return told.backed_up(lowest, self.backup(batch))
+        heads = self.critics.heads(self._generator)
+        outputs = self.critics.target.outputs(judged(seen.following, action), heads)
+        return self.critics.target_of(outputs, self.backup(batch))
 
     def backup(self, batch: Batch) -> Callable[[Tensor], Tensor]:
-        """Map the value at s' to y = Σ_{j<m} γ^j r_j + γ^m V(s'), both as shares of their range."""
-        reward, discount = self.tensor(batch["reward"]), self.tensor(batch["discount"])
-        limited = self.settings.value_range is not None
-
-        def backed_up(share: Tensor) -> Tensor:
-            value = self._low + self._width * (share.clamp(0, 1) if limited else share)
-            return (reward + discount * value - self._low) / self._width
-
-        return backed_up
+        """See `Critics.backup`."""
+        return self.critics.backup(self.tensor(batch["reward"]), self.tensor(batch["discount"]))
 
     def _update_critics(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
-        """Regress every head on `target`."""
         with torch.no_grad():
             target = self.target(batch, seen)
-        told = self.critics.value
-        outputs = self.critics.outputs(torch.cat([seen.features, seen.executed.flatten(1)], -1))
-        loss = told.loss(outputs, target).mean(1).sum()
-        step(self._critic_optimizer, loss)
-        move_towards(self.target_critics, self.critics, self.settings.target_rate)
-        mean = self._low + self._width * told.mean(outputs.detach()).mean()
-        return {"critic_loss": loss.detach(), "q_mean": mean}
+        return self.critics.learn(judged(seen.features, seen.executed), target)
 
     def _modules(self) -> dict[str, nn.Module]:
-        return {
-            "learned": self.learned,
-            "average": self.average,
-            "critics": self.critics,
-            "target_critics": self.target_critics,
-        }
+        return {"learned": self.learned, "average": self.average, "critics": self.critics}
 
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {"critic": self._critic_optimizer, "actor": self._actor_optimizer}
+        return {"critic": self.critics.optimizer, "actor": self._actor_optimizer}
+
+
+def judged(features: Tensor, executed: Tensor) -> Tensor:
+    """What critics see of encoded observations (B, F) and executed actions (B, E, d)."""
+    return torch.cat([features, executed.flatten(1)], -1)

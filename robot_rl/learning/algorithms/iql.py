@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from policies.critics import CriticEnsemble
 from policies.policy import ChunkPolicy
 from robot_rl.learning.algorithms.base import Batch, Schedule, check_settings
-from robot_rl.learning.algorithms.generative import Generative, GenerativeSettings, Seen
+from robot_rl.learning.algorithms.generative import (
+    Generative,
+    GenerativeSettings,
+    Seen,
+    judged,
+)
 from robot_rl.learning.algorithms.training import adam, step
 
 
@@ -36,14 +41,14 @@ class ImplicitQ(Generative):
 
     def advantage(self, features: Tensor, executed: Tensor) -> Tensor:
         """A(s, a) = min Q'(s, a) - V(s), (B,), of executed actions (B, E, d), as shares."""
-        q = self.values(self.target_critics, features, executed).amin(0)
+        q = self.critics.target(judged(features, executed)).amin(0)
         advantage: Tensor = q - self.value(features)[0]
         return advantage
 
     def target(self, batch: Batch, seen: Seen) -> Tensor:
         """Y = r + γ^m V(s') (eq. 6)."""
         value: Tensor = self.value(seen.following)[0]
-        return self.critics.value.encoded(self.backup(batch)(value))
+        return self.critics.network.value.encoded(self.backup(batch)(value))
 
     def _update_critics(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
         """V by expectile regression on Q' (eq. 5), then Q, then Q'."""

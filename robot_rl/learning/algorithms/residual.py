@@ -7,7 +7,6 @@ Policies", arXiv 2509.19301), with soft actor-critic settings that learn within 
 from __future__ import annotations
 
 import copy
-import math
 from typing import ClassVar
 
 import torch
@@ -47,17 +46,12 @@ class Residual(ActorCritic):
     ) -> None:
         super().__init__(base, encoding, schedule, settings, seed)
         self._policy = self.policy_class(
-            encoding.encoder, self.actor, base, self.target_critics, scale
+            encoding.encoder, self.actor.learned, base, self.critics.target, scale
         )
-        self._first_actor = copy.deepcopy(self.actor.state_dict())
 
     def begin_again(self) -> None:
         """See `Correction`."""
-        for actor in (self.actor, self.average_actor):
-            actor.load_state_dict(self._first_actor)
-        with torch.no_grad():
-            self.log_temperature.fill_(math.log(self.settings.initial_temperature))
-        self._actor_optimizer.state.clear()
+        self.actor.begin_again()
 
     def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
         """The base's proposal plus the scaled correction, limited to [-1, 1]."""
@@ -69,7 +63,7 @@ class Residual(ActorCritic):
         assert following.base is not None
         outputs = super().next_outputs(following, action, None)
         of_base = super().next_outputs(following, following.base, None)
-        mean = self.target_critics.value.mean
+        mean = self.critics.target.value.mean
         better = prefers(mean(outputs), mean(of_base))
         chosen = torch.where(better[:, None], outputs, of_base)
         return chosen if heads is None else chosen[heads]
@@ -77,5 +71,5 @@ class Residual(ActorCritic):
     def policy_of(self, encoder: StateEncoder, actor: GaussianTanh) -> Policy:
         """A residual policy on the same base."""
         mine = self._policy
-        critics = copy.deepcopy(self.target_critics)
+        critics = copy.deepcopy(self.critics.target)
         return self.policy_class(encoder, actor, mine.base_policy, critics, mine.scale)

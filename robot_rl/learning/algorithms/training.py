@@ -37,17 +37,11 @@ class Training(ABC):
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Optimisers by their name in a training state."""
 
-    def _numbers(self) -> dict[str, Tensor]:
-        """Tensors that belong to no module and change in training."""
-        return {}
-
     def to(self, device: torch.device, *, compiled: bool = False) -> None:
         """Compute on a device from now on; before the first update or `load_state_dict`."""
         self.device = device
         for module in self._modules().values():
             module.to(device)
-        for tensor in self._numbers().values():
-            tensor.data = tensor.data.to(device)
         for network in self._compilable() if compiled else ():
             network.compile()
 
@@ -67,11 +61,10 @@ class Training(ABC):
                 yield f"optimizer/{name}/{index}/", optimizer, parameter
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Networks, optimisers, numbers, counter and generator, as flat named tensors."""
+        """Networks, optimisers, counter and generator, as flat named tensors."""
         state = {
             "updates": torch.tensor(self.updates),
             "generator": self._generator.get_state(),
-            **self._numbers(),
         }
         for name, module in self._modules().items():
             state |= {f"{name}/{key}": value for key, value in module.state_dict().items()}
@@ -90,9 +83,6 @@ class Training(ABC):
         try:
             self.updates = int(state["updates"])
             self._generator.set_state(state["generator"])
-            with torch.no_grad():
-                for name, tensor in self._numbers().items():
-                    tensor.copy_(state[name])
             for name, module in self._modules().items():
                 module.load_state_dict(_below(state, f"{name}/"))
             for prefix, optimizer, parameter in self._trained():
