@@ -3,8 +3,8 @@
 A thread streams `forceMode` at `rate_hz`: the wrench of a spring between the TCP and its target.
 The controller's own watchdog is armed with `setWatchdog`: when this process is killed, or its node
 no longer reads the arm, the program on the controller ends and the arm stands in position control.
-Force mode begins with the first `read`; after `hold` it rests until the next one, so that an arm
-that nobody reads on purpose has no fault.
+Force mode begins with the first target that asks for motion: until then, and after `hold`, the
+controller keeps the position. A contact, or a force sensor that is not zeroed, moves no arm then.
 
 Poses, velocities and wrenches are in the controller's frame `base`, which the pendant calls Base.
 The `base_link` of ROS's ur_description is turned against it by 180° about z: x and y change sign.
@@ -36,7 +36,7 @@ from drivers.errors import (
 )
 from robot_rl.errors import require
 from robot_rl.processes.waiting import wait_until
-from robot_rl.safety import ArmState, Compliance
+from robot_rl.safety import ArmState, Compliance, rotations
 
 _RTDE_PORT = 30004
 _STALE_SECONDS = 0.2
@@ -66,6 +66,8 @@ _LINKS = {
 }
 _ROBOT_RUNS = 7  # the robot mode of an arm whose brakes are open
 _FULL_TURN = 2.0 * math.pi
+# A target so near to where a resting arm stands asks for no motion [m, rad].
+_SAME_PLACE, _SAME_TURN = 5e-4, 2e-3
 _FORCE_FRAME_UNCHANGED = 2
 _COMPLIANT = [1] * 6
 
@@ -121,7 +123,7 @@ class UrArm:
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
         self._target: Vector | None = None  # None: no force is streamed
-        self._resting = True  # until the next read
+        self._resting = True  # until a target asks for motion
         self._stopped = False
         self._problem: BaseException | None = None
         self._fed = -math.inf
@@ -148,7 +150,7 @@ class UrArm:
         return f"PolyScope {polyscope} at {self.host}, ur-rtde {version('ur-rtde')}"
 
     def connect(self) -> None:
-        """Upload the control script, with which the first `read` begins force mode."""
+        """Upload the control script; the arm stands until a target asks for motion."""
         check_reachable("UR controller", self.host, _RTDE_PORT, self.timeout_s)
         try:
             self._receive = self._receive_module.RTDEReceiveInterface(self.host, self.rate_hz)
@@ -171,10 +173,7 @@ class UrArm:
                 raise
 
     def read(self) -> ArmState:
-        """The newest measurement, with the stamp of when it was seen first; raises as `Arm.read`.
-
-        After `connect`, `hold` and `clear_errors` it begins force mode, at the measured pose.
-        """
+        """The newest measurement, stamped when it was first seen; raises as `Arm.read`."""
         receive = self._receive
         if receive is None or not receive.isConnected():
             raise DriverTimeout(
@@ -188,8 +187,6 @@ class UrArm:
         if now - self._changed > _STALE_SECONDS:
             raise Stale("the UR arm's state", now - self._changed, _STALE_SECONDS)
         self.fault = self.fault or self._reported_fault()
-        if self._resting and self.fault is None and not self._stopped:
-            self._begin()
         return ArmState(
             self._stamp_ns,
             np.array(receive.getActualQ(), np.float64),
@@ -202,10 +199,16 @@ class UrArm:
     def command(self, target_pose: Vector) -> None:
         """Set the equilibrium pose (7,); raises as `Arm.command`."""
         check_free("UR arm", self.fault, self._stopped)
-        self._target = np.array(target_pose, np.float64)
+        target = np.array(target_pose, np.float64)
+        if self._resting:
+            way, turn = rotations.apart(pose_of(self._receive.getActualTCPPose()), target)
+            if way < _SAME_PLACE and turn < _SAME_TURN:
+                return
+            self._begin()
+        self._target = target
 
     def hold(self) -> None:
-        """Leave force mode until the next `read`: the controller keeps the arm's position."""
+        """Leave force mode: the controller keeps the position until a target asks for motion."""
         self._resting, self._target = True, None
 
     def stop(self) -> None:
@@ -217,7 +220,7 @@ class UrArm:
         self._end_stream()
 
     def clear_errors(self) -> None:
-        """Unlock a protective stop and start the program again; the next `read` begins force mode.
+        """Unlock a protective stop and start the program again; the arm stands.
 
         Switching the arm on and releasing its brakes is left to a person at the pendant.
         """
@@ -259,8 +262,7 @@ class UrArm:
         parting.join(_PART_SECONDS)
 
     def _begin(self) -> None:
-        """Let the target be the measured pose, and stream, as long as the arm is read."""
-        self._target = pose_of(self._receive.getActualTCPPose())
+        """Stream the spring's wrench, as long as the arm is read."""
         self._fed = time.monotonic()
         self._resting = False
         if self._thread is not None:

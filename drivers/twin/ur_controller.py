@@ -366,9 +366,10 @@ class UrController(LiveWorld):
         self._keep_place()
 
     def _keep_place(self) -> None:
-        """End force mode where the arm is."""
-        self._force, self._aim = None, self._world.tcp_pose()
-        self._world.set_target(self._aim)
+        """End force mode where the arm is; one that stands already keeps the place that it has."""
+        if self._force is not None:
+            self._force, self._aim = None, self._world.tcp_pose()
+            self._world.set_target(self._aim)
 
 
 def _force_mode(registers: Mapping[str, float]) -> _ForceMode:

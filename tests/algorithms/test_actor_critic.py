@@ -154,11 +154,11 @@ def test_a_setting_out_of_range_is_named(setting, value, expected):
 @pytest.mark.parametrize("choice", ACTOR_CRITIC)
 def test_the_critic_only_phase_leaves_the_actor_alone(choice):
     algorithm = make(choice)
-    before = weights(algorithm.actor.learned), weights(algorithm.average_actor)
+    before = weights(algorithm.actor.learned), weights(algorithm.actor.average)
     train(algorithm, CRITIC_ONLY)
     untouched = same(weights(algorithm.actor.learned), before[0])
     assert untouched != algorithm.settings.imitation_pretraining
-    assert same(weights(algorithm.average_actor), before[1]) == untouched
+    assert same(weights(algorithm.actor.average), before[1]) == untouched
     train(algorithm, 2)
     assert not same(weights(algorithm.actor.learned), before[0])
 
@@ -176,7 +176,7 @@ def test_the_deployed_policy_is_the_average_of_the_acting_one(choice):
     rate = 0.25
     algorithm = make(choice, changes=[("settings.average_rate", rate), ("settings.actor_every", 1)])
     train(algorithm, CRITIC_ONLY)
-    average = weights(algorithm.average_actor)
+    average = weights(algorithm.actor.average)
     for update in range(3):
         train(algorithm, 1, first=update)
         acting = weights(algorithm.acting_policy().actor)

@@ -145,6 +145,23 @@ def test_an_arm_that_is_told_to_hold_stands_without_a_fault_until_it_is_read_aga
     assert cell.arm.fault is None
 
 
+def test_an_arm_that_was_stopped_in_contact_stands_until_it_is_asked_for_motion(cell):
+    """A spring that begins anew without tension would give way to the contact."""
+    start = cell.state.tcp_pose
+    cell.arm.command(np.array([*start[:2], -0.01, *start[3:]]))  # into the table
+    cell.until(lambda: cell.state.tcp_wrench[2] > 3.0 and stands(cell.state))
+    cell.arm.stop()
+    time.sleep(1.0)
+    assert stands(cell.state)
+    stood = cell.state.tcp_pose
+    cell.clear_errors()
+    for _ in range(50):
+        cell.arm.command(stood)  # as a node that holds
+        time.sleep(0.02)
+    assert np.abs(cell.state.tcp_pose[:3] - stood[:3]).max() < 1e-6
+    assert_follows(cell)
+
+
 def test_errors_that_are_cleared_before_the_arm_is_read_again_stay_cleared(cell):
     cell.arm.stop()
     cell.hang()
