@@ -7,12 +7,15 @@ import pytest
 from tiny_runs import TINY, lines
 
 from robot_rl import cli
+from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
+from robot_rl.learning.recipe import Recipe
 from robot_rl.learning.stages.curate import falling_segments
 from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.rows import EpisodeRows
 from robot_rl.replay.sampler import SampleSpec
+from robot_rl.run import RunDirectory
 
 DEMONSTRATED = "runs/latest/demonstrations.zarr"
 AWAY = 8  # steps by which a demonstration goes back on its way
@@ -86,6 +89,10 @@ def test_a_way_back_is_found_and_said(folder, with_detours, capsys, monkeypatch)
     total = sum(record["rows"] for record in found)
     said = f"left out {bottom - top} of {total} rows of 4 demonstrations, in 1 of which"
     assert said in capsys.readouterr().out
+    recipe = Recipe(compose([*TINY, f"dataset={path}", *words, "artifacts=latest"]))
+    other = RunDirectory.create("reach")
+    recipe.borrow(other, ["clone"])
+    assert lines(other.path / "curation.jsonl") == found
 
 
 @pytest.mark.parametrize(
