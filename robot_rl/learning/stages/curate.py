@@ -191,7 +191,7 @@ class Curate(Stage):
         (bench.run.path / CURATED).unlink(missing_ok=True)  # what was found before
         numbers = np.flatnonzero(dataset.successes).tolist()
         for number, values, falls in zip(numbers, progress, segments, strict=True):
-            told = values.round(3).tolist()
+            told = values.astype(float).round(3).tolist()
             bench.note({"episode": number, "rows": len(told), "left_out": falls, "progress": told})
         out = sum(end - top for falls in segments for top, end in falls)
         total = sum(map(len, progress))
