@@ -10,6 +10,7 @@
         corrections.zarr/              what an operator corrected before online learning
         reward.zarr/  store/           examples for a success classifier; the replay store
         spool/actor-1.rows             steps of an actor that are not in the store yet
+        curation.jsonl                 which rows of each demonstration are not cloned, and why
         checkpoints/vision/            with cameras: the image encoder
         checkpoints/untrained/         without demonstrations: what learning begins with
         checkpoints/bc/                the cloned policy

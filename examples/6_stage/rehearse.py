@@ -39,7 +39,7 @@ class Rehearse(Stage):
             for episode in bench.gather(acting, self._episodes, _SEEDS, "rehearsing", done=done):
                 episode.keep(writer, SOURCE_POLICY)
         shown = [demonstrations, EpisodeDataset(path)]  # of both, only what has succeeded
-        after = clone(bench.config, shown, before.vision, bench.generator("rehearse"))
+        after = clone(bench, shown, before.vision, bench.generator("rehearse"))
         old, new = (bench.evaluate(policy, self._judged) for policy in (before, after))
         bench.note({"before": old.success_rate, "after": new.success_rate})
         if new.successes >= old.successes:

@@ -30,6 +30,7 @@ from robot_rl.learning.recipe import Recipe, Stage
 from robot_rl.learning.stages.clone import Clone, check_networks, check_unused
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.stages.collect_reward import CollectReward
+from robot_rl.learning.stages.curate import Curate
 from robot_rl.learning.stages.dagger import Dagger
 from robot_rl.learning.stages.distil import Distil
 from robot_rl.learning.stages.explore import exploration_steps
@@ -292,7 +293,7 @@ def collect(config: DictConfig) -> None:
 def pretrain(config: DictConfig) -> None:
     """Clone the demonstrations of `run`, or of `dataset` into a new run directory."""
     try_environment(config)
-    recipe, names = _checked(config, Vision, Clone, Dagger)
+    recipe, names = _checked(config, Vision, Curate, Clone, Dagger)
     if config.run:
         check_demonstrations(config, RunDirectory.open(config.run, config.runs_directory))
     else:

@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 from policies import registry
 from robot_rl.errors import RobotRLError, did_you_mean
 from robot_rl.learning.workbench import Workbench
-from robot_rl.processes.files import MANIFEST, new_folder, newest_folder
+from robot_rl.processes.files import MANIFEST, new_folder, newest_folder, replace_text
 from robot_rl.processes.signals import StopEvent
 from robot_rl.run import DEMONSTRATIONS, RunDirectory, RunError
 
@@ -140,6 +140,9 @@ class Recipe:
         for need in {n for name in names for n in self.stages[name].needed(self._config)}:
             source, target = newest_folder(self._other.path / need), run.path / need
             if target.exists() or not source.exists():
+                continue
+            if source.is_file():
+                replace_text(target, source.read_text(encoding="utf-8"))
                 continue
             checkpoint = (source / MANIFEST).is_file()
             partial = target.with_name(f".{target.name}.partial")

@@ -234,6 +234,8 @@ class EpisodeRows:
         arrays: Columns of shape (rows, ...), final rows included; more may be added later.
         episode_ends: (episodes,) exclusive, cumulative; T + 1 rows per episode.
         episodes: (episodes,) bool, which episodes are given; default all.
+        left_out: (rows,) bool, actions that are not given: what is between them is an episode of
+            its own, with the observation behind it; default none.
         as_recorded: Whether the column ``source`` says who acted; else all are demonstrations.
 
     Attributes:
@@ -251,6 +253,7 @@ class EpisodeRows:
         episode_ends: npt.ArrayLike,
         *,
         episodes: npt.ArrayLike | None = None,
+        left_out: npt.NDArray[np.bool_] | None = None,
         as_recorded: bool = False,
     ) -> None:
         self.arrays = dict(arrays)
@@ -260,6 +263,8 @@ class EpisodeRows:
         every = list(itertools.pairwise([0, *ends]))
         chosen = [True] * len(every) if episodes is None else np.asarray(episodes)
         self._episodes = list(itertools.compress(every, chosen))
+        if left_out is not None:
+            self._episodes = [part for e in self._episodes for part in _kept(*e, left_out)]
         if not self._episodes:
             raise NotEnoughData(
                 "there is no step to learn from",
@@ -276,6 +281,7 @@ class EpisodeRows:
         fields: Iterable[str],
         *,
         only_successful: bool = False,
+        left_out: npt.NDArray[np.bool_] | None = None,
     ) -> EpisodeRows:
         """Read columns of datasets into memory, one behind the other.
 
@@ -283,6 +289,7 @@ class EpisodeRows:
             datasets: The episodes in their present view.
             fields: Columns to read; `instruction` gives each row the text of its episode.
             only_successful: Whether failed episodes are left out.
+            left_out: (rows,) bool, actions that are left out of the others.
 
         Raises:
             NotEnoughData: There is no (successful) episode.
@@ -295,6 +302,7 @@ class EpisodeRows:
             {n: np.concatenate([p[n] for p in parts]) if parts[1:] else parts[0][n] for n in names},
             np.concatenate(ends),
             episodes=np.concatenate([d.successes for d in datasets]) if only_successful else None,
+            left_out=left_out,
         )
 
     @property
@@ -346,6 +354,13 @@ class EpisodeRows:
         scalars["is_last"] = np.arange(start, end) == end - 1
         of_actor = bool(scalars["source"][0] != SOURCE_DEMONSTRATION)
         return News(number, start, scalars, of_actor=of_actor, complete=True)
+
+
+def _kept(start: int, end: int, left_out: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """The stretches of an episode whose actions are kept, each with the row behind it."""
+    kept = ~left_out[start : end - 1]
+    edges = start + np.flatnonzero(np.diff(kept, prepend=False, append=False))
+    return [(int(first), int(stop) + 1) for first, stop in edges.reshape(-1, 2)]
 
 
 def _columns(dataset: EpisodeDataset, names: Sequence[str]) -> dict[str, Array]:

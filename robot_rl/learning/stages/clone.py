@@ -24,6 +24,7 @@ from robot_rl.learning.algorithms import make_algorithm
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions, Student, fit, windows
 from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.recipe import Stage
+from robot_rl.learning.stages.curate import CURATED, Curate, left_out
 from robot_rl.learning.symmetry import Turning, turning_of
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
@@ -44,8 +45,9 @@ class Clone(Stage):
         return demonstrated(config)
 
     def needed(self, config: DictConfig) -> tuple[str, ...]:
-        """With cameras their encoder too."""
-        return self.needs if config.observation.vision is None else (*self.needs, VISION)
+        """With cameras their encoder too, and what was found in the demonstrations."""
+        needs = self.needs if config.observation.vision is None else (*self.needs, VISION)
+        return (*needs, CURATED) if Curate().wanted(config) else needs
 
     def check(self, config: DictConfig) -> None:
         """Check numbers, and that there is such a device; a `RobotRLError` says what is wrong."""
@@ -62,29 +64,30 @@ class Clone(Stage):
         check_unused(bench.config, bench.run)
         config, dataset = bench.config, bench.demonstrations()
         vision = bench.policy(VISION).vision if VISION in self.needed(config) else None
-        save_cloned(bench, clone(config, [dataset], vision, bench.generator()))
+        save_cloned(bench, clone(bench, [dataset], vision, bench.generator()))
 
 
 @explained_memory("lower cloning.batch_size, or add device=cpu")
 def clone(
-    config: DictConfig,
+    bench: Workbench,
     datasets: Sequence[EpisodeDataset],
     vision: ImageEncoder | None,
     generator: torch.Generator,
     before: ChunkPolicy | None = None,
 ) -> Behaviour:
-    """Train a policy on the successful episodes of some datasets.
+    """Train a policy on the successful episodes of some datasets, but for rows `left_out`.
 
     With a trained image encoder as `vision` the policy sees its features. The generator gives the
     initial weights; or it goes on from a policy `before`, whose normalisers stay as they are.
     """
     torch.set_num_threads(1)
-    schema = datasets[0].schema
+    config, schema = bench.config, datasets[0].schema
     states = observed_widths(config, schema)
     # Cameras that the policy itself looks at, with an image encoder of its own.
     cameras = [f"images/{name}" for name in config.policy.get("cameras", ())]
     fields = (*states, *cameras, INSTRUCTION, "action")
-    rows = EpisodeRows.of_datasets(datasets, fields, only_successful=True)
+    out = np.concatenate([left_out(bench, dataset) for dataset in datasets])
+    rows = EpisodeRows.of_datasets(datasets, fields, only_successful=True, left_out=out)
     if vision is not None:
         episodes = (dataset.episode(at) for dataset in datasets for at in range(len(dataset)))
         rows.arrays[FEATURES] = np.concatenate([vision.encode(columns) for columns in episodes])

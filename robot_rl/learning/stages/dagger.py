@@ -59,7 +59,7 @@ class Dagger(Stage):
         behaviour, generator = bench.policy(CLONED), bench.generator("dagger")
         for number in range(1, int(bench.config.dagger.rounds) + 1):
             shown = [bench.demonstrations(), *correct(bench, behaviour, number)]
-            behaviour = clone(bench.config, shown, behaviour.vision, generator)
+            behaviour = clone(bench, shown, behaviour.vision, generator)
         save_cloned(bench, behaviour)
 
 

@@ -75,7 +75,7 @@ class Reclone(Stage):
         dataset = EpisodeDataset(bench.run.gathered)
         shown += [dataset] if dataset.successes.any() else []
         generator = bench.generator(f"reclone {self.round}")
-        cloned = clone(bench.config, shown, accepted.vision, generator, before)
+        cloned = clone(bench, shown, accepted.vision, generator, before)
         bench.checkpoint(CANDIDATE, accepted.learned(cloned.policy, accepted.version))
 
 
