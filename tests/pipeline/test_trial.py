@@ -126,6 +126,20 @@ def test_older_weights_say_nothing_of_what_has_begun_again(bench, acting):
     assert trial.metrics["exploring_success"] == 1.0
 
 
+def test_what_was_better_is_not_held_back_for_a_failure_or_two(bench, acting):
+    trial = Trial(bench)
+    acting.put(CLONE, [True, False] * 10)
+    acting.put(LEARNED, [True] * 12)
+    trial.count(acting.steps)
+    assert trial.proved
+    acting.put(LEARNED, [False] * 3)  # the chance is now 91 %: too little to begin with
+    trial.count(acting.steps)
+    assert trial.proved
+    again = Trial(bench)
+    again.load_state_dict(json.loads(json.dumps(trial.state_dict())))
+    assert again.proved
+
+
 def test_what_was_better_must_stay_better(bench, acting):
     trial = Trial(bench)
     acting.put(CLONE, [True, False] * 5)
