@@ -105,7 +105,8 @@ def test_a_bench_whose_training_does_not_end_shows_its_logs(tmp_path, monkeypatc
 def test_verdicts_count_by_what_a_candidate_really_is():
     def candidate(gain, verdict, predicted):
         verdicts, figures = {"episodes": verdict, "ope": "accepted"}, {"ope": {"gain": predicted}}
-        facts = {"seed": 1, "accepted": 0.4, "gain": gain, "pairs": 20}
+        shares = {"accepted": 0.0, "reverted": 4 * abs(gain), "undecided": 0.0}
+        facts = {"seed": 1, "accepted": 0.4, "gain": gain, "pairs": 20, "redrawn": shares}
         return {**facts, "verdicts": verdicts, "figures": figures}
 
     found = summary(
@@ -121,4 +122,5 @@ def test_verdicts_count_by_what_a_candidate_really_is():
     assert worse["intervals"]["accepted"] == pytest.approx((0.0126, 0.9874), abs=1e-4)
     assert found["gates"]["ope"]["worse"]["counts"]["accepted"] == 3
     assert found["gates"]["episodes"]["better by 5 points"]["counts"]["undecided"] == 1
+    assert found["redrawn"]["worse by 5 points"]["reverted"] == pytest.approx(0.7)
     assert found["rank_correlation_of_ope"] == pytest.approx(-1.0)
