@@ -33,20 +33,19 @@ class ModelSettings:
     elites: int  # those that predict best what they have not seen, which rollouts use
     hidden: Sequence[int]  # hidden widths of each network
     updates: int  # of all of them
-    batch_size: int  # chunks per update
+    batch_size: int  # chunks per update, and rollouts, each from the observation of one
     rate: float  # Adam step size
     expectile: float  # ω of V
     target_rate: float  # Polyak rate of the critics
-    rollouts: int  # from recorded observations
     chunks: int  # of each rollout: enough of them to reach the reward
 
     def __post_init__(self) -> None:
         """Check the range of values, and name the setting in an `AlgorithmError`."""
         check_settings(elites=(self.elites, 1, self.members), rate=(self.rate, 0, 1))
         check_settings(expectile=(self.expectile, 0.5, 1), target_rate=(self.target_rate, 0, 1))
-        for name in ("members", "updates", "batch_size", "chunks"):
+        check_settings(batch_size=(self.batch_size, 2, math.inf))
+        for name in ("members", "updates", "chunks"):
             check_settings(**{name: (getattr(self, name), 1, math.inf)})
-        check_settings(rollouts=(self.rollouts, 2, math.inf))
 
 
 class Estimate(NamedTuple):

@@ -19,7 +19,7 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.evaluation.statistics import Comparison
 from robot_rl.learning.algorithms.base import AlgorithmError, check_settings
 from robot_rl.learning.demonstrations import with_what_episodes_tell
-from robot_rl.learning.dynamics import ModelJudge, ModelSettings
+from robot_rl.learning.dynamics import Estimate, ModelJudge, ModelSettings
 from robot_rl.learning.gathering import Outcome, Purpose, gathered, outcomes, recorded
 from robot_rl.learning.stages.offline import recorded as recorded_rows
 from robot_rl.learning.workbench import Rows, Workbench
@@ -141,6 +141,16 @@ class ModelGate:
         self, bench: Workbench, accepted: Behaviour, candidate: Behaviour, round_number: int
     ) -> Verdict:
         """Fit the model, and roll both out in it from the same observations with the same noise."""
+        return self.judge_each(bench, accepted, [candidate], round_number)[0]
+
+    def judge_each(
+        self,
+        bench: Workbench,
+        accepted: Behaviour,
+        candidates: Sequence[Behaviour],
+        round_number: int,
+    ) -> list[Verdict]:
+        """As `judge`, for several candidates that were improved on the same episodes."""
         config, shown = bench.config, bench.demonstrations()
         base, seed = accepted.policy.base, int(config.seed) + round_number
         assert base is not None
@@ -169,8 +179,11 @@ class ModelGate:
             for batch in others.batches(1):
                 model.choose_elites(batch)
             for batch in own.batches(1):
-                estimates = [model.estimate(b.policy, batch, seed) for b in (accepted, candidate)]
-        old, new = estimates
+                old = model.estimate(accepted.policy, batch, seed)
+                found = [model.estimate(each.policy, batch, seed) for each in candidates]
+        return [self._verdict(old, new) for new in found]
+
+    def _verdict(self, old: Estimate, new: Estimate) -> Verdict:
         gain = (new.value - old.value).double()
         mean, error = float(gain.mean()), float(gain.std() / len(gain) ** 0.5)
         figures = {

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import training_runs
+from bench_gate import summary
 from stored_actions import first_of_operator, halt_of_operator, was_ignored
 from virtual_keyboard import virtual_keyboard
 
@@ -99,3 +100,27 @@ def test_a_bench_whose_training_does_not_end_shows_its_logs(tmp_path, monkeypatc
     with pytest.raises(ProcessDied, match="'train' did not end"):
         measure()
     assert "bench/train.log ends with:\n  train: task=reach " in capfd.readouterr().err
+
+
+def test_verdicts_count_by_what_a_candidate_really_is():
+    def candidate(gain, verdict, predicted):
+        verdicts, figures = {"episodes": verdict, "ope": "accepted"}, {"ope": {"gain": predicted}}
+        shares = {"accepted": 0.0, "reverted": 4 * abs(gain), "undecided": 0.0}
+        facts = {"seed": 1, "accepted": 0.4, "gain": gain, "pairs": 20, "redrawn": shares}
+        return {**facts, "verdicts": verdicts, "figures": figures}
+
+    found = summary(
+        [
+            candidate(-0.3, "accepted", 3.0),
+            candidate(-0.05, "reverted", 2.0),
+            candidate(-0.01, "accepted", 1.0),
+            candidate(0.2, "undecided", 0.0),
+        ]
+    )
+    worse = found["gates"]["episodes"]["worse by 5 points"]
+    assert worse["counts"] == {"accepted": 1, "reverted": 1, "undecided": 0}
+    assert worse["intervals"]["accepted"] == pytest.approx((0.0126, 0.9874), abs=1e-4)
+    assert found["gates"]["ope"]["worse"]["counts"]["accepted"] == 3
+    assert found["gates"]["episodes"]["better by 5 points"]["counts"]["undecided"] == 1
+    assert found["redrawn"]["worse by 5 points"]["reverted"] == pytest.approx(0.7)
+    assert found["rank_correlation_of_ope"] == pytest.approx(-1.0)
