@@ -213,6 +213,8 @@ class Learner:
             self._rows.show(target)
             if count:
                 self._wait_for_rewards(target)
+        if count and not self._blocks.updates_at(self.environment_steps):
+            self._bench.say(f"learner: the warm-up is over; {count:,} updates come at once now")
         batches = self._rows.batches(count)
         if self._hindsight is not None:
             self._hindsight.count(target)

@@ -153,9 +153,9 @@ COMMANDS: dict[str, Command] = {
     "distil": Command(
         "robot_rl.commands.train:distil",
         "Teach the deployed policy to a student that acts several times as fast.",
-        "For a diffusion or flow policy: the student needs one call of the network for a chunk. It"
-        " learns what its teacher, the policy that `train` has decided to deploy, makes of all that"
-        " RUN has observed, and of the same noise; nothing moves. Writes checkpoints/student. Then"
+        "For a diffusion or flow policy: the student needs one call of the network for a chunk. Its"
+        " teacher is the policy that `train` has decided to deploy. It learns to give the same"
+        " chunks, on all that RUN has observed. Nothing moves. Writes checkpoints/student. Then"
         " robot-rl evaluate RUN evaluation.policy=student measures both on the same scenes.",
         keys="distil.updates distil.batch_size distil.learning_rate distil.warm_up device run"
         " runs_directory",
