@@ -203,7 +203,8 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
     changed = [word for word in facts["overrides"] if word.startswith(("domain", "robot", "task."))]
     where = f", with {' '.join(changed)}" if changed else ""
     first, count = first_scene(config, final=True), int(config.evaluation.final_episodes)
-    note(f"scenes {first:,} to {first + count - 1:,}; for others add evaluation.final_seed=SEED")
+    others = "for others add evaluation.final_seed=SEED"
+    print(f"scenes {first:,} to {first + count - 1:,}; {others}", flush=True)
     results = []
     with evaluator_of(config) as evaluator:
         for name, (behaviour, steps) in zip(wanted, opened, strict=True):
