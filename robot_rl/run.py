@@ -369,9 +369,20 @@ def policy_place(path: str | Path, which: str, runs_directory: str | Path = "run
 
 
 def policy_folder(path: str | Path) -> Path | None:
-    """Where the policy of a checkpoint is; None where the path is no checkpoint."""
+    """Where the policy of a checkpoint is; None where the path is no checkpoint.
+
+    `RunError` where its description is damaged.
+    """
     places = (Path(path), Path(path) / "policy")
-    return next((place for place in places if (place / "policy.json").is_file()), None)
+    folder = next((place for place in places if (place / "policy.json").is_file()), None)
+    if folder is not None:
+        file = folder / "policy.json"
+        try:
+            json.loads(file.read_bytes())
+        except ValueError as error:  # JSON and UTF-8 errors alike
+            hint = f"copy {path} again, or export it again"
+            raise RunError(f"{file} is damaged (not JSON)", got=error, hint=hint) from error
+    return folder
 
 
 def _decided(run: RunDirectory) -> Mapping[str, Any]:
