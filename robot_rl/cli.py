@@ -293,7 +293,9 @@ def command_config(command: Command, overrides: list[str], path: str | None = No
     named = path or where[command.run_key] or default
     if named is None:
         return compose(overrides)
-    run = RunDirectory.around(named, where.runs_directory, with_policy=command.measures)
+    # Only what is told the path looks at a checkpoint; others would take the run in its place.
+    opened = RunDirectory.around if path and command.arguments else RunDirectory.open
+    run = opened(named, where.runs_directory, with_policy=command.measures)
     saved = load_resolved(run.path)
     cell = kept_cell(run.path, saved, told=not any(o.startswith("cell=") for o in overrides))
     config = compose_for_run(overrides, saved, elsewhere=command.measures, cell=cell)

@@ -155,6 +155,7 @@ class RunDirectory:
                 f"{found} is not a run directory",
                 got="no config.yaml in it",
                 expected="a folder that `robot-rl train` or `robot-rl collect` made",
+                hint="it is a checkpoint: name its run" if policy_folder(found) else None,
             )
         if with_policy and str(path) == LATEST and not cls(found).has_policy():
             others = (other for other in _newest_first(runs) if cls(other).has_policy())
