@@ -219,7 +219,15 @@ def test_two_arms_at_one_address_are_refused(lab, capsys, robot, driver, said):
         (["cell", "other", "arm=ur", "cameras=a:uvc"], "a camera cannot be read; got: a:uvc"),
         (["cell", "other", "arm=ur", "cameras=a:uvc:x,a:topics"], "two cameras have one name"),
         (["cell", "other", "arm=ur", "arms=left"], "several arms cannot be read; got: left"),
-        (["cell", "other", "arm=ur", "arms=l,r", "cameras=a:topics"], "of no arm; got: a"),
+        (
+            ["cell", "other", "arm=ur", "arms=l,r", "cameras=a:topics"],
+            "must name its arm; got: the camera a",
+        ),
+        (["cell", "other", "arm=ur", "arms=l,l"], "an arm is given twice; got: arms=l,l"),
+        (
+            ["cell", "other", "arm=ur", "cameras=l/a:topics"],
+            "the only arm has no name; got: the camera l/a; expected: NAME alone; next: or name",
+        ),
         (["cell", "other", "arm=ur", "arms=l,r", "teleop=joy"], "a device moves one arm alone"),
         (["cell", str(find_resource("configs").parent), "arm=ur"], "is inside robot_rl"),
     ],

@@ -22,7 +22,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from policies import registry
-from robot_rl.errors import RobotRLError, nearest
+from robot_rl.errors import RobotRLError, did_you_mean
 from robot_rl.safety import (
     ArmLimits,
     JointArmLimits,
@@ -195,7 +195,7 @@ def _check_known(above: str, given: Mapping[str, Any], known: Sequence[str]) -> 
             raise NodeTableError(
                 f"unknown key {above}.{key}",
                 expected=f"one of {', '.join(known)}",
-                hint=f"did you mean {above}.{nearest(key, known)}?",
+                hint=did_you_mean(key, known, f"{above}."),
             )
 
 
