@@ -129,8 +129,8 @@ def write(
         if camera[0].rpartition("/")[0] not in (names or [""]):
             problem = "a camera must name its arm" if names else "the only arm has no name"
             expected = " or ".join(f"{name}/NAME" for name in names) or "NAME alone"
-            hint = None if names else "or name several arms, as in arms=left,right"
-            raise ConfigError(problem, got=f"the camera {camera[0]}", expected=expected, hint=hint)
+            more = None if names else "or name several arms, as in arms=left,right"
+            raise ConfigError(problem, got=f"the camera {camera[0]}", expected=expected, hint=more)
     file = Path(path) if Path(path).suffix in (".yaml", ".yml") else Path(path) / CELL_FILE
     write_new(own_file(file), _text(path, arm, names, gripper, seen, teleop))
     print(f"next: robot-rl doctor cell={path}", flush=True)
