@@ -107,7 +107,7 @@ def _dispatch(words: list[str]) -> None:
         raise UsageError(
             f"unknown command {name!r}",
             expected=f"one of {', '.join(COMMANDS)}",
-            hint=f"{did_you_mean(name, COMMANDS, 'robot-rl ') or ''} See robot-rl --help".lstrip(),
+            hint=did_you_mean(name, COMMANDS, "robot-rl ") or "robot-rl --help",
         )
     options = [word for word in rest if word.startswith("-")]
     if {"-h", "--help"}.intersection(options):
