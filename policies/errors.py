@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable
 from types import ModuleType
 
+_NEAR = 0.7  # likeness from which on one word is another mistyped
+
 
 class RobotRLError(Exception):
     """An error that says what was got, what was expected and what to do next.
@@ -57,15 +59,21 @@ class MissingExtra(RobotRLError):
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice that is spelled most like a name; None without choices."""
-    close = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.0)
+    """Return the choice of which a name is a misspelling; None where it is of none."""
+    close = difflib.get_close_matches(name, list(choices), n=1, cutoff=_NEAR)
     return close[0] if close else None
 
 
-def did_you_mean(name: str, choices: Iterable[str]) -> str | None:
-    """A hint that names the choice which is spelled most like a name; None without choices."""
+def did_you_mean(name: str, choices: Iterable[str], before: str | None = None) -> str | None:
+    """A hint that names the `nearest` choice, plainly after what stands `before` it, or quoted."""
     close = nearest(name, choices)
-    return None if close is None else f"did you mean {close!r}?"
+    written = repr(close) if before is None else f"{before}{close}"
+    return None if close is None else f"did you mean {written}?"
+
+
+def installing(extra: str) -> str:
+    """The command that installs an extra; there is no package on PyPI."""
+    return f".venv/bin/pip install -e '.[{extra}]' in the clone's folder"
 
 
 def require(package: str, extra: str) -> ModuleType:
@@ -80,11 +88,11 @@ def require(package: str, extra: str) -> ModuleType:
         raise MissingExtra(
             f"the package {package!r} is not installed",
             got=f"no module named {missing.name!r}",
-            hint=f"pip install 'robot_rl[{extra}]'",
+            hint=installing(extra),
         ) from missing
     except ImportError as broken:  # it is there, but a shared library or another version is not
         raise MissingExtra(
             f"{package!r} is installed and does not load",
             got=broken,
-            hint=f"install the libraries that it names, or reinstall 'robot_rl[{extra}]'",
+            hint=f"install the libraries that it names, or again: {installing(extra)}",
         ) from broken

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from policies.errors import PolicyError, require
+from policies.errors import PolicyError, installing, require
 from policies.instructions import read_tokenizer
 from policies.vla import VLAPolicy, around
 from policies.vla_backbone import VLABackbone
@@ -208,7 +208,7 @@ def _transformers() -> ModuleType:
             "this transformers knows no π0",
             got=f"transformers {transformers.__version__}",
             expected="5.23 or newer",
-            hint="pip install 'robot_rl[vla]'",
+            hint=installing("vla"),
         )
     return transformers
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from policies.registry import add_folder
 from robot_rl.commands.table import COMMANDS, Command
-from robot_rl.errors import RobotRLError, described, nearest
+from robot_rl.errors import RobotRLError, described, did_you_mean
 from robot_rl.processes.signals import (
     ENDS_WITH_INPUT,
     EXIT_INTERRUPTED,
@@ -107,7 +107,7 @@ def _dispatch(words: list[str]) -> None:
         raise UsageError(
             f"unknown command {name!r}",
             expected=f"one of {', '.join(COMMANDS)}",
-            hint=f"did you mean robot-rl {nearest(name, COMMANDS)}? See robot-rl --help",
+            hint=did_you_mean(name, COMMANDS, "robot-rl ") or "robot-rl --help",
         )
     options = [word for word in rest if word.startswith("-")]
     if {"-h", "--help"}.intersection(options):
@@ -245,13 +245,13 @@ def _split(
             raise UsageError(
                 f"{name} has no option {key!r}",
                 expected=f"one of {', '.join(options)}" if options else "no options",
-                hint=f"did you mean {nearest(key, options)}?" if options else None,
+                hint=did_you_mean(key, options, ""),
             )
         elif choices[key] and value not in choices[key]:
             raise UsageError(
                 f"{key}={value} is not possible",
                 expected=f"one of {', '.join(choices[key])}",
-                hint=f"did you mean {key}={nearest(value, choices[key])}?",
+                hint=did_you_mean(value, choices[key], f"{key}="),
             )
         else:
             options[key] = value
@@ -293,7 +293,9 @@ def command_config(command: Command, overrides: list[str], path: str | None = No
     named = path or where[command.run_key] or default
     if named is None:
         return compose(overrides)
-    run = RunDirectory.around(named, where.runs_directory, with_policy=command.measures)
+    # Only what is told the path looks at a checkpoint; others would take the run in its place.
+    opened = RunDirectory.around if path and command.arguments else RunDirectory.open
+    run = opened(named, where.runs_directory, with_policy=command.measures)
     saved = load_resolved(run.path)
     cell = kept_cell(run.path, saved, told=not any(o.startswith("cell=") for o in overrides))
     config = compose_for_run(overrides, saved, elsewhere=command.measures, cell=cell)

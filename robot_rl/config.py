@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from policies import registry
-from robot_rl.errors import RobotRLError, nearest
+from robot_rl.errors import RobotRLError, did_you_mean
 from robot_rl.processes.resources import choice_file, config_places, find_resource
 from robot_rl.ros.nodes import joined
 from robot_rl.run import CELL_FILE
@@ -373,7 +373,7 @@ def parse(text: str) -> Override:
 
 
 def check_value(key: str, value: object, valid: Sequence[str], searched: str = "") -> None:
-    """Raise `ConfigError`, which suggests the nearest, where a value is not among the valid ones.
+    """Raise `ConfigError`, which suggests a near one, where a value is not among the valid ones.
 
     `searched` says where else it might have been.
     """
@@ -382,7 +382,7 @@ def check_value(key: str, value: object, valid: Sequence[str], searched: str = "
             f"unknown {key} {value!r}",
             got=f"{key}={value}{searched and f' ({searched})'}",
             expected=f"one of {', '.join(valid)}",
-            hint=f"did you mean {key}={nearest(str(value), valid)}?",
+            hint=did_you_mean(str(value), valid, f"{key}="),
         )
 
 
@@ -406,13 +406,12 @@ def check_key(key: str, value: object, defaults: Mapping[str, Any]) -> None:
         if not isinstance(level, Mapping) or part not in level:
             above = ".".join(parts[:depth])
             names = sorted(level) if isinstance(level, Mapping) else []
-            close = nearest(part, names)
             below = f"below {above}, " if above else ""
             raise ConfigError(
                 f"unknown key {key!r}",
                 got=part if names else f"{above} is one value and has no parts",
                 expected=f"{below}one of {', '.join(names)}" if names else None,
-                hint=f"did you mean {'.'.join([*parts[:depth], close])}?" if close else None,
+                hint=did_you_mean(part, names, above and f"{above}."),
             )
         level = level[part]
     if isinstance(value, Mapping) and isinstance(level, Mapping):
@@ -450,7 +449,7 @@ def _of_same_type(key: str, default: Any, value: Any) -> Any:
     if type(value) is type(default):
         return value
     composite = isinstance(default, Mapping | list)
-    hint = None
+    hint = "robot-rl train --help all says what each setting means"
     if type(default) is int and isinstance(value, float) and value.is_integer():
         hint = f"write {key}={int(value)}"
     elif isinstance(default, str) and value is not None:

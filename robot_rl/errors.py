@@ -5,6 +5,7 @@ from __future__ import annotations
 from policies.errors import MissingExtra as MissingExtra
 from policies.errors import RobotRLError as RobotRLError
 from policies.errors import did_you_mean as did_you_mean
+from policies.errors import installing as installing
 from policies.errors import nearest as nearest
 from policies.errors import require as require
 

@@ -91,7 +91,7 @@ class Online(Stage):
         Blocks.of(config).check_learning()
         compute_device(config)
         trains_on(config.observation)
-        check_algorithm(config.algorithm)
+        check_algorithm(config)
 
     def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
         """As soon as all steps are learned from and evaluated; a run may be asked for more."""

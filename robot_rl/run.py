@@ -155,6 +155,7 @@ class RunDirectory:
                 f"{found} is not a run directory",
                 got="no config.yaml in it",
                 expected="a folder that `robot-rl train` or `robot-rl collect` made",
+                hint="it is a checkpoint: name its run" if policy_folder(found) else None,
             )
         if with_policy and str(path) == LATEST and not cls(found).has_policy():
             others = (other for other in _newest_first(runs) if cls(other).has_policy())
@@ -369,9 +370,20 @@ def policy_place(path: str | Path, which: str, runs_directory: str | Path = "run
 
 
 def policy_folder(path: str | Path) -> Path | None:
-    """Where the policy of a checkpoint is; None where the path is no checkpoint."""
+    """Where the policy of a checkpoint is; None where the path is no checkpoint.
+
+    `RunError` where its description is damaged.
+    """
     places = (Path(path), Path(path) / "policy")
-    return next((place for place in places if (place / "policy.json").is_file()), None)
+    folder = next((place for place in places if (place / "policy.json").is_file()), None)
+    if folder is not None:
+        file = folder / "policy.json"
+        try:
+            json.loads(file.read_bytes())
+        except ValueError as error:  # JSON and UTF-8 errors alike
+            hint = f"copy {path} again, or export it again"
+            raise RunError(f"{file} is damaged (not JSON)", got=error, hint=hint) from error
+    return folder
 
 
 def _decided(run: RunDirectory) -> Mapping[str, Any]:

@@ -124,6 +124,7 @@ def test_help_and_mistakes_load_no_torch(tmp_path: Path):
         (["evaluate", "episode=5"], "episodes, seed", "did you mean episodes?"),
         (["run", "most_failure=5"], "episodes, most_failures", "did you mean most_failures?"),
         (["train", "seed"], "key=value", "next:"),
+        (["train", "environment_steps=many"], "int, as in environment_steps=8000", "; next: "),
         (["train", "seed=1,2"], "one value", "one run for each"),
         (["train", "dataset=a=b"], "key=value", "\"dataset='a=b'\""),
         (["train", "--seed=1"], "key=value", "--help"),
@@ -155,6 +156,23 @@ def test_mistakes_are_answered_with_what_is_valid(
     assert valid in output.err
     assert nearest in output.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "valid"),
+    [
+        (["frobnicate"], "annotate, "),
+        (["train", "gate=nonsense"], "none, "),
+        (["train", "nosuchkey=1"], "nodes, "),
+        (["train", "algorithm=uni"], "best_of_n, "),
+        (["cell", "lab", "arm=ur", "gripper=claw"], "topics"),
+    ],
+)
+def test_a_word_that_is_like_no_other_is_answered_with_the_choices_alone(capsys, words, valid):
+    assert cli.main(words) == cli.EXIT_ERROR
+    error = capsys.readouterr().err
+    assert valid in error
+    assert "did you mean" not in error
 
 
 def test_inspect_says_what_it_knows_of_where_there_is_nothing_of_ours(capsys, tmp_path):

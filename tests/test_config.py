@@ -15,7 +15,7 @@ from robot_rl.commands.runs import (
     save_resolved,
     working_run,
 )
-from robot_rl.config import ConfigError, compose
+from robot_rl.config import ConfigError, compose, composed
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.group import ProcessDied
 from robot_rl.processes.resources import find_resource
@@ -181,13 +181,34 @@ def test_a_mistyped_key_of_a_node_is_refused_by_doctor_and_by_what_would_move(
         ),
         ("left: {algorithm: {}}", r"arms\.left: unknown key 'algorithm'"),
         ("left: 7", r"`arms` cannot be read; got: {'left': 7}"),
-        ("left: {nodes: {arm: {parameters: {limits: {max_forse: 1.0}}}}}", "max_forse"),
+        (
+            "left: {nodes: {arm: {parameters: {limits: {max_forse: 1.0}}}}}",
+            r"^arms\.left\.nodes\.arm\.parameters: .*max_forse",
+        ),
     ],
 )
 def test_what_an_arm_of_several_cannot_have_is_refused(lab, line, said):
     (lab / "cell.yaml").write_text(f"choices: {{robot: ros_sim}}\narms:\n  {line}\n  right: {{}}\n")
     with pytest.raises(RobotRLError, match=said):
         node_table(compose(["cell=lab"]))
+
+
+@pytest.mark.parametrize(
+    ("robot", "driver", "said"),
+    [
+        ("ur", "{host: 10.0.0.2}", "host: 10.0.0.2 twice"),
+        ("lerobot", "{settings: {port: /dev/arm}}", "settings.port: /dev/arm twice"),
+    ],
+)
+def test_two_arms_at_one_address_are_refused(lab, capsys, robot, driver, said):
+    own = f"{{nodes: {{arm: {{parameters: {{driver: {driver}}}}}}}}}"
+    arms = f"arms: {{one: {own}, two: {own}}}"
+    (lab / "cell.yaml").write_text(f"choices: {{robot: {robot}}}\n{arms}\n")
+    told = f"the nodes one-arm and two-arm would open one device; got: {said}"
+    with pytest.raises(RobotRLError, match=told):
+        check_robot(composed(["cell=lab"]))
+    assert cli.main(["doctor", "cell=lab"]) == cli.EXIT_ERROR
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -198,7 +219,15 @@ def test_what_an_arm_of_several_cannot_have_is_refused(lab, line, said):
         (["cell", "other", "arm=ur", "cameras=a:uvc"], "a camera cannot be read; got: a:uvc"),
         (["cell", "other", "arm=ur", "cameras=a:uvc:x,a:topics"], "two cameras have one name"),
         (["cell", "other", "arm=ur", "arms=left"], "several arms cannot be read; got: left"),
-        (["cell", "other", "arm=ur", "arms=l,r", "cameras=a:topics"], "of no arm; got: a"),
+        (
+            ["cell", "other", "arm=ur", "arms=l,r", "cameras=a:topics"],
+            "must name its arm; got: the camera a",
+        ),
+        (["cell", "other", "arm=ur", "arms=l,l"], "an arm is given twice; got: arms=l,l"),
+        (
+            ["cell", "other", "arm=ur", "cameras=l/a:topics"],
+            "the only arm has no name; got: the camera l/a; expected: NAME alone; next: or name",
+        ),
         (["cell", "other", "arm=ur", "arms=l,r", "teleop=joy"], "a device moves one arm alone"),
         (["cell", str(find_resource("configs").parent), "arm=ur"], "is inside robot_rl"),
     ],

@@ -127,7 +127,7 @@ def test_without_a_required_part_it_fails(capsys, monkeypatch, tmp_path):
     assert "torch cannot be imported: ImportError: libc10.so" in finding.found
     assert "pip install" in finding.mend
     monkeypatch.setattr("robot_rl.commands.doctor.CHECKS", {"torch": CHECKS["torch"]})
-    with pytest.raises(Unusable, match=r"without torch; got: .*libc10.*next: pip install"):
+    with pytest.raises(Unusable, match=r"without torch; got: .*libc10.*next: \.venv/bin/pip"):
         run(json="false")
     assert "missing" in capsys.readouterr().out
 

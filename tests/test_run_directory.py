@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from robot_rl import actor, learner
+from robot_rl import actor, cli, learner
 from robot_rl.commands.runs import save_resolved
 from robot_rl.config import compose
 from robot_rl.evaluation.statistics import EvaluationResult
@@ -91,6 +91,17 @@ def test_what_is_no_run_is_refused(run: RunDirectory, tmp_path: Path):
     assert str(run.path) in str(caught.value)  # the runs that there are
     with pytest.raises(RunError, match="there is no run 'latest'"):
         RunDirectory.open("latest", tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("config", ["", "seed: 1\n"])
+def test_a_damaged_export_names_the_file(config: str, tmp_path: Path, capsys):
+    (tmp_path / "policy.json").write_text('{"a":')
+    if config:
+        (tmp_path / "config.yaml").write_text(config)
+    assert cli.main(["evaluate", str(tmp_path)]) == cli.EXIT_ERROR
+    error = capsys.readouterr().err
+    assert f"{tmp_path}/policy.json is damaged (not JSON); got: " in error
+    assert f"next: copy {tmp_path} again, or export it again" in error
 
 
 def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, installing
 
 _END_SECONDS = 20.0
 
@@ -79,7 +79,7 @@ def virtual_keyboard() -> Iterator[VirtualKeyboard]:
         raise RobotRLError(
             "nothing can strike a key",
             got="no python-xlib",
-            hint="pip install 'robot_rl[keyboard]', with which it comes",
+            hint=f"{installing('keyboard')}, with which it comes",
         )
     before = os.environ.get("DISPLAY")
     reader, writer = os.pipe()

@@ -118,15 +118,19 @@ def write(
         raise ConfigError("which arm is it?", expected="arm=ur, franka, xarm or topics")
     check_value("teleop", teleop, group_choices()["teleop"])
     seen, names = _cameras(cameras), arms.split(",") if arms else []
-    if not all(map(str.isidentifier, names)) or len(names) != len(set(names)) or len(names) == 1:
+    if len(names) != len(set(names)):
+        raise ConfigError("an arm is given twice", got=f"arms={arms}", hint="name each once")
+    if not all(map(str.isidentifier, names)) or len(names) == 1:
         raise ConfigError("names of several arms cannot be read", got=arms, expected="left,right")
     if names and teleop != "none":
         hint = "leave it out; several arms learn from imported demonstrations: robot-rl import"
         raise ConfigError("a device moves one arm alone", got=f"teleop={teleop}", hint=hint)
     for camera in seen:
         if camera[0].rpartition("/")[0] not in (names or [""]):
-            expected = " or ".join(f"{name}/NAME" for name in names) or "NAME, without an arm"
-            raise ConfigError("a camera is of no arm", got=camera[0], expected=expected)
+            problem = "a camera must name its arm" if names else "the only arm has no name"
+            expected = " or ".join(f"{name}/NAME" for name in names) or "NAME alone"
+            more = None if names else "or name several arms, as in arms=left,right"
+            raise ConfigError(problem, got=f"the camera {camera[0]}", expected=expected, hint=more)
     file = Path(path) if Path(path).suffix in (".yaml", ".yml") else Path(path) / CELL_FILE
     write_new(own_file(file), _text(path, arm, names, gripper, seen, teleop))
     print(f"next: robot-rl doctor cell={path}", flush=True)

@@ -25,14 +25,14 @@ from types import ModuleType
 from typing import NamedTuple
 
 from robot_rl.commands import devices
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, installing
 
 _GIBIBYTE = 2**30
 _ENOUGH_DISK = 4 * _GIBIBYTE  # a long run on states with its store, several times over
 _ENOUGH_MEMORY = 2 * _GIBIBYTE  # a whole `robot-rl train` takes 1.2 GiB
 _SECONDS = 60.0
 _APT = "apt-get install -y --no-install-recommends"
-_INSTALL = "pip install -c constraints.txt -e ."
+_INSTALL = ".venv/bin/pip install -c constraints.txt -e ."
 _SCENE = """<mujoco>
   <visual><quality shadowsize="0" offsamples="0"/></visual>
   <worldbody>
@@ -116,7 +116,7 @@ def gpu() -> str:
 
 def realsense() -> str:
     """RealSense cameras."""
-    mend = "pip install pyrealsense2; if libusb is missing: apt-get install -y libusb-1.0-0"
+    mend = f"{installing('realsense')}; if libusb is missing: apt-get install -y libusb-1.0-0"
     package = _imported("pyrealsense2", mend)
     devices = package.context().query_devices()
     if len(devices) == 0:
@@ -130,8 +130,7 @@ def realsense() -> str:
 
 def ros() -> str:
     """ROS 2."""
-    wheels = 'pip install "ros-jazzy-rclpy[fastrtps]"'
-    mend = f"source /opt/ros/jazzy/setup.bash; or without a ROS installation: {wheels}"
+    mend = f"source /opt/ros/jazzy/setup.bash; or without a ROS installation: {installing('ros')}"
     module = _imported("rclpy", mend)
     module.init()
     module.shutdown()
@@ -144,7 +143,7 @@ def keyboard() -> str:
     display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if not display:
         raise NotHere("no display: DISPLAY is not set", "log in at the desktop, or with ssh -X")
-    _imported("pynput.keyboard", "pip install pynput; it needs a compiler and Linux headers")
+    _imported("pynput.keyboard", f"{installing('keyboard')}; it needs a compiler and Linux headers")
     return f"pynput on {display}"
 
 

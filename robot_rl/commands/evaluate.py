@@ -23,6 +23,7 @@ from robot_rl.data.intervals import clopper_pearson, failures_allowed, trials_ne
 from robot_rl.env.factory import make_env
 from robot_rl.env.gym import GymError
 from robot_rl.env.sim.cameras import CameraError
+from robot_rl.errors import installing
 from robot_rl.evaluation.evaluate import Evaluator, check_proof, first_scene
 from robot_rl.evaluation.records import VIDEOS, read_run
 from robot_rl.evaluation.statistics import EvaluationResult
@@ -164,7 +165,7 @@ def film_final(
     try:
         from robot_rl.evaluation import videos
     except ModuleNotFoundError as error:
-        note(f"no videos without {error.name!r}: pip install 'robot_rl[video]'")
+        note(f"no videos without {error.name!r}: {installing('video')}")
         return
     first = first_scene(config, final=True)
     seeds = videos.chosen_seeds(first, result.failures, result.episodes, count)

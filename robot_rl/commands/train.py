@@ -309,7 +309,8 @@ def pretrain(config: DictConfig) -> None:
 def distil(config: DictConfig) -> None:
     """Distil the deployed policy of `run` into a student that needs one call of the network."""
     recipe, names = _checked(config, Distil)
-    with working_run(config) as directory, directory.claim("train"):
+    how = "from the beginning, by the same command with run="
+    with working_run(config, how=how) as directory, directory.claim("train"):
         for name in names:
             recipe.perform(name, directory)
         told = f"robot-rl evaluate {directory.path} evaluation.policy=student"

@@ -26,7 +26,7 @@ from robot_rl.data.schema import Field, Observation
 from robot_rl.env.robot import Action
 from robot_rl.env.sim import choose_backend
 from robot_rl.env.task import Outcome, Task, refuse_resume
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, installing
 
 _SUCCESS_KEYS = ("success", "is_success", "succeed")  # in an info; the first that is there counts
 # Where the observation of an environment with goals holds what is reached, and what is wanted.
@@ -292,7 +292,7 @@ def _explained(id: str, error: Exception) -> tuple[str, str]:
     named = f"the environment {id!r}"
     if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled):  # or of a display
         return f"{named} cannot be imported", (
-            "install its package (gym_hil and gymnasium_robotics: pip install robot_rl[gym]),"
+            f"install its package (gym_hil and gymnasium_robotics: {installing('gym')}),"
             " or add --config-dir FOLDER where it is a file of your own in that folder"
         )
     if isinstance(error, gymnasium.error.Error):

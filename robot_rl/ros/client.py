@@ -23,7 +23,7 @@ from rclpy.signals import SignalHandlerOptions
 from rclpy.task import Future
 from std_srvs.srv import Trigger
 
-from robot_rl.errors import nearest
+from robot_rl.errors import did_you_mean
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import qos
 from robot_rl.ros.environment import prepare_environment
@@ -222,11 +222,11 @@ def ask(service: str) -> str:
         if not wait_until(served, _ASKED_SECONDS):
             every = client.node.get_service_names_and_types()
             known = [n for n, kinds in every if _TRIGGER in kinds and client.node.count_services(n)]
-            close = nearest(client.topic(service), known)
+            close = did_you_mean(client.topic(service), known, "")
             raise ServiceFailed(
                 f"nobody serves {service}",
                 got=f"services {', '.join(known)}" if known else "no such service at all",
-                hint=(f"did you mean {close}? " if close else "")
+                hint=(f"{close} " if close else "")
                 + "The arm's node serves stop and clear_errors; start, pause and what else an"
                 " operator can say are served while a command such as train or run moves the robot",
             )

@@ -12,6 +12,7 @@ to the arm's, unless it begins with a slash. Loads no ROS.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from policies import registry
-from robot_rl.errors import RobotRLError, nearest
+from robot_rl.errors import RobotRLError, did_you_mean
 from robot_rl.safety import (
     ArmLimits,
     JointArmLimits,
@@ -32,7 +33,8 @@ from robot_rl.safety import (
 )
 
 PACKAGE = "robot_rl"
-_DEVICE_KEYS = {"serial", "device", "address"}  # arguments of drivers that name a device
+# Arguments of drivers that name a device.
+_DEVICE_KEYS = ("serial", "device", "address", "host", "settings.port")
 # Parameters of an arm's node beside the fields of `ArmLimits` and `ResetOptions` that are bounded.
 _CORNERS = ("workspace_low", "workspace_high", "reference_orientation")
 _PULLED = 0.02  # m into the workspace, which the node may pull a reset's end by
@@ -94,8 +96,14 @@ def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
     The `NodeTableError` names the node and the key, or the camera and the line to write.
     """
     table: list[NodeDescription] = []
-    for arm in config.arms.values() or [config]:
-        table += _table_of(arm, _cameras(arm.observation, config.reward))
+    for name, arm in config.arms.items() or [("", config)]:
+        try:
+            table += _table_of(arm, _cameras(arm.observation, config.reward))
+        except NodeTableError as error:
+            above = f"arms.{name}." if name else ""
+            raise NodeTableError(
+                re.sub(r"(?<![\w./])nodes\.", f"{above}nodes.", str(error))
+            ) from error
     _check_devices(table)
     return tuple(table)
 
@@ -187,7 +195,7 @@ def _check_known(above: str, given: Mapping[str, Any], known: Sequence[str]) -> 
             raise NodeTableError(
                 f"unknown key {above}.{key}",
                 expected=f"one of {', '.join(known)}",
-                hint=f"did you mean {above}.{nearest(key, known)}?",
+                hint=did_you_mean(key, known, f"{above}."),
             )
 
 
@@ -268,17 +276,18 @@ def _check_devices(table: Sequence[NodeDescription]) -> None:
     """Check that no two nodes would open one device: the second could not."""
     found: dict[tuple[str, str, str], str] = {}
     for node in table:
-        for key in _DEVICE_KEYS & node.driver.keys():
-            value = node.driver[key]
-            if value in (None, "???"):
+        given = _flat(node.driver)
+        for key in _DEVICE_KEYS:
+            if (value := given.get(key, "???")) == "???":
                 continue
-            device = (str(node.driver["_target_"]), key, str(value))
+            # Not of one driver: two of any would command one arm. A hand may have its arm's host.
+            device = (node.module, key, str(value))
             other = found.setdefault(device, node.process)
             if other != node.process:
                 raise NodeTableError(
                     f"the nodes {other} and {node.process} would open one device",
                     got=f"{key}: {value} twice",
-                    hint="robot-rl doctor lists those that are plugged in",
+                    hint="give each its own; robot-rl doctor lists those that are plugged in",
                 )
 
 

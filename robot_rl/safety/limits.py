@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.errors import RobotRLError, nearest
+from robot_rl.errors import RobotRLError, did_you_mean
 from robot_rl.safety import rotations
 from robot_rl.safety.commands import checked_pose
 
@@ -286,11 +286,10 @@ def check_bounds(group: str, kinds: Sequence[type], given: Mapping[str, Any], *o
     ranges = {each.name: each.metadata for k in kinds for each in fields(k) if each.metadata}
     for name, value in given.items():
         if name not in (known := [*ranges, *others]):
-            close = nearest(name, known)
             raise RobotRLError(
                 f"unknown key {group}.{name}",
                 expected=f"one of {', '.join(known)}",
-                hint=close and f"did you mean {group}.{close}?",
+                hint=did_you_mean(name, known, f"{group}."),
             )
         if name in ranges:
             low, high = ranges[name]["low"], ranges[name]["high"]

@@ -148,7 +148,7 @@ def test_a_setting_out_of_range_is_named(setting, value, expected):
     name = setting.split(".")[1]
     config = compose(["algorithm=rlpd_gripper", f"algorithm.{setting}={value}"])
     with pytest.raises(AlgorithmError, match=f"'{name}' of the algorithm .*{value}.*{expected}"):
-        check_algorithm(config.algorithm)
+        check_algorithm(config)
 
 
 @pytest.mark.parametrize("choice", ACTOR_CRITIC)

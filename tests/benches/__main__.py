@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from robot_rl.config import compose
-from robot_rl.errors import RobotRLError, nearest
+from robot_rl.errors import RobotRLError
 from robot_rl.processes.machine import describe_machine
 
 PREFIX = "bench_"
@@ -23,8 +23,7 @@ def main(words: list[str]) -> None:
     sys.path.append(str(here.parent))  # for what the tests share
     names = sorted(path.stem.removeprefix(PREFIX) for path in here.glob(f"{PREFIX}*.py"))
     if not words or words[0] not in names:
-        close = nearest(words[0], names) if words else names[0]
-        sys.exit(f"give one of {', '.join(names)}; did you mean {close}?")
+        sys.exit(f"give one of {', '.join(names)}")
     config, machine = compose(words[1:]), describe_machine()
     try:
         result = importlib.import_module(f"{PREFIX}{words[0]}").run(config)

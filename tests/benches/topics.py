@@ -11,7 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from robot_rl.config import compose
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, installing
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.workbench import Workbench
 from robot_rl.ros.environment import (
@@ -49,7 +49,7 @@ def own_domain() -> Iterator[None]:
         RosUnavailable: ROS 2 is not installed.
     """
     if importlib.util.find_spec("rclpy") is None:
-        raise RosUnavailable("ROS 2 is not installed", hint="pip install 'robot_rl[ros]'")
+        raise RosUnavailable("ROS 2 is not installed", hint=installing("ros"))
     os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % _DOMAINS)
     os.environ[DISCOVERY] = "LOCALHOST"
     prepare_environment()

@@ -330,7 +330,7 @@ def test_without_its_package_a_format_names_the_extra(tmp_path: Path, capsys, mo
     monkeypatch.setitem(sys.modules, "h5py", None)
     (tmp_path / "a.hdf5").touch()
     assert run("import", tmp_path / "a.hdf5", tmp_path / "out.zarr") == cli.EXIT_ERROR
-    assert "pip install 'robot_rl[hdf5]'" in capsys.readouterr().err
+    assert "pip install -e '.[hdf5]'" in capsys.readouterr().err
 
 
 def drive(path: Path, episodes: int) -> None:

@@ -155,5 +155,5 @@ def test_without_the_packages_the_extra_is_named(folder: Path, tmp_path: Path, c
     words = ("export", folder / "recorded.zarr", tmp_path / "out", "format=lerobot")
     for command in (words, ("import", folder / "lerobot", tmp_path / "out")):
         assert run(*command) == cli.EXIT_ERROR
-        assert "pip install 'robot_rl[lerobot]'" in capsys.readouterr().err
+        assert "pip install -e '.[lerobot]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

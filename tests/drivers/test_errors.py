@@ -10,7 +10,7 @@ from robot_rl.errors import MissingExtra, RobotRLError, require
 
 
 def test_a_missing_sdk_names_the_extra_to_install():
-    with pytest.raises(MissingExtra, match=r"no_such_sdk.*next: pip install 'robot_rl\[franka\]'"):
+    with pytest.raises(MissingExtra, match=r"no_such_sdk.*next: \.venv/bin/pip .* '\.\[franka\]'"):
         require("no_such_sdk", "franka")
 
 
@@ -28,7 +28,7 @@ def test_a_missing_sdk_names_the_extra_to_install():
 )
 def test_every_driver_names_its_extra(monkeypatch, module, driver, arguments, extra):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtra, match=rf"pip install 'robot_rl\[{extra}\]'"):
+    with pytest.raises(MissingExtra, match=rf"pip install -e '\.\[{extra}\]' in the clone"):
         registry.make({"_target_": f"drivers.{driver}", **arguments})
 
 

@@ -67,11 +67,15 @@ def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("policy._target_=robot_rl.run.RunDirectory", "takes no argument"),
         ("algorithm.scale=-1.0", "the residual scale is out of range; got: -1.0"),
         ("algorithm=rlpd_gripper", "needs a task that moves the gripper; got: action columns x, y"),
+        (
+            "policy=vla_tiny algorithm=action_gradient",
+            "algorithm=action_gradient improves a generative policy; got: policy=vla_tiny; next: ",
+        ),
         ("dataset=nowhere.zarr", "there are no demonstrations; got: nothing at"),
     ],
 )
 def test_mistyped_words(capsys, word, message):
-    assert message in _refused(capsys, "train", word)
+    assert message in _refused(capsys, "train", *word.split())
 
 
 def test_a_policy_of_the_users_own_without_a_number_that_all_have_is_told_which(tmp_path, capsys):

@@ -7,6 +7,7 @@ from tiny_runs import lines
 
 from policies.processes.one_step import OneStep
 from robot_rl import cli
+from robot_rl.learning.stages import distil
 from robot_rl.run import RunDirectory, load_policy
 
 CERTAIN = ("task.environment.tolerance=1.0", "task.environment.angle_tolerance=3.0")
@@ -29,8 +30,14 @@ def test_a_student_is_taught_and_measured_beside_its_teacher(folder, told):
     code, said = told("evaluate", "evaluation.policy=student", "episodes=4")
     assert code == 2
     assert "has no student; next: robot-rl distil" in said
+    code, said = told("distil", "runs/latest/checkpoints/bc")
+    assert code == 2
+    assert "bc is not a run directory; got: no config.yaml" in said
+    assert "next: it is a checkpoint: name its run" in said
     code, said = told("distil", "distil.updates=100")
     assert code == 0, said
+    run = (folder / "runs/latest").resolve()
+    assert f"the teacher: the cloned policy (diffusion), {run}/checkpoints/bc\n" in said
     student, _ = load_policy(RunDirectory(folder / "runs/latest"), "student")
     assert isinstance(student.policy.process, OneStep)
     code, said = told("evaluate", "evaluation.policy=student", "episodes=4", *CERTAIN)
@@ -38,6 +45,16 @@ def test_a_student_is_taught_and_measured_beside_its_teacher(folder, told):
     assert "on the same scenes: 4 of 4 against 4 of 4" in said
     records = lines(folder / "runs/latest/evaluate.jsonl")
     assert [record["evaluated"] for record in records] == ["deployed", "student"]
+
+
+def test_a_stopped_lesson_says_that_it_begins_again(told, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(distil, "recorded", stopped)
+    code, said = told("distil")
+    assert code == 130
+    assert "to go on: from the beginning, by the same command with run=" in said
 
 
 def test_an_exported_policy_is_played_and_has_a_card(folder, told):

@@ -9,19 +9,26 @@ from policies import registry
 from policies.behaviour import Behaviour
 from robot_rl.learning.algorithms.base import Algorithm, AlgorithmError
 from robot_rl.learning.algorithms.encoding import make_encoding, trains_on
+from robot_rl.learning.algorithms.generative import Generative
 
 
 def check_algorithm(config: Mapping[str, Any]) -> None:
-    """Check an algorithm's settings without making it: before a policy is cloned for it.
-
-    `config` is the configuration's `algorithm`.
+    """Check the configured algorithm without making it: before a policy is cloned for it.
 
     Raises:
-        AlgorithmError: Names the setting that is out of range.
+        AlgorithmError: Names the setting that is out of range, or a policy that it cannot improve.
     """
-    for section in config.values():
+    for section in config["algorithm"].values():
         if isinstance(section, Mapping) and "_target_" in section:
             registry.make(section)
+    kind = registry.find(config["algorithm"]["_target_"])
+    improves = isinstance(kind, type) and issubclass(kind, Generative)
+    if improves and "process" not in config["policy"]:
+        raise AlgorithmError(
+            f"algorithm={config['choices']['algorithm']} improves a generative policy",
+            got=f"policy={config['choices']['policy']}",
+            hint="choose policy=diffusion or policy=flow, or algorithm=residual",
+        )
 
 
 def make_algorithm(

@@ -65,6 +65,11 @@ class Distil(Stage):
                 hint="learn with an algorithm that improves the cloned policy itself, such as"
                 " algorithm=action_gradient",
             )
+        name = policy_checkpoint(run)
+        words = "cloned policy" if name == CLONED else f"policy learned in {steps:,} steps"
+        held = teacher is not policy and not policy.corrects
+        held_back = ", held back: it acts as the cloned one" if held else ""
+        bench.say(f"the teacher: the {words} ({teacher.kind}), {run.path / name}{held_back}")
         rows = recorded(config, run, behaviour)
         options: CloningOptions = registry.make(config.distil)
         lesson = Lesson(teacher)
@@ -75,7 +80,7 @@ class Distil(Stage):
             f"on {len(rows.indices):,} recorded steps the student's actions, in [-1, 1], differ"
             f" from its teacher's by {difference:.3f} (root mean square)"
         )
-        state = {"environment_steps": steps, "teacher": policy_checkpoint(run)}
+        state = {"environment_steps": steps, "teacher": name}
         bench.checkpoint(STUDENT, replace(behaviour, policy=taught.student), state=state)
 
 

@@ -60,7 +60,7 @@ class Offline(Stage):
     def check(self, config: DictConfig) -> None:
         """Check the device and the algorithm's settings."""
         compute_device(config)
-        check_algorithm(config.algorithm)
+        check_algorithm(config)
 
     def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
         """Only once it has run to its end: it saves what it has on the way."""
