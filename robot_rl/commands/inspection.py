@@ -129,7 +129,7 @@ def _run_directory(path: Path) -> Facts:
     return {
         "finished": bool(records.summary),
         "working": run.claimed(),
-        "learns": bool(records.episodes or records.learner),
+        "learns": bool(records.episodes or any("update_to_data" in r for r in records.learner)),
         "deployed": records.summary.get("deployed"),
         "decision": records.summary.get("decision"),
         "evaluations": evaluations,

@@ -361,6 +361,16 @@ def test_runs_that_differ_in_their_training_seed_are_summarised_together(tmp_pat
     assert "together" not in page
 
 
+def test_a_run_that_learned_without_actors_can_be_inspected(tmp_path, capsys):
+    run = trained(tmp_path / "run")
+    records = {"environment_steps": 7724, "gradient_updates": 5, "value_loss": 0.1}
+    (tmp_path / "run/learner.jsonl").write_text(lines([records]))
+    assert cli.main(["inspect", run]) == 0
+    page = capsys.readouterr().out
+    assert "final, " in page
+    assert "environment steps 7" not in page
+
+
 def test_runs_that_are_no_repetitions_are_not_summarised_together(tmp_path, capsys):
     one = trained(tmp_path / "1", "seed=1")
     for words, told in (
