@@ -106,8 +106,8 @@ def run(config: DictConfig) -> None:
     left = recipe.left(known)
     if known is not None and not left and _is_finished(config, known):
         print(
-            f"{known.path} is finished: {read_run(known).summary['decision']}\n"
-            f"to measure its policy again: robot-rl evaluate {known.path}; {_further(config, recipe)}",
+            f"{known.path} is finished: {read_run(known).summary['decision']}\nto measure its policy"
+            f" again: robot-rl evaluate {known.path}; {_further(config, recipe)}",
             flush=True,
         )
         return
