@@ -105,11 +105,9 @@ def run(config: DictConfig) -> None:
     known = RunDirectory.open(config.resume, config.runs_directory) if config.resume else None
     left = recipe.left(known)
     if known is not None and not left and _is_finished(config, known):
-        print(
-            f"{known.path} is finished: {read_run(known).summary['decision']}\nto measure its policy"
-            f" again: robot-rl evaluate {known.path}; {_further(config, recipe)}",
-            flush=True,
-        )
+        print(f"{known.path} is finished: {read_run(known).summary['decision']}", flush=True)
+        again = f"to measure its policy again: robot-rl evaluate {known.path}"
+        print(f"{again}; {_further(config, recipe)}", flush=True)
         return
     anyway = [n for n, s in recipe.stages.items() if s.with_actors and config.stage is None]
     recipe.check(known, [name for name in recipe.stages if name in (*left, *anyway)])
