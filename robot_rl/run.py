@@ -306,6 +306,14 @@ def policy_checkpoint(run: RunDirectory, which: str = DEPLOYED) -> str:
         if not run.has_folder(STUDENT):
             raise RunError(f"{run.path} has no student", hint=f"robot-rl distil {run.path}")
         return STUDENT
+    candidates = [str(run.path / verdict["candidate"]) for verdict in run.read_jsonl("gate")]
+    if which == LEARNED_POLICY and candidates and learned_checkpoint(run) is None:
+        raise RunError(
+            f"the gate of {run.path} has accepted nothing that was learned",
+            got=f"no {LAST}, which this recipe does not leave",
+            expected=f"evaluation.policy={DEPLOYED}; or in place of the run what the gate has"
+            f" judged: {', '.join(candidates)}",
+        )
     decided = _decided(run) if which == DEPLOYED else {"deployed": which}
     return CLONED if decided.get("deployed") == CLONED_POLICY else proved_checkpoint(run)
 

@@ -14,15 +14,16 @@ from robot_rl.evaluation.evidence import Evidence, gather
 from robot_rl.evaluation.explain import Finding, explain
 from robot_rl.run import RunDirectory
 
+_LEARNED = 0.95  # success of the final evaluation, from which on nothing has to be explained
 CHECKS = (*sensing_causes.CHECKS, *motion_causes.CHECKS, *learning_causes.CHECKS)
 
 
 def run(path: str = "latest", **options: str | None) -> None:
-    """Print the causes that are found, the likeliest first, and what is in order.
+    """Print the causes that are found, the likeliest first, and what else was looked at.
 
     Nothing is changed, no robot and no network is made, and the run may go on meanwhile.
     """
-    directory = RunDirectory.open(path)
+    directory = RunDirectory.open(path, str(options["runs_directory"]))
     evidence = gather(directory, load_resolved(directory.path))
     causes, in_order = explain(evidence, CHECKS)
     if options.get("json") == "true":
@@ -36,19 +37,27 @@ def run(path: str = "latest", **options: str | None) -> None:
 def _print(evidence: Evidence, causes: list[Finding], in_order: list[Finding]) -> None:
     console = Console(highlight=False, soft_wrap=True, force_terminal=False)
     shown, acted = len(evidence.shown), len(evidence.acted)
+    steps = f"{evidence.transitions} environment steps"
+    if evidence.gathered:
+        steps = f"{evidence.gathered} environment steps gathered by the recipe's stages"
     console.print(
-        f"run directory {evidence.run.path}: {shown} demonstrations, {evidence.transitions}"
-        f" environment steps, of which the policy's latest {acted} episodes were looked at"
+        f"run directory {evidence.run.path}: {shown} demonstrations, {steps}, of which the"
+        f" policy's latest {acted} episodes were looked at"
     )
     if not evidence.origins:
         console.print("nothing is recorded yet: begin with robot-rl train or robot-rl collect")
         return
     if not acted:
         console.print("no policy has acted yet, so only the demonstrations were looked at")
-    if not causes:
+    final = evidence.records.final(cloned=False)
+    if final is not None and final.seed_set == "final" and final.success_rate >= _LEARNED:
+        console.print(f"the run has learned: {final.name}, {final}")
+        if causes:
+            console.print("what follows are remarks")
+    elif not causes:
         console.print("\nno cause was found; what the policy does: robot-rl inspect, report.html")
     for number, cause in enumerate(causes, 1):
         console.print(f"\n{number}. {cause.name}: {cause.figure}\n   next: {cause.mend}")
-    console.print("\nlooked at, and in order:")
+    console.print("\nlooked at, and not the cause:")
     for finding in in_order:
         console.print(f"  {finding.name}: {finding.figure}")

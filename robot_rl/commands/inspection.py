@@ -48,7 +48,8 @@ def run(path: str, *further: str, **options: str | None) -> None:
     if options.get("rebuild") == "true":
         store = Path(path) / "store" if (Path(path) / "config.yaml").is_file() else Path(path)
         sys.stderr.write(rebuild_catalogue(store) + "\n")
-    facts = _runs([path, *further]) if further else describe(Path(path))
+    runs = str(options["runs_directory"])
+    facts = _runs([path, *further], runs) if further else describe(Path(path), runs)
     if options.get("json") == "true":
         sys.stdout.write(json.dumps(facts) + "\n")
     else:
@@ -67,10 +68,10 @@ class Kind(StrEnum):
     RUNS = "runs"
 
 
-def look(path: Path) -> tuple[Kind, Path]:
+def look(path: Path, runs_directory: str = "runs") -> tuple[Kind, Path]:
     """Find out what a path is, and where exactly; `RunError` if it is nothing, nor a run's name."""
     if not path.exists():
-        path = RunDirectory.open(path).path
+        path = RunDirectory.open(path, runs_directory).path
     if (path / "config.yaml").is_file():
         return Kind.RUN, path
     if is_store(path):
@@ -89,9 +90,9 @@ def look(path: Path) -> tuple[Kind, Path]:
     )
 
 
-def describe(path: Path) -> Facts:
+def describe(path: Path, runs_directory: str = "runs") -> Facts:
     """Return what is at a path: ``kind``, ``path``, and what that kind has."""
-    kind, place = look(path)
+    kind, place = look(path, runs_directory)
     return {"kind": kind.value, "path": str(place), **_DESCRIBERS[kind](place)}
 
 
@@ -129,7 +130,7 @@ def _run_directory(path: Path) -> Facts:
     return {
         "finished": bool(records.summary),
         "working": run.claimed(),
-        "learns": bool(records.episodes or records.learner),
+        "learns": bool(records.episodes or any("update_to_data" in r for r in records.learner)),
         "deployed": records.summary.get("deployed"),
         "decision": records.summary.get("decision"),
         "evaluations": evaluations,
@@ -140,9 +141,9 @@ def _run_directory(path: Path) -> Facts:
     }
 
 
-def _runs(paths: Sequence[str]) -> Facts:
+def _runs(paths: Sequence[str], runs_directory: str) -> Facts:
     """What several runs have come to together that differ in their training seed alone."""
-    runs = [RunDirectory.open(path) for path in paths]
+    runs = [RunDirectory.open(path, runs_directory) for path in paths]
     configs = [load_resolved(run.path) for run in runs]
     may_differ = (*MAY_DIFFER, "dataset", "seed")
     hint = "name runs that differ in their training seed alone"

@@ -26,7 +26,7 @@ from robot_rl.run import (
 CARD = "CARD.md"
 
 
-def run(path: str, out: str, *, which: str) -> None:
+def run(path: str, out: str, *, which: str, runs_directory: str) -> None:
     """Write the policy of a run, or of one of its checkpoints, into a new folder.
 
     The folder is a run directory too: robot-rl run and evaluate work in it.
@@ -34,7 +34,7 @@ def run(path: str, out: str, *, which: str) -> None:
     target = Path(out)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RobotRLError(f"{target} exists", hint="name a folder that is not there")
-    directory = RunDirectory.around(path, with_policy=True)
+    directory = RunDirectory.around(path, runs_directory, with_policy=True)
     folder = policy_folder(path)
     if folder is None:
         named = policy_checkpoint(directory, which)

@@ -25,6 +25,10 @@ class Option:
     choices: tuple[str, ...] = ()  # what it may be; empty where any text may follow
 
 
+# Of the commands that read runs, but have no configuration.
+_RUNS = Option("runs_directory", "folder of all runs", "runs")
+
+
 @dataclass(frozen=True)
 class Command:
     """One word of the command line."""
@@ -260,6 +264,7 @@ COMMANDS: dict[str, Command] = {
         options=(
             Option("json", "one JSON object in its place", "false", ("true", "false")),
             Option("rebuild", "make a store's catalogue anew before", "false", ("true", "false")),
+            _RUNS,
         ),
         example="robot-rl inspect runs/latest",
     ),
@@ -268,11 +273,11 @@ COMMANDS: dict[str, Command] = {
         "Say why a run does not learn: named causes, each with its figure.",
         "Looks at the demonstrations, rows and records of RUN, by default the latest: cameras,"
         " states and units, what commands have moved, rewards and labels, and the settings of"
-        " learning. Prints causes, the likeliest first, with what to do next, and what is in order."
+        " learning. Prints causes, the likeliest first, with what to do next, and what is not one."
         " Reads only, and works while the run goes on.",
         run_key=None,
         arguments=("[RUN]",),
-        options=(Option("json", "one JSON object in its place", "false", ("true", "false")),),
+        options=(Option("json", "one JSON object in its place", "false", ("true", "false")), _RUNS),
         example="robot-rl explain runs/latest",
     ),
     "export": Command(
@@ -304,7 +309,7 @@ COMMANDS: dict[str, Command] = {
         " comes from and how good it was found to be. robot-rl run OUT plays it; it"
         " needs the extra onnx-runtime, and this command the extra export.",
         arguments=("RUN", "OUT"),
-        options=(Option("which", "which policy of the run", "deployed", POLICIES),),
+        options=(Option("which", "which policy of the run", "deployed", POLICIES), _RUNS),
         example="robot-rl export-policy runs/latest OUT which=student",
     ),
     "annotate": Command(

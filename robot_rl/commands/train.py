@@ -87,7 +87,8 @@ class Feed:
             if result.against_cloned is not None and result.against_cloned.worse:
                 self._progress.note(f"    WORSE than the cloned policy: {result.against_cloned}")
         self._evaluations = len(evaluations)
-        blocks = self._run.read_jsonl("learner")
+        # Of stages without actors there are other records, of which the display has no use.
+        blocks = [b for b in self._run.read_jsonl("learner") if "update_to_data" in b]
         if blocks:
             self._progress.update(int(blocks[-1]["environment_steps"]), blocks[-1])
         else:
@@ -104,12 +105,9 @@ def run(config: DictConfig) -> None:
     known = RunDirectory.open(config.resume, config.runs_directory) if config.resume else None
     left = recipe.left(known)
     if known is not None and not left and _is_finished(config, known):
-        print(
-            f"{known.path} is finished: {read_run(known).summary['decision']}\n"
-            f"to measure its policy again: robot-rl evaluate {known.path}; to learn on: robot-rl"
-            f" train resume={known.path} environment_steps={2 * int(config.environment_steps)}",
-            flush=True,
-        )
+        print(f"{known.path} is finished: {read_run(known).summary['decision']}", flush=True)
+        again = f"to measure its policy again: robot-rl evaluate {known.path}"
+        print(f"{again}; {_further(config, recipe)}", flush=True)
         return
     anyway = [n for n, s in recipe.stages.items() if s.with_actors and config.stage is None]
     recipe.check(known, [name for name in recipe.stages if name in (*left, *anyway)])
@@ -140,6 +138,19 @@ def run(config: DictConfig) -> None:
                 directory.append_jsonl(_TIMES, memory.costs())
             raise
         directory.append_jsonl(_TIMES, memory.costs())
+
+
+def _further(config: DictConfig, recipe: Recipe) -> str:
+    """How to learn more than a finished run has, in words."""
+    if any(stage.with_actors for stage in recipe.stages.values()):
+        steps = 2 * int(config.environment_steps)
+        return f"to learn on: robot-rl train resume={config.resume} environment_steps={steps}"
+    longer = [
+        f"recipe.stages.{name}.repeat={2 * stage.repeat}"
+        for name, stage in config.recipe.stages.items()
+        if "repeat" in stage
+    ]
+    return f"to learn more takes a new run{', with ' * bool(longer)}{' '.join(longer)}"
 
 
 def _is_finished(config: DictConfig, run: RunDirectory) -> bool:

@@ -111,6 +111,7 @@ class Evidence:
     acted: Origin  # what the policy has done, the latest
     interventions: int  # further episodes, in which an operator has acted
     transitions: int  # environment steps of the actors that the store holds
+    gathered: int  # for want of a store, environment steps that a recipe's rounds have gathered
     taken: dict[str, Any]  # see `taken_by_learner`
 
     def setting(self, key: str, default: Any = None) -> Any:
@@ -219,6 +220,9 @@ def gather(run: RunDirectory, config: DictConfig) -> Evidence:
     """Read what there is; what cannot be read counts as missing, for it has its own command."""
     shown, schema, demonstrated = _demonstrations(run, config)
     acted, found, interventions, transitions = _acted(run)
+    gathered = 0
+    if found is None:
+        acted, found, interventions, gathered = _gathered(run)
     taken: dict[str, Any] = {}
     with suppress(RobotRLError, OSError, ValueError):  # a newer one is taking its place
         taken = taken_by_learner(run)
@@ -233,6 +237,7 @@ def gather(run: RunDirectory, config: DictConfig) -> Evidence:
         acted=acted,
         interventions=interventions,
         transitions=transitions,
+        gathered=gathered,
         taken=taken,
     )
 
@@ -248,20 +253,30 @@ def _demonstrations(run: RunDirectory, config: DictConfig) -> tuple[Origin, RowS
         dataset = EpisodeDataset(path)
         count = int(dataset.successes.sum())
         dataset.first(int(np.searchsorted(dataset.episode_ends, _ROWS)) + 1)
-        scalars = [f for f in dataset.schema.fields if not f.name.startswith("images/")]
-        rows = np.empty(dataset.rows_total, [(f.name, f.dtype, f.shape) for f in scalars])
-        for each in scalars:
-            rows[each.name] = dataset.read(each.name)
+        episodes = _without_pictures(dataset)
     except RobotRLError:  # there are none; of damaged ones `robot-rl inspect` says more
         return _nothing(), None, 0
-    episodes = np.split(rows, dataset.episode_ends[:-1]) if len(dataset) else []
     succeeded = np.flatnonzero(dataset.successes).tolist()
+    origin = _origin(dataset, episodes, succeeded, succeeded[:_FILMED])
+    return origin, dataset.schema, count
 
+
+def _without_pictures(dataset: EpisodeDataset) -> list[Rows]:
+    """Rows of each episode in view."""
+    scalars = [f for f in dataset.schema.fields if not f.name.startswith("images/")]
+    rows = np.empty(dataset.rows_total, [(f.name, f.dtype, f.shape) for f in scalars])
+    for each in scalars:
+        rows[each.name] = dataset.read(each.name)
+    return np.split(rows, dataset.episode_ends[:-1]) if len(dataset) else []
+
+
+def _origin(
+    dataset: EpisodeDataset, episodes: list[Rows], wanted: list[int], filmed: list[int]
+) -> Origin:
     def pictures(camera: str) -> list[tuple[Rows, Rows]]:
-        shown = succeeded[:_FILMED]
-        return [(episodes[i], dataset.episode(i)[camera][:_PICTURES]) for i in shown]
+        return [(episodes[i], dataset.episode(i)[camera][:_PICTURES]) for i in filmed]
 
-    return Origin([episodes[i] for i in succeeded], pictures), dataset.schema, count
+    return Origin([episodes[i] for i in wanted], pictures)
 
 
 def _acted(run: RunDirectory) -> tuple[Origin, RowSchema | None, int, int]:
@@ -292,3 +307,17 @@ def _acted(run: RunDirectory) -> tuple[Origin, RowSchema | None, int, int]:
         return [(rows, np.array(rows[camera][:_PICTURES])) for rows in episodes[-_FILMED:]]
 
     return Origin(episodes, pictures), info.schema, interventions, transitions
+
+
+def _gathered(run: RunDirectory) -> tuple[Origin, RowSchema | None, int, int]:
+    """As `_acted`, of a recipe that learns without actors and a store."""
+    try:
+        dataset = EpisodeDataset(run.gathered)
+        episodes = _without_pictures(dataset)
+    except RobotRLError:
+        return _nothing(), None, 0, 0
+    mine = [i for i, rows in enumerate(episodes) if not rows["intervened"].any()]
+    latest = [i for i in mine if dataset.episode_ends[i] > dataset.rows_total - _ROWS]
+    origin = _origin(dataset, episodes, latest, latest[-_FILMED:])
+    steps = dataset.rows_total - len(dataset)
+    return origin, dataset.schema, len(episodes) - len(mine), steps

@@ -16,9 +16,7 @@ Vector = npt.NDArray[np.float64]
 _FEW = 5  # demonstrations; from twice as many on nobody complains
 _MANY = 40  # of them, before which success rates are not compared
 _SOME = 5  # episodes of the policy, before which nothing is said of them
-_LINGERS = (
-    0.3  # share of a demonstration in which it is where it ends, from which on that tells nothing
-)
+_LINGERS = 0.3  # share of a demonstration spent where it ends, from which on that tells nothing
 _MOVING = ("velocity", "velocities", "wrench", "lead")
 
 
@@ -301,6 +299,18 @@ def gate(evidence: Evidence) -> Finding | None:
     return Finding("gate", 0.38, figure, mend)
 
 
+def candidates(evidence: Evidence) -> Finding | None:
+    """Rounds that improve the policy, of which a gate accepts nothing."""
+    if not (told := evidence.run.read_jsonl("gate")):
+        return None
+    accepted = sum(verdict["decision"] == "accepted" for verdict in told)
+    figure = f"a gate has accepted {accepted} of {len(told)}; of the latest: {told[-1]['reason']}"
+    if accepted or len(told) == 1:
+        return Finding("candidates", 0.0, figure)
+    mend = "more pairs (gate.pairs) tell smaller gains; more episodes a round, or a better clone"
+    return Finding("candidates", 0.36, figure, mend)
+
+
 def scenes(evidence: Evidence) -> Finding | None:
     """Episodes that are all the same."""
     seeds = [e["seed"] for e in evidence.records.episodes if e.get("seed") is not None]
@@ -384,6 +394,7 @@ CHECKS: tuple[Check, ...] = (
     q_values,
     clone,
     gate,
+    candidates,
     interventions,
     reward_seen,
 )

@@ -13,6 +13,7 @@ Vector = npt.NDArray[np.float64]
 _WALL_CLOCK = 10**18  # ns: stamps of real time are later than 2001
 _CLOSES = 5  # steps within which a gripper has moved
 _ACTED = "the policy's episodes"
+_HELD_UP = 0.1  # share of a command, below which a column moves nothing
 _FULL = 0.98  # of an action: its end
 _FITS = "the arm's driver and its action columns must agree with what was demonstrated"
 
@@ -53,21 +54,32 @@ def action_columns(evidence: Evidence) -> Finding | None:
 
 
 def action_scale(evidence: Evidence) -> Finding | None:
-    """Commands that move the robot by much less or more than they say."""
-    if (found := _latest(evidence)) is None:
-        return None
-    words, motion = found
+    """Commands that move the robot by much less or more than they say, or than demonstrated."""
+    found: Finding | None = None
+    usual: Vector | float = 1.0
+    for words, motion in evidence.motions.items():
+        own = np.abs(np.diag(motion.gain))
+        here = _scale(words, motion, own / usual)
+        if found is None or here.likely >= found.likely:
+            found = here
+        # What is held up there too, as by contact, has not kept it from success.
+        usual = np.where(own > _HELD_UP, own, 1.0)
+    return found
+
+
+def _scale(words: str, motion: Motion, share: Vector) -> Finding:
+    """What to say of the motion, of which this share has come of what was to be expected."""
     own = np.abs(np.diag(motion.gain))
     turns = np.array(["rotation" in name for name in motion.names])
-    parts = [own[part] for part in (turns, ~turns) if part.any()]
+    parts = [share[part] for part in (turns, ~turns) if part.any()]
     # Contact holds up some columns; limits and scales, all of a kind.
     gain = float(max((np.median(part) for part in parts), key=lambda g: abs(np.log(g + 1e-3))))
     each = ", ".join(f"{n} {g:.2f}" for n, g in zip(motion.names, own, strict=True))
     figure = f"in {words} a command moves the robot by this share of it: {each}"
     if 0.6 <= gain <= 1.8:
-        if own.min() > 0.1:
+        if share.min() > _HELD_UP:
             return Finding("action scale", 0.0, figure)
-        still = motion.names[int(own.argmin())]
+        still = motion.names[int(share.argmin())]
         return Finding("action scale", 0.5, figure, f"{still} moves nothing: {_FITS}")
     mend = "see robot.limits: translation_step, rotation_step, and max_lead_* that holds it back"
     return Finding("action scale", 0.88 if not 0.4 < gain < 2.5 else 0.7, figure, mend)

@@ -86,6 +86,7 @@ def _content(directory: RunDirectory) -> dict[str, Any]:
         "figures": _figures(run),
         "rolling": _ROLLING_EPISODES,
         "learning_curve": _learning_curve(run),
+        "gathered": f"{summary.get('gathered_steps') or 0:,}",
         "periodic": any(not e.cloned for e in run.periodic()),
         "clips": _clips(directory.path / VIDEOS),
         "charts": _charts(run),
@@ -173,9 +174,11 @@ def _figures(run: RunRecords) -> list[tuple[str, str]]:
     confirmed, seconds = summary["steps_to_97"], summary["mean_seconds_to_success"]
     measured = sum(not e.cloned for e in run.periodic()) > 1  # it takes two in a row
     missed = "not reached" if measured else "not measured"
+    gathered = summary.get("gathered_steps") and not summary["environment_steps"]
+    steps = "gathered_steps" if gathered else "environment_steps"
     return [
         ("Steps to 97 %", missed if confirmed is None else f"{confirmed:,}"),
-        ("Environment steps", f"{summary['environment_steps']:,}"),
+        (_words(steps), f"{summary[steps]:,}"),
         ("Gradient updates", f"{summary['gradient_updates']:,}"),
         ("Demonstrations", f"{summary['demonstrations']:,}"),
         ("Mean time to success", _ABSENT if seconds is None else f"{seconds:.1f} s"),

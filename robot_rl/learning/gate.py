@@ -277,4 +277,9 @@ class PairedTest:
             return Verdict("reverted", f"it does worse: {counts} ({sure})", figures)
         if compared.beyond_noise and compared.won > compared.lost:
             return Verdict("accepted", f"it does better: {counts} ({sure})", figures)
-        return Verdict("undecided", f"neither has done better: {counts} ({sure})", figures)
+        most, tried = self.gate.pairs, pairs + self.operated
+        early = f"; ended after {tried} of {most} pairs, as the others cannot decide it"
+        early *= self.settled and tried < most
+        stays = "what was accepted stays, and a further round goes on from the candidate"
+        reason = f"neither has done better: {counts} ({sure}){early}; {stays}"
+        return Verdict("undecided", reason, figures)

@@ -57,6 +57,18 @@ def test_pairs_with_an_operator_in_them_say_nothing():
     assert (verdict.decision, verdict.figures["operated"]) == ("undecided", 10)
 
 
+def test_an_undecided_verdict_says_why_it_ended_early_and_what_follows():
+    test = PairedTest(EpisodeGate(pairs=6, level=0.2, collapse=0.1), [])
+    while not test.settled:
+        test.add(Outcome(False, False, 1), Outcome(False, False, 2))
+    reason = test.verdict().reason
+    assert "0 of 3 against 0 of 3" in reason
+    assert "after 3 of 6 pairs, as the others cannot decide it; what was accepted stays" in reason
+    for _ in range(3):
+        test.add(Outcome(False, False, 1), Outcome(False, False, 2))
+    assert "ended after" not in test.verdict().reason
+
+
 def test_so_few_pairs_that_nothing_can_be_shown_are_refused():
     with pytest.raises(AlgorithmError, match=r"so few pairs.*gate\.pairs=3"):
         EpisodeGate(pairs=3, level=0.2, collapse=0.1)

@@ -13,6 +13,7 @@ from robot_rl.commands.runs import save_resolved
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.signals import StopEvent
@@ -44,6 +45,16 @@ def made_run(tmp_path, recording, shown=None, acted=None):
     if acted is not None:
         store(run, schema, [changed(e, acted) for e in episodes])
     return run.path
+
+
+def gather_instead(path, recording):
+    """Give it what rounds leave, in place of a store."""
+    run = RunDirectory(path)
+    with EpisodeWriter(run.gathered, recording[1]) as writer:
+        writer.extend(recording[2])
+    for number in (1, 2):
+        verdict = {"candidate": f"checkpoints/round_{number}", "decision": "undecided"}
+        run.append_jsonl("gate", {**verdict, "reason": "neither has done better"})
 
 
 def changed(episode, change):
@@ -104,6 +115,19 @@ def late(rows):
     rows["action"][:-4], rows["action"][-4:] = rows["action"][3:-1].copy(), 0.0
 
 
+def held_up(rows, share=0.7):
+    start = rows[POSE][0, :3].copy()
+    rows[POSE][:, :3] = start + share * (rows[POSE][:, :3] - start)
+
+
+def held_up_more(rows):
+    held_up(rows, 0.5)
+
+
+def small(rows):
+    held_up(rows, 0.2)
+
+
 def unlabelled(rows):
     rows["reward"], rows["success"], rows["terminated"] = 0.0, False, False
     rows["truncated"][-2] = True
@@ -128,6 +152,7 @@ WRONG = {
     punished: "reward sign",
     inverted: "action sign",
     exchanged: "action columns",
+    small: "action scale",
 }
 ACTED = WRONG | {
     late: "delay",
@@ -159,6 +184,38 @@ def test_a_healthy_run_has_no_cause_and_says_what_is_in_order(tmp_path, recordin
     page = capsys.readouterr().out
     assert "no cause was found" in page
     assert "  delay: in the demonstrations half of a motion has come " in page
+
+
+def test_what_rounds_have_gathered_and_their_gate_are_looked_at(tmp_path, recording, capsys):
+    path = made_run(tmp_path, recording)
+    gather_instead(path, recording)
+    assert cli.main(["explain", "latest", f"runs_directory={tmp_path}"]) == 0
+    page = capsys.readouterr().out
+    assert "environment steps gathered by the recipe's stages, of which the policy's" in page
+    assert "1. candidates: a gate has accepted 0 of 2; of the latest: neither" in page
+    assert "not the cause:\n" in page
+    assert "  action sign: in the policy's episodes" in page
+
+
+def test_motion_that_demonstrations_have_too_is_no_cause_and_learning_comes_first(
+    tmp_path, recording, capsys
+):
+    path = made_run(tmp_path, recording, held_up, held_up_more)
+    causes, _ = explained(capsys, path)
+    assert causes == []
+    result = EvaluationResult.of_episodes(
+        [True] * 20,
+        [2.0] * 20,
+        policy="residual",
+        seed_set="final",
+        first_seed=1,
+        environment_steps=500,
+        gradient_updates=500,
+        wall_seconds=4.0,
+    )
+    RunDirectory(path).append_jsonl("evaluations", result.to_json())
+    assert cli.main(["explain", str(path)]) == 0
+    assert "the run has learned: " in capsys.readouterr().out.splitlines()[1]
 
 
 def test_a_run_without_anything_says_so(tmp_path, recording, capsys):

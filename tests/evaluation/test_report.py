@@ -275,6 +275,16 @@ def test_a_run_that_has_learned_nothing_has_a_report(run):
     assert "Steps to 97 % not measured" in text
 
 
+def test_a_run_that_only_gathered_says_how_much(run):
+    for name in ("evaluations", "episodes"):
+        (run / f"{name}.jsonl").unlink()
+    facts = {"steps_to_97": None, "environment_steps": 0, "gathered_steps": 8324}
+    (run / "summary.json").write_text(json.dumps({**SUMMARY, **facts}))
+    text = Page(write_report(RunDirectory(run))).text
+    assert "Gathered steps 8,324" in text
+    assert "learns from 8,324 steps that its stages have gathered" in text
+
+
 def test_a_run_without_periodic_evaluations_says_what_was_not_measured(run):
     """As on a real robot, where the clone is not compared either."""
     (run / "evaluations.jsonl").write_text(lines([EVALUATIONS[-1]]))
@@ -359,6 +369,16 @@ def test_runs_that_differ_in_their_training_seed_are_summarised_together(tmp_pat
     assert cli.main(["inspect", *three[:2]]) == 0
     assert capsys.readouterr().out.count("not evaluated yet") == 4
     assert "together" not in page
+
+
+def test_a_run_that_learned_without_actors_can_be_inspected(tmp_path, capsys):
+    run = trained(tmp_path / "run")
+    records = {"environment_steps": 7724, "gradient_updates": 5, "value_loss": 0.1}
+    (tmp_path / "run/learner.jsonl").write_text(lines([records]))
+    assert cli.main(["inspect", run]) == 0
+    page = capsys.readouterr().out
+    assert "final, " in page
+    assert "environment steps 7" not in page
 
 
 def test_runs_that_are_no_repetitions_are_not_summarised_together(tmp_path, capsys):

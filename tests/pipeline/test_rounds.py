@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 from tiny_runs import TINY, lines
 
+from robot_rl import cli
+from robot_rl.commands.runs import save_resolved
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.learning.recipe import Recipe, RecipeError
-from robot_rl.run import RunDirectory, learned_checkpoint, load_policy
+from robot_rl.learning.stages.collect import Collect
+from robot_rl.learning.workbench import Workbench
+from robot_rl.run import DEMONSTRATIONS, RunDirectory, RunError, learned_checkpoint, load_policy
 
 ROUNDS = "recipe.stages.rounds"
 SMALL = (
@@ -44,6 +48,28 @@ def test_repeated_stages_are_numbered_and_know_their_round():
 def test_a_repetition_that_is_none_is_refused(count):
     with pytest.raises(RecipeError, match=r"'rounds'.*cannot be repeated.*repeat: "):
         Recipe(compose(["recipe=rl100", f"{ROUNDS}.repeat={count}"]))
+
+
+def test_a_finished_run_whose_gate_accepted_nothing_says_what_is_left_to_do(tmp_path, capsys):
+    config = compose(["task=reach", "recipe=rl100", f"{ROUNDS}.repeat=2", "demonstrations=1"])
+    run = RunDirectory.create("reach", tmp_path)
+    save_resolved(config, run.path)
+    Collect().run(Workbench(config, run))
+    for name, stage in Recipe(config).stages.items():
+        run.append_jsonl("stages", {"stage": name, "seconds": 1.0, "finished": True})
+        for made in {*stage.makes, "checkpoints/round_1"} - {DEMONSTRATIONS}:
+            with run.atomic_folder(made):
+                pass
+    run.append_jsonl("gate", {"candidate": "checkpoints/round_1", "decision": "undecided"})
+    episodes = int(config.evaluation.final_episodes)
+    facts = {"environment_steps": 0, "evaluation_episodes": episodes, "decision": "deployed: it"}
+    run.save_json("summary.json", facts)
+    assert cli.main(["train", f"resume={run.path}", "environment_steps=16000"]) == 0
+    said = capsys.readouterr().out
+    assert f"new run, with {ROUNDS}.repeat=4" in said
+    assert "environment_steps=" not in said
+    with pytest.raises(RunError, match=r"accepted nothing.*policy=deployed; .*/round_1$"):
+        load_policy(run, "learned")
 
 
 def recorded(run):
