@@ -21,6 +21,7 @@ from policies.diffusion import DiffusionPolicy
 from policies.networks import mlp, move_towards, standard_normal
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, check_settings
+from robot_rl.learning.algorithms.iql import expectile_loss
 from robot_rl.learning.algorithms.training import Training, adam, step
 from robot_rl.replay.sampler import CHUNK, NEXT, SampleSpec
 
@@ -131,8 +132,7 @@ class ModelJudge(Training):
             best = self.target_critics(joined).amin(0)
         critic = (self.critics(joined) - target).square().mean(1).sum()
         error = best - self.value(features)[0]
-        omega = self._settings.expectile
-        value = (torch.where(error < 0, 1 - omega, omega) * error.square()).mean()
+        value = expectile_loss(error, self._settings.expectile)
         step(self._optimizer, model + critic + value)
         move_towards(self.target_critics, self.critics, self._settings.target_rate)
         return {"model_loss": model.detach(), "critic_loss": critic.detach()}

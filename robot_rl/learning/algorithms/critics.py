@@ -83,10 +83,7 @@ class Critics(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Values (E, B) as shares of their range, whose gradient reaches only the inputs."""
-        self.network.requires_grad_(False)
-        values: Tensor = self.network(inputs)
-        self.network.requires_grad_(True)
-        return values
+        return judged_alone(self.network, inputs)
 
     def share(self, returns: Tensor) -> Tensor:
         """Returns as shares of their range."""
@@ -153,6 +150,14 @@ class Critics(nn.Module):
                 got=f"critic_value {kind} and no value_range",
                 hint="add task.value_range=[LOW,HIGH], or algorithm.settings.critic_value=scalar",
             )
+
+
+def judged_alone(critics: CriticEnsemble, inputs: Tensor) -> Tensor:
+    """Values (E, B) of inputs (B, inputs), whose gradient reaches only these."""
+    critics.requires_grad_(False)
+    values: Tensor = critics(inputs)
+    critics.requires_grad_(True)
+    return values
 
 
 def _check_value_range(value_range: Range | None) -> None:

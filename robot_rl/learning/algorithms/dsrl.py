@@ -23,6 +23,7 @@ from policies.latent import LatentPolicy
 from policies.networks import seeded, standard_normal
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.learning.algorithms.base import Batch, Schedule, check_settings
+from robot_rl.learning.algorithms.critics import judged_alone
 from robot_rl.learning.algorithms.generative import (
     Generative,
     GenerativeSettings,
@@ -136,12 +137,9 @@ class DSRL(Generative):
         return metrics | {"latent_loss": loss.detach()}
 
     def _latent_values(self, features: Tensor, drawn: Tensor) -> Tensor:
-        """Q^W (E, B) of the actor's outputs; the critics' own gradients are not wanted."""
-        self.latent_critics.requires_grad_(False)
+        """Q^W (E, B) of the actor's outputs."""
         latent = self._steering.limit * drawn
-        values: Tensor = self.latent_critics(torch.cat([features, latent], -1))
-        self.latent_critics.requires_grad_(True)
-        return values
+        return judged_alone(self.latent_critics, torch.cat([features, latent], -1))
 
     def _modules(self) -> dict[str, nn.Module]:
         return {
