@@ -98,7 +98,7 @@ class Resets:
     through all waypoints. Each part goes from rest to rest with bounded jerk, and waits for an arm
     that does not keep up. The arm stops and a person is asked where it hit something, twice did not
     arrive, or would have to leave its limits, which is found before it moves. One that was given up
-    on its way, and left the tool in the air, is gone on with there: nothing is drawn back again.
+    on its way is gone on with where it left the arm: the tool is drawn back no farther.
 
     Args:
         guard: Of the arm, which asks for the `goal`; the way stays in its workspace.
@@ -125,7 +125,9 @@ class Resets:
         self._moved = self._waited = 0.0  # of them, and of real ones, since it began
         self._goal: Vector = np.empty(7)
         self._failure: str | None = None  # what has stopped this attempt
-        self._drawn_back: Vector | None = None  # where the tool is in the air, after it was
+        self._away: Vector | None = None  # where the tool is being drawn back to
+        # Where the arm is on its way, and where its tool is then in the air.
+        self._left: tuple[Vector, Vector] | None = None
 
     def begin(self, end: npt.ArrayLike) -> None:
         """Start a reset, or raise `CommandRefused`.
@@ -153,7 +155,7 @@ class Resets:
             return None
         failed = self._failure is not None and guard.mode is not Mode.STOPPED
         if self._arrived or failed or guard.mode is Mode.STOPPED:  # it may have hit something
-            self._drawn_back = None
+            self._left = None
         if failed and self._may_be_repeated and self._attempts < ATTEMPTS:
             self._failure = None  # should the guard refuse, the reset is given up
             self._attempt(self._end, self._attempts + 1, _PAUSE_SECONDS)
@@ -205,16 +207,17 @@ class Resets:
 
     def _plan(self, pose: Vector, joints: Vector) -> str | None:
         """Lay out the way from where the arm is; returns why it must not be gone, or None."""
-        away = self._retracted(pose)
-        room, wanted = rotations.apart(pose, away)[0], self.options.retract_distance
-        if self._is_drawn_back(pose, joints):
-            away = pose
-        elif room < 0.5 * wanted:
-            return (
-                f"only {1e3 * room:.0f} of {1e3 * wanted:.0f} mm fit into the workspace to draw"
-                " the tool back by; move the arm, widen the workspace or shorten"
-                " reset.retract_distance"
-            )
+        away = self._left_off(pose, joints)
+        if away is None:
+            away = self._retracted(pose)
+            room, wanted = rotations.apart(pose, away)[0], self.options.retract_distance
+            if room < 0.5 * wanted:
+                return (
+                    f"only {1e3 * room:.0f} of {1e3 * wanted:.0f} mm fit into the workspace to"
+                    " draw the tool back by; move the arm, widen the workspace or shorten"
+                    " reset.retract_distance"
+                )
+        self._away = away
         if self._end.ndim == 1:
             ends = (away, self._retracted(self._end), self._end)
             self._ahead = [partial(self._straight, end) for end in ends]
@@ -228,10 +231,12 @@ class Resets:
         self._ahead = [partial(self._straight, away), *ways]
         return None
 
-    def _is_drawn_back(self, pose: Vector, joints: Vector) -> bool:
-        """Whether the arm still is where a reset was given up after it drew the tool back."""
-        left, self._drawn_back = self._drawn_back, None
-        return left is not None and StraightWay(pose, left).left(pose, joints, self.options) is None
+    def _left_off(self, pose: Vector, joints: Vector) -> Vector | None:
+        """Where a reset that was given up drew the tool back to; None where the arm has moved."""
+        left, self._left = self._left, None
+        if left is None or StraightWay(pose, left[0]).left(pose, joints, self.options) is not None:
+            return None
+        return left[1]
 
     def _go_on(self, elapsed: float, pose: Vector, joints: Vector) -> None:
         """Let the goal be the next one, unless the arm has arrived or something keeps it."""
@@ -242,9 +247,8 @@ class Resets:
             if not guard.limits.led(self._goal, pose)[1]:
                 self._moved += elapsed
             if self._share == 1.0 and part.left(pose, joints, options) is None:
-                part, self._drawn_back = None, pose
-        if self._drawn_back is not None:
-            self._drawn_back = pose
+                part = self._away = None  # it is in the air from now on
+        self._left = (pose, pose if self._away is None else self._away)
         if part is None:
             if not self._ahead:
                 self._arrived = True

@@ -92,6 +92,35 @@ def test_one_that_was_given_up_on_its_way_is_gone_on_with_and_draws_nothing_back
     assert np.array(again)[:, 2].max() > GOAL[2] + OPTIONS.retract_distance - 0.006
 
 
+def test_one_that_was_given_up_while_it_drew_the_tool_back_draws_it_back_no_farther():
+    bench, poses = Bench(), []
+    resets = Resets(bench.guard, OPTIONS)
+    for share in (0.2, 0.5, 0.8):
+        resets.begin(GOAL)
+        while bench.arm.tcp_pose[2] < START[2] + share * OPTIONS.retract_distance:
+            bench.tick(0.02)
+            assert resets.poll() is None
+        assert not resets.give_up("a camera fell silent").success
+        bench.tick(0.02)
+    resets.begin(GOAL)
+    assert run(bench, resets, poses=poses).success
+    assert np.array(poses)[:, 2].max() < START[2] + OPTIONS.retract_distance + 0.006
+
+
+def test_where_somebody_moved_the_arm_meanwhile_the_tool_is_drawn_back_anew():
+    bench, poses = Bench(), []
+    resets = Resets(bench.guard, OPTIONS)
+    resets.begin(GOAL)
+    while bench.arm.tcp_pose[2] < START[2] + 0.05:
+        bench.tick(0.02)
+    resets.give_up("a camera fell silent")
+    bench.arm.tcp_pose[2] -= 0.03
+    bench.tick(0.02)
+    resets.begin(GOAL)
+    assert run(bench, resets, poses=poses).success
+    assert np.array(poses)[:, 2].max() > START[2] + 0.02 + OPTIONS.retract_distance - 0.006
+
+
 def test_after_it_hit_something_it_stops_and_asks_and_does_not_hit_it_again():
     bench = Bench()
     resets = Resets(bench.guard, OPTIONS)
