@@ -205,14 +205,15 @@ def _conclude(config: DictConfig, contest: Contest, overrides: Sequence[str]) ->
     for rival in contest.others:
         print(contest.sentence(rival), flush=True)
     facts = circumstances(overrides)
-    for rival in contest.others:
-        both = (contest.first, rival)
-        record = {
+    records = [
+        {
             **facts,
-            "policies": [each.path for each in both],
+            "policies": [contest.first.path, rival.path],
             "score": config.proof.score,
-            "evaluations": [contest.result(each).to_json() for each in both],
+            "evaluations": [contest.result(each).to_json() for each in (contest.first, rival)],
             "comparison": asdict(contest.comparison(rival)),
             "words": contest.sentence(rival),
         }
-        keep(RunDirectory(Path(config.run)), "compare", record)
+        for rival in contest.others
+    ]
+    keep(RunDirectory(Path(config.run)), "compare", *records)

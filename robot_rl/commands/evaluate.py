@@ -38,6 +38,7 @@ from robot_rl.run import (
     POLICIES,
     STUDENT_POLICY,
     RunDirectory,
+    RunError,
     learned_checkpoint,
     learned_steps,
     load_policy,
@@ -179,7 +180,7 @@ def film_final(
 
 
 def note(words: str) -> None:
-    """Say something beside the result, which is the last line of the output."""
+    """Say something beside the result."""
     print(words, file=sys.stderr, flush=True)
 
 
@@ -210,7 +211,7 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
     with evaluator_of(config) as evaluator:
         for name, (behaviour, steps) in zip(wanted, opened, strict=True):
             results.append(result := evaluator.evaluate(behaviour, steps, "final"))
-            said = f"the {name} one, {result.name}" if beside else result.name
+            said = f"{name}: {result.name}" if beside else result.name
             print(f"{config.task.name}, {said}{where}: {result}")
             place = policy_place(path, name, config.runs_directory)
             which_one = {"evaluated": name, "policy_checksum": exported.identity(place)}
@@ -287,7 +288,12 @@ def circumstances(overrides: Sequence[str]) -> dict[str, Any]:
     return {"time": time, "overrides": typed, "commit": source_commit()}
 
 
-def keep(run: RunDirectory, name: str, record: Mapping[str, Any]) -> None:
-    """Print a record, then add it to the run's: whatever becomes of the file, it was said."""
-    print(json.dumps(record), flush=True)
-    run.append_jsonl(name, record)
+def keep(run: RunDirectory, name: str, *records: Mapping[str, Any]) -> None:
+    """Add records to the run's, and say where; what cannot be written is printed whole."""
+    for record in records:
+        try:
+            run.append_jsonl(name, record)
+        except RunError:
+            print(json.dumps(record), flush=True)
+            raise
+    print(f"details: {run.path / name}.jsonl", flush=True)

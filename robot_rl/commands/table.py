@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, did_you_mean
 from robot_rl.run import POLICIES
-
-_SAME_WORD = 0.85  # likeness of two words of which one is the other mistyped
 
 
 @dataclass(frozen=True)
@@ -72,12 +69,10 @@ class Command:
         """
         typed = [override.partition("=") for override in overrides]
         for key, *_ in typed:
-            close = get_close_matches(key, self.short, 1, _SAME_WORD)
-            if close and key not in self.short:
-                hint = f"did you mean {close[0]}?"
-                raise RobotRLError(
-                    f"unknown key {key!r}", expected=", ".join(self.short), hint=hint
-                )
+            hint = None if key in self.short or "." in key else did_you_mean(key, self.short, "")
+            if hint is not None:
+                expected = ", ".join(self.short)
+                raise RobotRLError(f"unknown key {key!r}", expected=expected, hint=hint)
         return ["".join((self.short.get(key, key), *rest)) for key, *rest in typed]
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 
@@ -61,7 +60,8 @@ def test_parts_of_ones_own_demonstrate_are_cloned_and_are_evaluated(
 
     which = ["evaluation.final_episodes=3", "evaluation.videos=0"]
     assert cli.main(["evaluate", *own, *which]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["policy"] == "regression"
+    (result,) = lines(tmp_path / "runs/latest/evaluate.jsonl")
+    assert result["policy"] == "regression"
 
     monkeypatch.setenv(PATH_VARIABLE, "")
     assert cli.main(["evaluate", *which]) == cli.EXIT_ERROR
@@ -106,4 +106,5 @@ def test_parts_of_ones_own_train_and_are_evaluated(tmp_path, robot_rl_command, f
     which = ["evaluation.policy=learned", "evaluation.final_episodes=6", "evaluation.videos=0"]
     done = robot_rl_command("evaluate", *own, *which)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["policy"] == "blend"
+    (result,) = lines(run / "evaluate.jsonl")
+    assert result["policy"] == "blend"
