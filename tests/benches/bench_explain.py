@@ -222,8 +222,9 @@ class Runs:
         both = [self._begin(fault, name, str(run)) for name in ("learner", "actor")]
         try:
             # One that has failed would leave the other waiting for it.
-            while any(p.is_alive() for p in both) and not any(p.exitcode for p in both):
-                multiprocessing.connection.wait([p.sentinel for p in both if p.is_alive()])
+            # Asked once whether they live: to wait for none of them would never end.
+            while (left := [p for p in both if p.is_alive()]) and not any(p.exitcode for p in both):
+                multiprocessing.connection.wait([p.sentinel for p in left])
             for process in sorted(both, key=lambda each: not each.exitcode):
                 self._finish(process, fault)
         finally:

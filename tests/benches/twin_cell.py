@@ -34,6 +34,7 @@ _CALL_SECONDS = 10.0
 _FREE_SECONDS = 1.5
 _TELLS_SECONDS = 0.2  # within which an active gripper has told its position
 _REPAIR_SECONDS, _AGAIN_SECONDS = 90.0, 0.5
+_STANDS = 2e-5  # m, within which it stands
 # An arm whose spring was told to hold has come to rest so long afterwards [s].
 _SETTLED_SECONDS = 1.5
 
@@ -82,6 +83,7 @@ class Stop:
     dated: float | None = None  # from the fault until the time that this line gives [s]
     stopping: tuple[float, float] = (0.0, 0.0)  # way until it stood
     unasked: tuple[float, float] = (0.0, 0.0)  # motion from then on until a command began
+    stood: float = 0.0  # from the fault until nothing moved any more [s]
     commands: int = 0  # that began before a person's start
     problem: str = ""
     resumed: float | None = None  # from the start until the next action [s]
@@ -196,6 +198,12 @@ class TwinCell:
             1e3 * max((way[0] for way in ways), default=0.0),
             float(np.rad2deg(max((way[1] for way in ways), default=0.0))),
         )
+
+    def stood(self, since: float, until: float) -> float:
+        """How long after `since` the tool came to where it is at the end, to stay [s]."""
+        known = [(at, pose[:3]) for at, pose in tuple(self._poses) if since <= at <= until]
+        away = [at for at, place in known if np.linalg.norm(place - known[-1][1]) > _STANDS]
+        return max(away, default=since) - since
 
     def acts_since(self, moment_ns: int, steps: int = 3) -> bool:
         """Whether some actions were sent after a moment (system clock [ns])."""
