@@ -243,6 +243,8 @@ def _complete_cameras(config: DictConfig) -> None:
 
 def _complete_arms(config: DictConfig) -> None:
     """Let each of `arms` say all of itself: its own values, and those that it shares."""
+    if not config.arms:
+        return
     shared = OmegaConf.merge(config, {"choices": config.choices})
     shared.arms = {}
     for arm, own in config.arms.items():
@@ -315,14 +317,18 @@ def _defaults(config: DictConfig) -> Mapping[str, Any]:
 
 def _resolved(config: DictConfig) -> dict[str, Any]:
     """The values; one that refers to a missing value is `_NOT_GIVEN`. Of `arms` as they are."""
-    arms = OmegaConf.to_container(config.arms)
-    config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "arms"])
-    missing = [key for key, value in flatten(config).items() if value == "???"]
+    values: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
+    arms = values.pop("arms")
+    missing = [key for key, value in flatten(values).items() if value == "???"]
     config = copy.deepcopy(config) if missing else config
     for key in missing:
         OmegaConf.update(config, key, _NOT_GIVEN)
+    plain: dict[str, Any] = {}
     try:
-        plain: Any = OmegaConf.to_container(config, resolve=True)
+        for key in values:
+            value = config[key]
+            whole = OmegaConf.is_config(value)
+            plain[key] = OmegaConf.to_container(value, resolve=True) if whole else value
     except OmegaConfBaseException as error:
         pair = f"task={config.choices.task} is for another robot than robot={config.choices.robot}"
         raise ConfigError(
@@ -332,8 +338,7 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
         ) from error
     for *path, last in (key.split(".") for key in missing):
         functools.reduce(operator.getitem, path, plain)[last] = "???"
-    plain["arms"] = arms
-    return plain  # type: ignore[no-any-return]
+    return {**plain, "arms": arms}
 
 
 def check_missing(config: DictConfig) -> None:

@@ -56,7 +56,10 @@ def code_of(page: str, language: str) -> str:
 
 def build_lab(page: str, folder: Path) -> list[str]:
     """Write the folder `lab` that a page builds, file by file; returns it if it has parts in it."""
-    for prose, code in re.findall(r"(.*?)```\w+\n(.*?)```", text_of(page), re.DOTALL):
+    parts = text_of(page).split("```")  # in turns prose and code, whose first line is the language
+    for prose, code in zip(
+        parts[::2], [part.partition("\n")[2] for part in parts[1::2]], strict=False
+    ):
         for name in re.findall(r"`lab/([\w/]+\.\w+)`", prose)[-1:]:
             (folder / "lab" / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / "lab" / name).write_text(code)
