@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -152,9 +153,15 @@ def try_environment(config: DictConfig) -> None:
         except Exception as error:  # whatever its own code does
             raise GymError(
                 f"the environment {config.robot.id} fails in its first steps",
-                got=repr(error),
+                got=f"{error!r} in {_place(error)}",
                 expected="reset and step as gymnasium.Env describes them",
             ) from error
+
+
+def _place(error: Exception) -> str:
+    """Where an error was raised."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}, {frame.name}"
 
 
 def _facts(env: RobotEnv, robot: GymRobot) -> list[str]:

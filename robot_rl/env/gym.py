@@ -285,7 +285,8 @@ def _make(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
         raise
     except Exception as error:  # whatever its own code does
         problem, hint = _explained(id, error)
-        raise GymError(problem, got=f"{dict(arguments)}: {error!r}", hint=hint) from error
+        given = f"{dict(arguments)}: " if arguments else ""
+        raise GymError(problem, got=f"{given}{error!r}", hint=hint) from error
 
 
 def _explained(id: str, error: Exception) -> tuple[str, str]:
@@ -293,10 +294,11 @@ def _explained(id: str, error: Exception) -> tuple[str, str]:
     if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled):  # or of a display
         return f"{named} cannot be imported", (
             f"install its package (gym_hil and gymnasium_robotics: {installing('gym')}),"
-            " or add --config-dir FOLDER where it is a file of your own in that folder"
+            " or add --config-dir FOLDER where it is a file of your own in that folder;"
+            " robot.id=FILE:ID names another environment"
         )
     if isinstance(error, gymnasium.error.Error):
-        hint = "give an id that Gymnasium knows, or module:id, where importing the module adds it"
+        hint = "give an id that Gymnasium knows, or FILE:ID, where importing the file adds it"
         return f"there is no environment {id!r}", hint
     if "gymnasium.Env" in str(error):  # in other words in each version, but always with these
         hint = "inherit from gymnasium.Env, and in wrappers from gymnasium.Wrapper"

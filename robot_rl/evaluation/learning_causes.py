@@ -200,7 +200,7 @@ def updates(evidence: Evidence) -> Finding | None:
     wanted = blocks.updates_per_step
     speeds = [r["updates_per_second"] for r in evidence.records.learner[-20:]]
     figure = (
-        f"{percent(min(acted / due, 1.0))} of the updates that were due were behind what acted"
+        f"the weights that acted had had {percent(min(acted / due, 1.0))} of their updates"
         f" ({wanted} a step are asked for, {np.median(speeds or [0.0]):.0f} a second are made)"
     )
     if acted > 0.7 * due:

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from policies.behaviour import Behaviour
 from policies.runner import PolicyRunner
+from robot_rl.config import ConfigError
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.policy_columns import stored_schema
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY, SchemaMismatch
@@ -28,8 +29,15 @@ _LEAST_IMITATED_STEPS = 4000  # environment steps in which demonstrations are im
 
 
 def demonstrated(config: DictConfig) -> bool:
-    """Whether a run begins with demonstrations: with `demonstrations=0` it explores at random."""
-    return config.dataset is not None or int(config.demonstrations) != 0
+    """Whether a run begins with demonstrations: with `demonstrations=0` it explores at random.
+
+    `ConfigError` where it is to have some and none.
+    """
+    recorded = int(config.demonstrations) != 0
+    if config.dataset is not None and not recorded:
+        got, hint = f"demonstrations=0 dataset={config.dataset}", "leave out one of the two"
+        raise ConfigError("a run with and without demonstrations", got=got, hint=hint)
+    return config.dataset is not None or recorded
 
 
 def first_episodes(config: DictConfig, run: RunDirectory) -> EpisodeDataset:

@@ -91,6 +91,11 @@ class Trial:
         counts = zip(names, self._successes(), strict=True)
         return {name: more / of for name, (more, of) in counts if of}
 
+    def __str__(self) -> str:
+        names = "learned, exploring", "learned, without noise", "clone"
+        counts = zip(names, self._successes(), strict=True)
+        return "; ".join(f"{name}: {more} of {of}" for name, (more, of) in counts if of)
+
     def count(self, steps: int) -> None:
         """Take in the episodes that ended within the first `steps` steps, and decide."""
         self._rows.show(steps)

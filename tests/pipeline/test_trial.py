@@ -150,6 +150,7 @@ def test_what_was_better_must_stay_better(bench, acting):
     trial.count(acting.steps)
     assert not trial.proved
     assert trial.metrics == {"exploring_success": 0.25, "cloned_success": 0.5}
+    assert str(trial) == "learned, exploring: 3 of 12; clone: 5 of 10"
 
 
 def test_episodes_without_noise_decide_where_exploring_ones_leave_it_open(bench, acting):
