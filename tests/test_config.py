@@ -114,17 +114,46 @@ def test_a_written_cell_asks_only_for_what_the_lab_knows(lab, capsys):
             words = [f"lab/{arm}-{gripper}.yaml", f"arm={arm}", f"gripper={gripper}", cameras]
             assert cli.main(["cell", *words, "teleop=gamepad"]) == 0
             asked = re.findall(r"to fill in: (.*)", capsys.readouterr().out)[0].split(", ")
-            values = {"pose": POSE, "joint_names": "[a]", "open_at": "0.0", "closed_at": "1.0"}
+            values = {"pose": POSE, "tcp": POSE, "payload_kg": "1.0", "joint_names": "[a]"}
+            values |= {"open_at": "0.0", "closed_at": "1.0"}
             given = [f"{key}={values.get(key.split('.')[-1], 'x')}" for key in asked]
             config = compose([f"cell=lab/{arm}-{gripper}.yaml", *given])
             devices = ["arm", *(["gripper"] if gripper != "none" else [])]
             names = [node.name for node in node_table(config)]
             assert names == [*devices, "wrist_camera", "front_camera"]
             assert config.robot.gripper == (gripper != "none")
+            assert ("nodes.arm.parameters.driver.tool.tcp" in asked) == (arm != "topics")
     before = (lab / "cell.yaml").read_text()
     assert cli.main(["cell", "lab", "arm=ur"]) == cli.EXIT_ERROR
     assert "is there already" in capsys.readouterr().err
     assert (lab / "cell.yaml").read_text() == before
+
+
+def test_a_written_cell_asks_a_person_for_the_scene_and_shows_pictures_of_the_size_observed(lab):
+    cameras = "cameras=wrist:realsense:7,front:uvc:/dev/video0"
+    assert cli.main(["cell", "lab/new.yaml", "arm=ur", cameras, "teleop=spacemouse"]) == 0
+    arm = "nodes.arm.parameters"
+    taught = f"{arm}.reset.pose: null\n{arm}.reset.joints: [[0, -1.5, 1.5, -1.5, -1.5, 0]]\n"
+    lead = "robot.limits.max_lead_translation: 0.004\n"
+    with (lab / "new.yaml").open("a") as file:  # what robot-rl teach prints is added at the end
+        file.write(f"{taught}{arm}.driver.type: ur5e\n{arm}.driver.host: robot\n{lead}")
+        file.write(f"{arm}.driver.tool: {{tcp: [0, 0, 0.1, 0, 0, 0, 1], payload_kg: 1.2}}\n")
+    config = compose(["cell=lab/new.yaml"])
+    assert config.choices.reset == "human"
+    node, *shown = node_table(config)
+    assert node.driver["tool"]["_target_"] == "drivers.arm.base.Tool"
+    assert node.parameters["limits.max_lead_translation"] == 0.004
+    assert [(n.driver["width"], n.parameters["size"]) for n in shown] == [(640, [128, 128])] * 2
+    assert [(c.width, c.height) for c in config.observation.cameras] == [(128, 128)] * 2
+    front = "nodes.front_camera.parameters"
+    for words in (
+        [f"{front}.size=[256,192]"],
+        [f"{front}.size=[]", f"+{front}.crop=[0,0,256,192]"],
+    ):
+        with pytest.raises(RobotRLError) as refusal:
+            node_table(compose(["cell=lab/new.yaml", *words]))
+        assert f"{front} publishes pictures of another size" in str(refusal.value)
+        assert "got: size: [256, 192]; expected: size: [128, 128], as obs" in str(refusal.value)
 
 
 def test_a_cell_of_two_arms_has_for_each_what_a_lab_has_of_one(lab, capsys):

@@ -47,6 +47,7 @@ def test_the_command_of_the_page_of_cameras_gives_each_camera_its_node(tmp_path,
     given = [
         "nodes.arm.parameters.driver.host=a",
         "nodes.arm.parameters.reset.pose=[0.4,0,0.3,1,0,0,0]",
+        "nodes.arm.parameters.driver.tool=null",
     ]
     table = node_table(compose(["cell=lab", *given]))
     assert [node.name for node in table] == ["arm", "front_camera"]  # the other is by somebody else

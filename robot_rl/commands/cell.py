@@ -30,6 +30,7 @@ choices:                     # of configs/; one that is typed wins, as reward=cl
   teleop: {teleop}
   observation: {observation}
   reward: human              # people say what is success, unless the task says who
+  reset: human               # people restore the scene and say start; scripted: it goes on alone
 task:
   tracked:
     reports_success: false   # nobody publishes the topic task/success, which reward=task needs
@@ -44,7 +45,7 @@ robot:
   gripper: {gripper}
 {joints}\
   # Enter the tool's mass and its TCP in the arm's own controller: poses here are of that TCP.
-  limits:                    # of the actions; the arm's node keeps them too, but for max_force
+  limits:                    # of actions; the arm's node keeps all but steps and max_force
 {limits}
 """
 _JOINTS = """\
@@ -54,9 +55,15 @@ _NODES = """\
 nodes:
   arm:
     parameters:
-      limits:                # others: robot_rl/safety/limits.py
+      limits:                # for whoever sends commands; others: robot_rl/safety/limits.py
 {force}
 {rest}"""
+_TOOL = """\
+        tool:                # as it is set there; an arm that has another one set is refused
+          _target_: drivers.arm.base.Tool
+          tcp: ???           # on the flange, m and quaternion xyzw: [0, 0, 0.15, 0, 0, 0, 1]
+          payload_kg: ???    # all that the flange carries: gripper, camera, bracket, what it holds
+"""
 _GRIPPER = """\
   gripper:
     executable: gripper_node
@@ -68,7 +75,8 @@ _GRIPPER = """\
 _GRIPPERS = {
     "robotiq": """\
         _target_: drivers.gripper.robotiq.Robotiq2F
-        address: ???         # /dev/serial/by-id/... of its RS-485 adapter, or tcp://HOST:502
+        # /dev/serial/by-id/... of its RS-485 adapter; at a UR's tool connector rtu+tcp://HOST:54321
+        address: ???
         speed: 1.0           # 0 slowest to 1 fastest
         force: 0.25          # 0 least to 1 most""",
     "franka": """\
@@ -91,18 +99,30 @@ _CAMERA = """\
     module: drivers.camera.node
     parameters:
       camera: {name}
-      driver:                # hardware/cameras.md; lock exposure, gain and white balance
+      # crop: [80, 0, 480, 480]   # left, top, width, height to see: robot-rl console gives it
+      size: {size}       # in which that is published: as in observation.cameras
+      driver:                # hardware/cameras.md
         _target_: {target}
         {device}
-        width: ${{observation.cameras[{number}].width}}
-        height: ${{observation.cameras[{number}].height}}
+        width: 640           # one of the device's own sizes
+        height: 480
         rate_hz: 30
+{exposure}"""
+_EXPOSURE = """\
+        exposure_us: null    # null: automatic. Lock all three: what the policy sees must not change
+        gain: null
+        white_balance_k: null
 """
-_CAMERAS = {
-    "realsense": ("drivers.camera.realsense.RealSenseCamera", 'serial: "{}"', (424, 240)),
-    "uvc": ("drivers.camera.uvc.UvcCamera", "device: {}", (320, 240)),
-    "topics": ("", "", (640, 480)),
+_CAMERAS = {  # driver, its device, its further lines
+    "realsense": ("drivers.camera.realsense.RealSenseCamera", 'serial: "{}"', _EXPOSURE),
+    "uvc": (
+        "drivers.camera.uvc.UvcCamera",
+        "device: {}",
+        "        # v4l2-ctl locks its exposure\n",
+    ),
+    "topics": ("", "", ""),
 }
+_SEEN = (128, 128)  # pixels
 _LAST_LIMIT = "max_force"
 _Camera = tuple[str, str, str]  # name, kind and device
 
@@ -175,20 +195,24 @@ def _text_of_arm(arm: str, gripper: str, cameras: list[_Camera]) -> str:
     )
     if cameras:
         text += "observation:\n  cameras:                   # pixels that the policy sees\n"
-        for name, kind, _ in cameras:
-            width, height = _CAMERAS[kind][2]
+        width, height = _SEEN
+        for name, *_ in cameras:
             text += f"    - {{name: {name}, width: {width}, height: {height}}}\n"
     text += _NODES.format(
         force=_lines(robot, _LAST_LIMIT, _LAST_LIMIT), rest=robot[robot.index("      reset:") :]
     )
+    if arm != "topics":  # whose controller nobody here can ask
+        text += _TOOL
     if gripper != "none":
         host = "${nodes.arm.parameters.driver.host}" if arm == "franka" else "???"
         text += _GRIPPER.format(driver=_GRIPPERS[gripper].format(host=host))
-    for number, (name, kind, device) in enumerate(cameras):
-        target, line, _ = _CAMERAS[kind]
+    for name, kind, device in cameras:
+        target, line, exposure = _CAMERAS[kind]
         if target:
-            line = line.format(device)
-            text += _CAMERA.format(name=name, target=target, device=line, number=number)
+            line, size = line.format(device), list(_SEEN)
+            text += _CAMERA.format(
+                name=name, target=target, device=line, size=size, exposure=exposure
+            )
         else:
             text += (
                 f"  {name}_camera: null         # somebody else publishes {name}/color/image_raw\n"

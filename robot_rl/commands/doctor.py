@@ -122,7 +122,7 @@ def realsense() -> str:
     if len(devices) == 0:
         raise NotHere(
             "pyrealsense2 works, but sees no camera",
-            "plug one into USB 3, and install librealsense's 99-realsense-libusb.rules for udev",
+            "plug one into USB 3, and install the udev rules of hardware/udev",
         )
     info = package.camera_info
     return ", ".join(f"{d.get_info(info.name)} {d.get_info(info.serial_number)}" for d in devices)

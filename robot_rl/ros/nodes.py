@@ -127,6 +127,7 @@ def _table_of(config: DictConfig, cameras: list[Any]) -> list[NodeDescription]:
         table += [_description(namespace, str(name), entry, camera) for camera in options]
     by_others = frozenset(str(name) for name, entry in plain.items() if entry is None)
     _check_served(cameras, by_others, table)
+    _check_sizes(cameras, table)
     return table
 
 
@@ -270,6 +271,21 @@ def _check_served(
             hint=f"{_line(alone[0])}; where somebody else publishes {name}/color/image_raw,"
             f" +nodes.{_camera_node_name(alone[0])}=null",
         )
+
+
+def _check_sizes(cameras: Sequence[Any], table: Sequence[NodeDescription]) -> None:
+    """Check that the part of a picture that a node publishes has the size that is observed."""
+    observed = {c["name"]: [int(c.get(key, 128)) for key in ("width", "height")] for c in cameras}
+    for node in table:
+        given = node.parameters
+        shown = [int(n) for n in given.get("size") or given.get("crop", [])[2:]]
+        wanted = observed.get(given.get("camera"))
+        if wanted and len(shown) == 2 and shown != wanted:
+            raise NodeTableError(
+                f"nodes.{node.name}.parameters publishes pictures of another size",
+                got=f"size: {shown}",
+                expected=f"size: {wanted}, as observation.cameras says of {given['camera']}",
+            )
 
 
 def _check_devices(table: Sequence[NodeDescription]) -> None:

@@ -80,6 +80,7 @@ for (const view of ["live", "episodes"]) $(`tab-${view}`).addEventListener("clic
 const keys = {
   " ": { down: actions.stop, repeats: true },
   C: { down: actions.clear },
+  N: { down: actions.start },
   s: { down: actions.success },
   f: { down: actions.failure },
   r: { down: actions.reset },
