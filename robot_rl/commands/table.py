@@ -411,6 +411,29 @@ COMMANDS: dict[str, Command] = {
         ),
         example="robot-rl calibrate camera views/wrist camera=camera.yaml arm=arm.yaml",
     ),
+    "nodes": Command(
+        "robot_rl.commands.preparation:run_nodes",
+        "Run the nodes of your robot alone, until Ctrl-C.",
+        "Prints the name and the process of each node; one that is killed is started again. It"
+        " moves nothing and needs no task: robot-rl jog, teach and doctor talk to these nodes in"
+        " another terminal. Logs are in runs_directory/nodes.",
+        run_key=None,
+        keys="cell robot observation recorder.minutes runs_directory",
+    ),
+    "jog": Command(
+        "robot_rl.commands.jog:run",
+        "Move an arm by some millimetres, once you have pressed Enter.",
+        "Sends targets to the arm's node, which runs, along a straight line from where the arm is."
+        " Stops, and says why, where the node holds, refuses or limits. Ctrl-C stops at once."
+        " hardware/arms.md, section First motion, has the steps.",
+        options=(
+            *(Option(axis, f"way along {axis} of the base frame in m", "0") for axis in "xyz"),
+            Option("speed", "in m/s, at most 0.05", "0.01"),
+            Option("namespace", "of the arm's node", "/"),
+            Option("yes", "true: do not wait for Enter", "false", ("true", "false")),
+        ),
+        example="robot-rl jog z=0.01",
+    ),
     "teach": Command(
         "robot_rl.commands.teach:run",
         "Print where a hand-guided arm is, as the lines of a cell or a task.",

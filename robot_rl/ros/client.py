@@ -27,7 +27,7 @@ from robot_rl.errors import did_you_mean
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import qos
 from robot_rl.ros.environment import prepare_environment
-from robot_rl.ros.errors import RosUnavailable, SensorLate, ServiceFailed
+from robot_rl.ros.errors import CommandConflict, RosUnavailable, SensorLate, ServiceFailed
 
 _SPIN_SECONDS = 0.1
 _POLL_SECONDS = 0.005
@@ -103,6 +103,18 @@ class RosClient:
     def topic(self, name: str) -> str:
         """The full name of a topic or service, remappings included."""
         return str(self.node.resolve_topic_name(name))
+
+    def check_alone(self, topic: str) -> None:
+        """Raise `CommandConflict` where others than this node publish on a topic of commands."""
+        topic, mine = self.topic(topic), self.node.get_fully_qualified_name()
+        others = [name for name in publisher_names(self.node, topic) if name != mine]
+        if others:
+            raise CommandConflict(
+                f"{topic} has several publishers, so that nobody knows what the arm will do",
+                got=", ".join(others),
+                expected="this process alone",
+                hint="end the other node, or give this robot another namespace",
+            )
 
     def wait_for(
         self, server: Client, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
