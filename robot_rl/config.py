@@ -260,6 +260,12 @@ def missing_keys(config: DictConfig) -> list[str]:
     return sorted(key for key in OmegaConf.missing_keys(config) if not key.startswith(shared))
 
 
+def is_task_named(overrides: Sequence[str], config: DictConfig) -> bool:
+    """Whether somebody has named the task of what was composed: typed it, or in the cell."""
+    typed = any(parse(text).key_or_group == "task" for text in overrides)
+    return typed or (config.cell is not None and "task" in read_cell(config.cell).choices)
+
+
 def on_stepped_clock(config: DictConfig) -> DictConfig:
     """The same configuration in simulated time; a robot that has only the wall clock keeps it."""
     if config.robot.get("clock") is not None:

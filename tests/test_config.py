@@ -10,6 +10,7 @@ from robot_rl import cli
 from robot_rl.commands.preparation import check_robot
 from robot_rl.commands.runs import (
     compose_for_run,
+    compose_new_run,
     kept_cell,
     load_resolved,
     save_resolved,
@@ -363,3 +364,17 @@ def test_demonstrations_are_recorded_in_a_cell_and_gone_on_with(lab, robot_rl_co
     (lab / "cell.yaml").unlink()
     done = robot_rl_command("collect", "latest")
     assert "cell.yaml is gone, or cannot be read any more: the run goes on" in done.stdout
+
+
+def test_a_robot_that_is_not_simulated_does_no_task_that_nobody_has_named(lab, capsys):
+    """A lab's first `collect` would have gone to the start of a simulated task."""
+    for command in ("collect", "train", "collect-reward"):
+        assert cli.main([command, "cell=lab", RESET]) == cli.EXIT_ERROR
+        told = capsys.readouterr().err
+        assert "which task is this robot to do?; got: none; expected: task=NAME, one of " in told
+        assert f"robot-rl task {lab}/NAME instruction=TEXT" in told
+    assert not Path("runs").exists()
+    assert compose_new_run(["cell=lab", RESET, "task=reach"]).task.name == "reach"
+    (lab / "cell.yaml").write_text(UR.replace("{robot: ur", "{task: reach, robot: ur"))
+    assert compose_new_run(["cell=lab", RESET]).task.name == "reach"
+    assert compose_new_run(["robot=ros_sim"]).choices.task == compose([]).choices.task
