@@ -107,10 +107,10 @@ COMMANDS: dict[str, Command] = {
         " RUN, where it has one, fails as it does. The task's own detector gives the labels. Writes"
         " reward.zarr in a new run directory, or adds to that of RUN.",
         default_run=None,
-        keys="task robot operator teleop seed classifier.collection.labels"
+        keys="cell task robot operator teleop seed classifier.collection.labels"
         " classifier.collection.positive_frames classifier.collection.negative_episodes"
-        " classifier.collection.frames_after_success classifier.collection.reaction_s run"
-        " runs_directory",
+        " classifier.collection.frames_after_success classifier.collection.reaction_s"
+        " start_nodes run runs_directory",
     ),
     "train-reward": Command(
         "robot_rl.commands.train:train_reward",

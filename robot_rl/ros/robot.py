@@ -344,7 +344,7 @@ def make_ros_robot(
     if task.gripper_closed and not gripper:
         raise RobotRLError(f"the task {task.name!r} closes a gripper", got="robot.gripper=false")
     if joints is None:
-        task.check_start(limits.workspace_low, limits.workspace_high)
+        task.check_start(limits)
     if not wrench:
         limits = dataclasses.replace(limits, max_force=None)
     prepare_environment(discovery_range)

@@ -300,18 +300,21 @@ def test_a_robot_without_a_gripper_holds_no_tool():
 
 def test_a_start_outside_the_workspace_is_refused_before_anybody_is_asked():
     config = compose(["robot=ros_sim", "task=reach", "task.tracked.start_noise=0.3"])
-    with pytest.raises(RobotRLError, match="start outside the workspace of the robot"):
+    with pytest.raises(RobotRLError, match="start_noise, is outside the limits of workspace"):
         make_env(config)
 
 
 def test_taught_poses_are_the_start_and_the_goal_of_a_task():
     corners = [[0.40, 0.1, 0.2], [0.50, 0.1, 0.3], [0.45, 0.2, 0.2]]
     taught = [(np.zeros(7), np.array([*corner, *START[3:]])) for corner in corners]
-    section = OmegaConf.create(teach.LINES["start"](taught)).task.tracked
+
+    def read(part, poses):
+        return OmegaConf.create(teach.LINES[part](poses))
+
+    section = read("start", taught)
     assert list(section.start_pose) == [0.45, 0.15, 0.25, 1.0, 0.0, 0.0, 0.0]
     assert list(section.start_noise) == [0.05, 0.05, 0.05]
     registry.make(tracked(**section))
-    alone = OmegaConf.create(teach.LINES["start"](taught[:1])).task.tracked
+    alone = read("start", taught[:1])
     assert list(alone) == ["start_pose"]  # it says nothing of a region
-    goal = OmegaConf.create(teach.LINES["goal"](taught)).task.goal_pose
-    assert list(goal) == [0.45, 0.2, 0.2, 1.0, 0.0, 0.0, 0.0]
+    assert list(read("goal", taught).goal_pose) == [0.45, 0.2, 0.2, 1.0, 0.0, 0.0, 0.0]
