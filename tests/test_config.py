@@ -253,6 +253,60 @@ def test_a_refused_recording_leaves_no_run_but_the_words_of_a_process_that_died(
     assert Path("runs").exists() == kept
 
 
+def test_a_recording_that_was_kept_from_beginning_is_not_the_latest_run(lab):
+    """A person ended it while the robot was waited for: its only file tells of that."""
+    config = compose(["task=reach"])
+    with working_run(config) as first:
+        (first.path / "stages.jsonl").write_text("{}")
+    with pytest.raises(KeyboardInterrupt), working_run(config) as run:  # noqa: PT012
+        run.append_jsonl("faults", {"kind": "SensorLate"})
+        raise KeyboardInterrupt
+    assert run.path.exists()
+    assert RunDirectory.open("latest").path == first.path
+
+
+def test_examples_for_a_classifier_need_somebody_who_drives(lab, capsys):
+    labels = "classifier.collection.labels=operator"
+    words = ["cell=lab", RESET, "task=reach", "teleop=none", "reward=human", labels]
+    assert cli.main(["collect-reward", *words]) == cli.EXIT_ERROR
+    assert "nobody drives the robot to success and to failure" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["cell", "file/lab", "arm=ur"],
+            "cannot be written; got: .*; next: name a folder of yours",
+        ),
+        (["doctor", "cell=nowhere"], "there is no such cell; .* write one: robot-rl cell nowhere"),
+        (["collect", "cell=sim", "task=push", "reward=human"], "the task push has no simulation"),
+        (["collect", "task=reach", "runs_directory=file/x"], "another place: runs_directory=PATH"),
+    ],
+)
+def test_what_cannot_be_says_what_to_do_next(lab, capsys, words, said):
+    Path("file").touch()
+    Path("sim").mkdir()
+    Path("sim/cell.yaml").write_text("choices: {robot: ros_sim}\n")
+    start = f"start={POSE}"
+    assert cli.main(["task", "sim/push", "instruction=push", start]) == 0
+    assert cli.main(words) == cli.EXIT_ERROR
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_written_task_tells_all_that_comes_next(lab, capsys):
+    assert cli.main(["task", "lab/plug", "instruction=push", "reward=classifier"]) == 0
+    told = re.findall("next: robot-rl (.*)", capsys.readouterr().out)
+    assert [word.split()[0] for word in told] == [
+        "teach",
+        "collect-reward",
+        "train-reward",
+        "collect",
+    ]
+    assert told[-1].endswith("reward.source.path=RUN/checkpoints/reward")
+
+
 def test_a_flight_recorder_of_a_simulation_without_topics_is_said_to_record_nothing(capsys):
     check_robot(compose(["task=reach", "recorder.minutes=3"]))
     assert "robot=sim has no topics: recorder.minutes records nothing" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
 from robot_rl.env.controllers import ExpertController, IdleController
-from robot_rl.env.factory import check_expert, make_env, make_expert, make_inbox, make_intervention
+from robot_rl.env.factory import make_env, make_expert, make_inbox, make_intervention
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.rollout import Controller, EpisodeResult, SeedStream, rollout, training_seed
 from robot_rl.learning.recipe import Stage
@@ -50,9 +50,14 @@ class CollectReward(Stage):
 
     def check(self, config: DictConfig) -> None:
         """Check that somebody drives: a person, the scripted expert or the policy of the run."""
-        has_policy = config.run and RunDirectory.open(config.run).has_policy()
-        if config.teleop.device is None and not has_policy:
-            check_expert(config)
+        drives = config.teleop.device is not None or config.task.expert is not None
+        if not drives and not (config.run and RunDirectory.open(config.run).has_policy()):
+            raise RewardError(
+                "nobody drives the robot to success and to failure",
+                got=f"teleop={config.choices.teleop}, and no scripted expert of {config.task.name}",
+                hint="add teleop=DEVICE, one of configs/teleop: you drive, and say success or"
+                " failure at the end of each episode",
+            )
 
     def run(self, bench: Workbench) -> None:
         """Record what is missing."""
