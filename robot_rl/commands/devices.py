@@ -20,6 +20,7 @@ from robot_rl.safety.limits import check_positive
 
 _WATCHED_SECONDS, _WATCHED_PERIOD, _PICTURE_SECONDS = 6.0, 0.05, 5.0
 _SHOWN = ("crop", "size", "frame_rate_hz")  # parameters of a camera's node
+_ON_TOPICS = "robot_rl.ros.robot.make_ros_robot"
 _AXES = ("front", "left", "up", "turn x", "turn y", "turn z")
 
 
@@ -43,7 +44,7 @@ def devices_of(*words: str) -> tuple[dict[str, tuple[str, ...]], list[str]]:
                 registry.make(limits)
             except RobotRLError as error:
                 raise RobotRLError(f"{above}robot.limits: {error}") from error
-        if is_task_named(words, config) and "namespace" in part.robot:
+        if is_task_named(words, config) and part.robot.get("_target_") == _ON_TOPICS:
             _check_task(part, list(config.arms))
     found: dict[str, tuple[str, ...]] = {}
     simulated = "simulated" if config.robot.get("mirror") is not None else ""
@@ -67,16 +68,14 @@ def _check_task(config: Any, arms: list[str]) -> None:
     from robot_rl.env.factory import check_observed, task_form
     from robot_rl.env.robot import state_fields
     from robot_rl.env.several_arms import of_arm
-    from robot_rl.safety.limits import PoseLimits
 
     tracked, robot = config.task[task_form(config)], config.robot
     open_keys = OmegaConf.missing_keys(tracked)
     if open_keys and "task" not in tracked:
         return
     task = registry.make(tracked.task if open_keys else tracked)
-    limits = registry.make(robot.limits) if robot.get("limits") else None
-    if not open_keys and isinstance(limits, PoseLimits) and hasattr(task, "check_start"):
-        task.check_start(limits)
+    if not (open_keys or robot.joints or OmegaConf.missing_keys(robot.limits)):
+        task.check_start(registry.make(robot.limits))
     if OmegaConf.is_missing(robot, "joint_names"):
         return
     measured = {"pose": robot.pose, "velocity": robot.twist, "wrench": robot.wrench}

@@ -128,10 +128,10 @@ class Person(TeleopDevice):
 
     def axes(self):
         self.reads += 1
-        says = frozenset(["go"] if self.reads % 5 == 1 else [])
+        says = frozenset({1: ["go"], 4: ["won"]}.get(self.reads % 5, []))
         return Axes(np.array([0.0, 0.0, -self.down, 0.0, 0.0, 0.0]), says)
 '''
-DEVICE = "device: {{_target_: person.Person, down: {}, events: {{go: start}}}}"
+DEVICE = "device: {{_target_: person.Person, down: {}, events: {{go: start{}}}}}"
 
 
 TASK = (
@@ -145,8 +145,12 @@ def write_lab(folder):
     (folder / "lab/configs/teleop").mkdir(parents=True)
     (folder / "lab/cell.yaml").write_text(CELL)
     (folder / "lab/person.py").write_text(PERSON)
-    for name, down in (("pushes", 1.0), ("waits", 0.0)):
-        (folder / f"lab/configs/teleop/{name}.yaml").write_text(DEVICE.format(down))
+    for name, down, more in (
+        ("pushes", 1.0, ""),
+        ("waits", 0.0, ""),
+        ("says", 0.0, ", won: success"),
+    ):
+        (folder / f"lab/configs/teleop/{name}.yaml").write_text(DEVICE.format(down, more))
 
 
 def lines(path):
@@ -198,6 +202,23 @@ def going_on(folder, said, *words):
     finally:
         process.terminate()
         process.wait(60.0)
+
+
+@pytest.mark.slow
+def test_examples_for_a_classifier_are_recorded_with_the_nodes_of_the_cell(
+    tmp_path, robot_rl_command
+):
+    write_lab(tmp_path)
+    assert robot_rl_command(*TASK).returncode == 0
+    wanted = {"labels": "operator", "positive_frames": 4, "frames_after_success": 2}
+    words = [
+        f"classifier.collection.{k}={v}" for k, v in (wanted | {"negative_episodes": 0}).items()
+    ]
+    given = ("cell=lab", "task=push", "teleop=says", "reward=human", *words)
+    cameras = "classifier.cameras=${observation.cameras}"
+    done = robot_rl_command("collect-reward", *given, cameras, timeout=300.0)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 frames show success, in 2 episodes" in done.stdout
 
 
 @pytest.mark.browser
