@@ -418,7 +418,7 @@ COMMANDS: dict[str, Command] = {
         " moves nothing and needs no task: robot-rl jog, teach and doctor talk to these nodes in"
         " another terminal. Logs are in runs_directory/nodes.",
         run_key=None,
-        keys="cell robot observation recorder.minutes runs_directory",
+        keys="cell robot observation reward recorder.minutes recorder.segment_s runs_directory",
     ),
     "jog": Command(
         "robot_rl.commands.jog:run",
