@@ -131,10 +131,7 @@ class PoseLimits:
         return np.concatenate([position, orientation]), frozenset(changed)
 
     def check_inside(self, name: str, pose: Vector, slack: float = 0.0) -> None:
-        """Raise `RobotRLError` where a pose (7,) of this name is beyond a limit, by over `slack`.
-
-        The slack is in m and rad.
-        """
+        """Raise `RobotRLError` where a pose (7,) is beyond a limit by over `slack` [m, rad]."""
         inside, changed = self.admitted(self.middle, pose)
         if changed and max(self.apart(inside, pose)) > slack:
             tilt, yaw = self.tilt_and_yaw(pose[3:])
