@@ -48,8 +48,8 @@ class MeasuredLate(SensorLate):
             got=f"{got}, {why}" if why else got,
             expected=f"at most {1e3 * limit_s:.0f} ms",
             hint="this machine may be too busy: end other programs. The clocks of two"
-            " machines may differ: synchronise them (chrony, PTP). If its data take so long, raise its limit:"
-            " robot.sensors, or stale_after_s of a driver",
+            " machines may differ: synchronise them (chrony, PTP). If its data take so"
+            " long, raise its limit: robot.sensors, or stale_after_s of a driver",
         )
 
 
