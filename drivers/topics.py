@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from robot_rl.ros.sensors import Sensor
 
 _STALE_S = 0.5
+_FOUND_S = 5.0  # what runs is found within
 
 
 class OverTopics:
@@ -34,6 +35,23 @@ class OverTopics:
         self.close()
         self._client = RosClient(name, self.namespace)
         return self._client
+
+    def published(self, *topics: str) -> str:
+        """Say that all these are published, and send nothing; raises `DriverError` if not."""
+        client = self.listen("examining")
+        names = [client.topic(topic) for topic in topics if topic]
+
+        def silent() -> list[str]:
+            return [n for n in names if not client.node.get_publishers_info_by_topic(n)]
+
+        try:
+            wait_until(lambda: not silent(), _FOUND_S)
+            if silent():
+                hint = "start its controller; or correct the namespace and the topics in the cell"
+                raise DriverError(f"nobody publishes {', '.join(silent())}", hint=hint)
+        finally:
+            self.close()
+        return f"published: {', '.join(names)}"
 
     def check_connected(self, device: str) -> None:
         """Check that its node runs, or raise `DriverError` or `RosUnavailable`."""

@@ -132,7 +132,8 @@ def _run_command(name: str, command: Command, words: list[str]) -> None:
     # Before the import: a mistyped word is answered at once.
     config = command_config(command, words, *paths[:1])
     run = f" run={config.run}" if command.measures else ""
-    chosen = (f"{g}={config.choices[g]}" for g in ("task", "robot", "policy", "algorithm"))
+    groups = ("task", "robot", "policy", "algorithm") if command.run_key else command.keys.split()
+    chosen = (f"{g}={config.choices[g]}" for g in groups if g in config.choices)
     # For whoever waits while torch is loaded.
     print(f"{name}: {' '.join(chosen)} seed={config.seed}{run}", flush=True)
     told = [words] if command.measures else []
@@ -275,7 +276,12 @@ def _check_count(name: str, command: Command, positionals: list[str]) -> None:
 
 def command_config(command: Command, overrides: list[str], path: str | None = None) -> DictConfig:
     """Compose the configuration, or take that of the run that the overrides, or `path`, name."""
-    from robot_rl.commands.runs import compose_for_run, kept_cell, load_resolved
+    from robot_rl.commands.runs import (
+        compose_for_run,
+        compose_new_run,
+        kept_cell,
+        load_resolved,
+    )
     from robot_rl.config import compose
     from robot_rl.run import RunDirectory
 
@@ -292,7 +298,7 @@ def command_config(command: Command, overrides: list[str], path: str | None = No
         raise UsageError("the run is named twice", got=given, expected="one of them")
     named = path or where[command.run_key] or default
     if named is None:
-        return compose(overrides)
+        return compose_new_run(overrides)
     # Only what is told the path looks at a checkpoint; others would take the run in its place.
     opened = RunDirectory.around if path and command.arguments else RunDirectory.open
     run = opened(named, where.runs_directory, with_policy=command.measures)

@@ -37,7 +37,7 @@ from robot_rl.run import CELL_FILE
 VALUES = {"clock": ("stepped", "realtime"), "device": ("auto", "cpu", "cuda")}
 # How a value that must be given is written, by the last word of its key.
 _WRITTEN = {"pose": "[x,y,z,qx,qy,qz,qw]", "names": "[NAME,NAME,...]"}
-_NOT_GIVEN = "not given"
+NOT_GIVEN = "not given"
 # What each of `arms` may have of its own.
 _OF_ARM = ("robot", "nodes", "simulation", "task", "observation")
 # What an entry of `observation.cameras` is that does not say so.
@@ -62,13 +62,16 @@ def own_file(named: str | Path) -> Path:
     path = path / CELL_FILE if path.is_dir() else path
     own, code = find_resource("configs"), Path(__file__).resolve().parent
     if path.parent == own.parent or path.is_relative_to(own) or path.is_relative_to(code):
-        raise ConfigError(f"{path} is inside robot_rl", hint="put it elsewhere, as in lab")
+        raise ConfigError(
+            f"{path} is inside robot_rl", hint="put it into a folder of its own, such as lab"
+        )
     return path
 
 
 def read_cell(named: str) -> Cell:
     """Read a cell; its folder joins the registry. `ConfigError` where it is not there or none."""
-    path = own_file(named)
+    path = Path(named).expanduser().resolve()
+    path = own_file(path) if path.exists() else path
     if not path.is_file():
         hint = f"write one: robot-rl cell {named} arm=ur"
         raise ConfigError("there is no such cell", got=path, expected="a YAML file", hint=hint)
@@ -262,6 +265,12 @@ def missing_keys(config: DictConfig) -> list[str]:
     return sorted(key for key in OmegaConf.missing_keys(config) if not key.startswith(shared))
 
 
+def is_task_named(overrides: Sequence[str], config: DictConfig) -> bool:
+    """Whether somebody has named the task of what was composed: typed it, or in the cell."""
+    typed = any(parse(text).key_or_group == "task" for text in overrides)
+    return typed or (config.cell is not None and "task" in read_cell(config.cell).choices)
+
+
 def on_stepped_clock(config: DictConfig) -> DictConfig:
     """The same configuration in simulated time; a robot that has only the wall clock keeps it."""
     if config.robot.get("clock") is not None:
@@ -316,13 +325,13 @@ def _defaults(config: DictConfig) -> Mapping[str, Any]:
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:
-    """The values; one that refers to a missing value is `_NOT_GIVEN`. Of `arms` as they are."""
+    """The values; one that refers to a missing value is `NOT_GIVEN`. Of `arms` as they are."""
     values: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
     arms = values.pop("arms")
     missing = [key for key, value in flatten(values).items() if value == "???"]
     config = copy.deepcopy(config) if missing else config
     for key in missing:
-        OmegaConf.update(config, key, _NOT_GIVEN)
+        OmegaConf.update(config, key, NOT_GIVEN)
     plain: dict[str, Any] = {}
     try:
         for key in values:
@@ -330,7 +339,13 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
             whole = OmegaConf.is_config(value)
             plain[key] = OmegaConf.to_container(value, resolve=True) if whole else value
     except OmegaConfBaseException as error:
-        pair = f"task={config.choices.task} is for another robot than robot={config.choices.robot}"
+        task, robot = config.choices.task, config.choices.robot
+        if "'task.environment'" in str(error):
+            raise ConfigError(
+                f"the task {task} has no simulation, and robot={robot} needs one",
+                hint="take a simulated task, such as task=peg_insert, to rehearse; or your robot",
+            ) from error
+        pair = f"task={task} is for another robot than robot={robot}"
         raise ConfigError(
             "a value of the configuration refers to another that does not exist",
             got=" ".join(str(error).split()),
@@ -440,7 +455,7 @@ def keep_type(key: str, defaults: Mapping[str, Any], resolved: dict[str, Any]) -
 
 
 def _of_same_type(key: str, default: Any, value: Any) -> Any:
-    if default in (None, "???", _NOT_GIVEN) or (value is None and key.startswith("nodes.")):
+    if default in (None, "???", NOT_GIVEN) or (value is None and key.startswith("nodes.")):
         return value
     if isinstance(value, str) and ("${" in value or value == "???"):
         return value  # in a cell, whose references are resolved later

@@ -117,7 +117,8 @@ class RunDirectory:
         """
         runs, task = Path(runs_directory).absolute(), re.sub(r"[^\w.-]+", "-", task)
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        with _reported(f"the run directory below {runs} cannot be made"):
+        problem, hint = f"the run directory below {runs} cannot be made", "runs_directory=PATH"
+        with _reported(problem, f"choose another place: {hint}"):
             (runs / task).mkdir(parents=True, exist_ok=True)
             for number in itertools.count(1):
                 path = runs / task / (stamp if number == 1 else f"{stamp}-{number}")
@@ -187,9 +188,13 @@ class RunDirectory:
     def is_empty(self) -> bool:
         """Whether nothing was recorded or learned: no episode, no step, no checkpoint."""
         files = (path for path in self.path.rglob("*") if path.is_file() and path.stat().st_size)
-        logs = self.path / "logs"
-        nothing = (CONFIG_FILE, CELL_FILE, "stages.jsonl", "zarr.json")
-        return all(f.name in nothing or logs in f.parents for f in files)
+        nothing = (CONFIG_FILE, CELL_FILE, "stages.jsonl", "times.jsonl", "zarr.json")
+        # Faults are what kept it from recording anything.
+        beside = (self.path / "logs", self.path / "recorder")
+        return all(
+            f.name in (*nothing, f"{FAULTS}.jsonl") or any(b in f.parents for b in beside)
+            for f in files
+        )
 
     def spool(self, actor: int) -> Path:
         """The file in which steps of an actor wait until they are in the store."""
@@ -440,12 +445,12 @@ _FREE = "free some space, and give the command again, with this run"
 
 
 @contextmanager
-def _reported(problem: str) -> Iterator[None]:
+def _reported(problem: str, hint: str | None = None) -> Iterator[None]:
     """Turn the operating system's errors into one that names the file and the way out."""
     try:
         yield
     except OSError as error:
-        raise RunError(problem, got=error, hint=_FREE if error.errno == 28 else None) from error
+        raise RunError(problem, got=error, hint=_FREE if error.errno == 28 else hint) from error
 
 
 def _newest_first(runs: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from robot_rl import cli
 from robot_rl.commands.preparation import check_robot
 from robot_rl.commands.runs import (
     compose_for_run,
+    compose_new_run,
     kept_cell,
     load_resolved,
     save_resolved,
@@ -281,6 +282,60 @@ def test_a_refused_recording_leaves_no_run_but_the_words_of_a_process_that_died(
     assert Path("runs").exists() == kept
 
 
+def test_a_recording_that_was_kept_from_beginning_is_not_the_latest_run(lab):
+    """A person ended it while the robot was waited for: its only file tells of that."""
+    config = compose(["task=reach"])
+    with working_run(config) as first:
+        (first.path / "stages.jsonl").write_text("{}")
+    with pytest.raises(KeyboardInterrupt), working_run(config) as run:  # noqa: PT012
+        run.append_jsonl("faults", {"kind": "SensorLate"})
+        raise KeyboardInterrupt
+    assert run.path.exists()
+    assert RunDirectory.open("latest").path == first.path
+
+
+def test_examples_for_a_classifier_need_somebody_who_drives(lab, capsys):
+    labels = "classifier.collection.labels=operator"
+    words = ["cell=lab", RESET, "task=reach", "teleop=none", "reward=human", labels]
+    assert cli.main(["collect-reward", *words]) == cli.EXIT_ERROR
+    assert "nobody drives the robot to success and to failure" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["cell", "file/lab", "arm=ur"],
+            "cannot be written; got: .*; next: name a folder of yours",
+        ),
+        (["doctor", "cell=nowhere"], "there is no such cell; .* write one: robot-rl cell nowhere"),
+        (["collect", "cell=sim", "task=push", "reward=human"], "the task push has no simulation"),
+        (["collect", "task=reach", "runs_directory=file/x"], "another place: runs_directory=PATH"),
+    ],
+)
+def test_what_cannot_be_says_what_to_do_next(lab, capsys, words, said):
+    Path("file").touch()
+    Path("sim").mkdir()
+    Path("sim/cell.yaml").write_text("choices: {robot: ros_sim}\n")
+    start = f"start={POSE}"
+    assert cli.main(["task", "sim/push", "instruction=push", start]) == 0
+    assert cli.main(words) == cli.EXIT_ERROR
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_written_task_tells_all_that_comes_next(lab, capsys):
+    assert cli.main(["task", "lab/plug", "instruction=push", "reward=classifier"]) == 0
+    told = re.findall("next: robot-rl (.*)", capsys.readouterr().out)
+    assert [word.split()[0] for word in told] == [
+        "teach",
+        "collect-reward",
+        "train-reward",
+        "collect",
+    ]
+    assert told[-1].endswith("reward.source.path=RUN/checkpoints/reward")
+
+
 def test_a_flight_recorder_of_a_simulation_without_topics_is_said_to_record_nothing(capsys):
     check_robot(compose(["task=reach", "recorder.minutes=3"]))
     assert "robot=sim has no topics: recorder.minutes records nothing" in capsys.readouterr().err
@@ -392,3 +447,17 @@ def test_demonstrations_are_recorded_in_a_cell_and_gone_on_with(lab, robot_rl_co
     (lab / "cell.yaml").unlink()
     done = robot_rl_command("collect", "latest")
     assert "cell.yaml is gone, or cannot be read any more: the run goes on" in done.stdout
+
+
+def test_a_robot_that_is_not_simulated_does_no_task_that_nobody_has_named(lab, capsys):
+    """A lab's first `collect` would have gone to the start of a simulated task."""
+    for command in ("collect", "train", "collect-reward"):
+        assert cli.main([command, "cell=lab", RESET]) == cli.EXIT_ERROR
+        told = capsys.readouterr().err
+        assert "which task is this robot to do?; got: none; expected: task=NAME, one of " in told
+        assert f"robot-rl task {lab}/NAME instruction=TEXT" in told
+    assert not Path("runs").exists()
+    assert compose_new_run(["cell=lab", RESET, "task=reach"]).task.name == "reach"
+    (lab / "cell.yaml").write_text(UR.replace("{robot: ur", "{task: reach, robot: ur"))
+    assert compose_new_run(["cell=lab", RESET]).task.name == "reach"
+    assert compose_new_run(["robot=ros_sim"]).choices.task == compose([]).choices.task

@@ -14,8 +14,9 @@ from scripted_device import ScriptedDevice
 
 from robot_rl import cli
 from robot_rl.commands import doctor as probes
-from robot_rl.commands.devices import look, watch
+from robot_rl.commands.devices import devices_of, look, watch
 from robot_rl.commands.doctor import CHECKS, Unusable, ask, examine, run
+from robot_rl.config import NOT_GIVEN
 from robot_rl.errors import RobotRLError
 
 LIGHT = {name: CHECKS[name] for name in ("python", "mujoco", "hidraw", "disk", "memory")}
@@ -176,7 +177,7 @@ def test_the_devices_of_a_cell_are_looked_at_one_by_one(capsys, tmp_path, monkey
     assert checks["arm"]["found"] == "its host is not given"
     assert checks["wrist_camera"]["found"] == "there is no camera /dev/nothing"
     assert "ls -l /dev/v4l/by-id" in checks["wrist_camera"]["mend"]
-    assert "the robot of lab cannot run here without cell, arm, gripper, wrist_c" in told.err
+    assert "the robot of lab is not ready, see above: cell, arm, gripper, wrist_c" in told.err
 
 
 @pytest.mark.parametrize(
@@ -193,8 +194,19 @@ def test_the_devices_of_a_cell_are_looked_at_one_by_one(capsys, tmp_path, monkey
         ({"pose: ???": "pose: [0.4, 0, 0.3, 1, 0, 0]"}, "reset.pose is no pose; got: (6,)"),
         (
             {"pose: ???": "pose: [400, 0, 300, 1, 0, 0, 0]"},
-            "reset.pose is outside the workspace; got: [400, 0, 300] m",
+            "reset.pose is outside the limits of workspace; got: [400.0, 0.0, 300.0] m",
         ),
+        ({"pose: ???": "pose: [0.4, 0, 0.3, 0, 0, 0, 1]"}, "outside the limits of tilt; got: 3.14"),
+        (
+            {"pose: ???": "pose: null", "joints: null": "joints: [[0.0, 0.1, 0.2, 0.3, 0.4]]"},
+            "reset.joints holds no waypoints; got: [0.0, 0.1, 0.2, 0.3, 0.4]; expected: 6 numbers",
+        ),
+        (
+            {"pose: ???": "pose: null", "joints: null": "joints: [[0, -90, 90, 0, 90, 0]]"},
+            "a joint of reset.joints is beyond one turn; got: [0, -90, 90, 0, 90, 0]",
+        ),
+        ({"low: [0.30, -0.20": "low: [300.0, -200.0"}, "'workspace_low' is not a position; got: "),
+        ({"translation_step: 0.01": "translation_step: 1.0"}, "'translation_step' is too large"),
         ({"  max_force: 60.0   ": "  max_force: 900.0 "}, "limits.max_force is out of range"),
         ({"_low: [0.30": "_low: [0.90"}, "robot.limits: the workspace is empty along x"),
     ],
@@ -228,3 +240,46 @@ def test_values_of_a_camera_that_cannot_be_are_named_without_it(rate, published,
     with pytest.raises(RobotRLError) as refusal:
         look("camera", json.dumps(driver), json.dumps(published))
     assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("start_pose: [0.4, ", "start_pose: [0.9, ", "outside the limits of workspace; got: [0.89"),
+        ("1, 0, 0, 0]", "0, 0, 0, 0]", "start_pose: the orientation is not a rotation"),
+        ("1, 0, 0, 0]", "0, 0, 0, 1]", "outside the limits of tilt; got: 3.14 rad"),
+        ("start_noise: 0.01", "start_noise: 0.5", "with its start_noise, is outside the limits of"),
+        ("rotation_z", "rotatoin_z", "action_names of the task; got: x, y, z, rotation_x, "),
+        ("tcp_wrench", "tcp_wrensh", "what this robot does not observe; got: state/tcp_wrensh"),
+    ],
+)
+def test_values_of_a_task_that_its_robot_would_refuse_are_named_without_it(
+    capsys, tmp_path, monkeypatch, old, new, said
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROBOT_RL_PATH", "")
+    assert cli.main(["cell", "lab", "arm=ur"]) == 0
+    start = "start=[0.4, 0, 0.2, 1, 0, 0, 0]"
+    assert cli.main(["task", "lab/plug", "instruction=push", start]) == 0
+    file = tmp_path / "lab/configs/task/plug.yaml"
+    text = file.read_text().replace("0.4, 0.0, 0.2, 1.0, 0.0, 0.0, 0.0", start[7:-1])
+    assert old in text
+    file.write_text(text.replace(old, new))
+    with pytest.raises(RobotRLError) as refusal:
+        devices_of("cell=lab", "task=plug")
+    assert said in str(refusal.value)
+    assert devices_of("cell=lab")[0]  # nobody has named a task
+
+
+def test_a_driver_that_cannot_go_to_joint_positions_is_named():
+    driver = {"_target_": "drivers.arm.ur.UrArm", "host": "192.0.2.1"}
+    with pytest.raises(RobotRLError, match="give the driver of a UR arm its type"):
+        look("by joints", json.dumps(driver))
+
+
+def test_an_arm_on_topics_needs_its_controller_and_all_that_is_open():
+    driver = {"_target_": "drivers.arm.topics.PoseTopicArm", "namespace": "/nothing_here"}
+    with pytest.raises(RobotRLError, match="its joint_names is not given"):
+        look("", json.dumps({**driver, "joint_names": NOT_GIVEN}))
+    with pytest.raises(RobotRLError, match="nobody publishes /nothing_here/joint_states, /nothing"):
+        look("", json.dumps({**driver, "joint_names": ["a"], "timeout_s": 0.5}))

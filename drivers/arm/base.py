@@ -112,7 +112,16 @@ def reset_waypoints(
         return np.empty((0, count))
     if isinstance(limits, JointArmLimits):
         return checked_reset_joints(joints, count, limits)
-    holds_elbow = hasattr(driver, "posture")
+    check_kinematics(driver)
+    waypoints = checked_reset_joints(joints, count, limits)
+    if hasattr(driver, "posture"):
+        driver.posture = waypoints[-1]
+    return waypoints
+
+
+def check_kinematics(driver: Any) -> None:
+    """Raise `DriverError` where an arm that takes poses cannot go to joint positions."""
+    count, holds_elbow = len(driver.joint_names), hasattr(driver, "posture")
     if not hasattr(driver, "forward_kinematics") or (count > _JOINTS_OF_A_POSE and not holds_elbow):
         raise DriverError(
             "this arm cannot be reset to joint positions",
@@ -121,10 +130,6 @@ def reset_waypoints(
             hint="use reset.pose, or give the driver of a UR arm its type, such as ur5e; see"
             " hardware/arms.md, section Resets",
         )
-    waypoints = checked_reset_joints(joints, count, limits)
-    if holds_elbow:
-        driver.posture = waypoints[-1]
-    return waypoints
 
 
 def check_free(arm: str, fault: str | None, stopped: bool) -> None:

@@ -57,6 +57,12 @@ class TopicArm(OverTopics, ABC):
         self._sensors: dict[str, Sensor] = {}
         self._publisher: Any = None
 
+    def examine(self) -> str:
+        """Say what its controller publishes, and send nothing; raises `DriverError` if nothing."""
+        return self.published(
+            self.joint_topic, self.pose_topic, self.twist_topic, self.wrench_topic
+        )
+
     def connect(self) -> None:
         """Subscribe, and wait for the first message of each topic, or raise `RobotInterrupted`."""
         from robot_rl.ros import messages, qos

@@ -109,7 +109,8 @@ class UrArm:
         if self.type is not None:
             if self.type not in _LINKS:
                 problem = "the type of the UR arm is unknown"
-                raise DriverError(problem, got=self.type, expected=", ".join(_LINKS))
+                hint = "correct the driver's type, or leave it out where nothing resets by joints"
+                raise DriverError(problem, got=self.type, expected=", ".join(_LINKS), hint=hint)
             d1, a2, a3, d4, d5, d6 = _LINKS[self.type]
             quarter = 0.5 * math.pi
             rows = [(0, d1, quarter), (a2, 0, 0), (a3, 0, 0), (0, d4, quarter), (0, d5, -quarter)]
@@ -143,7 +144,8 @@ class UrArm:
             raise DriverError(
                 f"the dashboard of the UR controller at {self.host} does not answer",
                 got=error,
-                hint="enable its dashboard server, port 29999: clear_errors needs it",
+                hint="is this the controller's address? Then enable its dashboard server, port"
+                " 29999: clear_errors needs it",
             ) from error
         finally:
             dashboard.disconnect()

@@ -191,7 +191,10 @@ class Robotiq2F:
         if not self._client.connect():
             raise DriverTimeout(
                 f"the gripper's line {self.address} does not open",
-                hint="is it plugged in, is the address right, and may this user open it"
+                hint="is the address right, does the gateway serve this port (on a UR: the URCap"
+                " of the tool's RS-485), and does Robotiq's own URCap leave the line alone?"
+                if "://" in self.address
+                else "is it plugged in, is the address right, and may this user open it"
                 " (group dialout)?",
             )
 

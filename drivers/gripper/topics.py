@@ -41,6 +41,10 @@ class TopicsGripper(OverTopics):
         self._sensor: Any = None
         self._commands: Any = None
 
+    def examine(self) -> str:
+        """Say that its states are published, and send nothing; raises `DriverError` if not."""
+        return self.published(self.state_topic)
+
     def connect(self) -> None:
         """Subscribe, and wait for the first state."""
         from sensor_msgs.msg import JointState

@@ -143,7 +143,10 @@ def write(
     if not all(map(str.isidentifier, names)) or len(names) == 1:
         raise ConfigError("names of several arms cannot be read", got=arms, expected="left,right")
     if names and teleop != "none":
-        hint = "leave it out; several arms learn from imported demonstrations: robot-rl import"
+        hint = (
+            "leave it out. No device can drive two arms yet: bring demonstrations along with"
+            " robot-rl import, then dataset=PATH"
+        )
         raise ConfigError("a device moves one arm alone", got=f"teleop={teleop}", hint=hint)
     for camera in seen:
         if camera[0].rpartition("/")[0] not in (names or [""]):
@@ -158,12 +161,15 @@ def write(
 
 def write_new(file: Path, text: str) -> None:
     """Write a YAML file and say which keys are to be filled in; `ConfigError` where it is there."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("x", encoding="utf-8") as out:
             out.write(text)
     except FileExistsError as error:
         raise ConfigError(f"{file} is there already", hint="change it, or name another") from error
+    except OSError as error:
+        hint = "name a folder of yours, such as lab"
+        raise ConfigError(f"{file} cannot be written", got=error, hint=hint) from error
     print(f"written to {file}", flush=True)
     values = flatten(OmegaConf.create(text)).items()  # type: ignore[arg-type]
     if open_keys := [key for key, value in values if value == "???"]:

@@ -15,10 +15,12 @@ from typing import Any, TextIO
 
 from policies import registry
 from robot_rl.errors import RobotRLError
+from robot_rl.ros.environment import prepare_environment
 from robot_rl.safety.limits import check_positive
 
 _WATCHED_SECONDS, _WATCHED_PERIOD, _PICTURE_SECONDS = 6.0, 0.05, 5.0
 _SHOWN = ("crop", "size", "frame_rate_hz")  # parameters of a camera's node
+_ON_TOPICS = "robot_rl.ros.robot.make_ros_robot"
 _AXES = ("front", "left", "up", "turn x", "turn y", "turn z")
 
 
@@ -31,7 +33,7 @@ def devices_of(*words: str) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     """
     from omegaconf import OmegaConf  # late: Hydra takes a moment
 
-    from robot_rl.config import composed, missing_keys
+    from robot_rl.config import composed, is_task_named, missing_keys
     from robot_rl.ros.nodes import node_table
 
     config = composed(words)
@@ -42,6 +44,8 @@ def devices_of(*words: str) -> tuple[dict[str, tuple[str, ...]], list[str]]:
                 registry.make(limits)
             except RobotRLError as error:
                 raise RobotRLError(f"{above}robot.limits: {error}") from error
+        if is_task_named(words, config) and part.robot.get("_target_") == _ON_TOPICS:
+            _check_task(part, list(config.arms))
     found: dict[str, tuple[str, ...]] = {}
     simulated = "simulated" if config.robot.get("mirror") is not None else ""
     for node in node_table(config):
@@ -50,15 +54,49 @@ def devices_of(*words: str) -> tuple[dict[str, tuple[str, ...]], list[str]]:
             shown = {key: given[key] for key in _SHOWN if key in given}
             found[node.process] = ("camera", given["driver"], json.dumps(shown))
         elif "driver" in given:
-            found[node.process] = (simulated, given["driver"])
+            kind = "by joints" if given.get("reset.joints") else ""
+            found[node.process] = (simulated or kind, given["driver"])
     if config.teleop.device is not None:
         found["teleop"] = ("teleop", json.dumps(OmegaConf.to_container(config.teleop.device)))
     return found, missing_keys(config)
 
 
+def _check_task(config: Any, arms: list[str]) -> None:
+    """Check what a robot would refuse of a task, as far as it is given; `arms` are all of them."""
+    from omegaconf import OmegaConf
+
+    from robot_rl.env.factory import check_observed, task_form
+    from robot_rl.env.robot import state_fields
+    from robot_rl.env.several_arms import of_arm
+
+    tracked, robot = config.task[task_form(config)], config.robot
+    open_keys = OmegaConf.missing_keys(tracked)
+    if open_keys and "task" not in tracked:
+        return
+    task = registry.make(tracked.task if open_keys else tracked)
+    if not (open_keys or robot.joints or OmegaConf.missing_keys(robot.limits)):
+        task.check_start(registry.make(robot.limits))
+    if OmegaConf.is_missing(robot, "joint_names"):
+        return
+    measured = {"pose": robot.pose, "velocity": robot.twist, "wrench": robot.wrench}
+    by_joints = robot.joints is not None
+    own = state_fields(
+        len(robot.joint_names), **measured, gripper=robot.gripper, by_joints=by_joints
+    )
+    fields = (*own, *(task.observation_fields if config.observation.task_state else ()))
+    names = [field.name for field in fields]
+    check_observed(
+        config.observation.states or (),
+        [*names, *(of_arm(arm, name) for arm in arms for name in names)],
+    )
+
+
 def look(kind: str, driver: str, shown: str = "{}") -> str:
     """Say what one of `devices_of` is and does; `RobotRLError` with the way to mend it."""
-    if open_keys := [key for key, value in json.loads(driver).items() if value == "???"]:
+    from robot_rl.config import NOT_GIVEN
+
+    given = json.loads(driver).items()
+    if open_keys := [key for key, value in given if value in ("???", NOT_GIVEN)]:
         raise RobotRLError(
             f"its {', '.join(open_keys)} is not given", hint="write it into the cell"
         )
@@ -69,10 +107,15 @@ def look(kind: str, driver: str, shown: str = "{}") -> str:
     name = type(made).__name__
     if kind == "simulated":
         return f"{name}, its settings and its library; it is simulated, and starts with a command"
+    if kind == "by joints" and not hasattr(made, "command_joints"):
+        from drivers.arm.base import check_kinematics
+
+        check_kinematics(made)
     if kind not in ("camera", "teleop"):
+        prepare_environment(None)  # of a driver on topics
         if hasattr(made, "examine"):
             return f"{name}, {made.examine()}"
-        return f"{name}, its settings and its library; its node will connect to it"
+        return f"{name}: only its settings and its library were tried; its node will connect to it"
     with closing(made):
         made.connect()
         if kind == "teleop":
@@ -92,6 +135,8 @@ def watch(device: Any, seconds: float, live: TextIO) -> str:
 
     largest, buttons = 0.0, set[str]()
     until = time.monotonic() + (seconds if live.isatty() else 0.0)
+    if live.isatty():
+        live.write("move the device and press its buttons ...\n")
     while True:
         state = device.read(rotations.DOWNWARD)
         largest = max(largest, *(abs(float(axis)) for axis in state.motion))

@@ -317,13 +317,13 @@ def run(**options: str | None) -> None:
     named, open_keys = devices.devices_of(*words, *([f"task={task}"] if task else []))
     findings = {} if cell else {n: _told(n, check, examine(n)) for n, check in CHECKS.items()}
     if open_keys:
-        given = Finding(
-            False, f"not given: {', '.join(open_keys)}", "write it into the cell or the task"
-        )
+        mend = "write it into the cell or the task"
+        if "reward.source.path" in open_keys:
+            mend += "; reward.source.path is what robot-rl train-reward writes, until then take"
+            mend += " reward=human"
+        given = Finding(False, f"not given: {', '.join(open_keys)}", mend)
         findings["cell"] = _told("cell", DEVICE, given)
     for name, device in named.items():
-        if name == "teleop":
-            print(f"{name:<{_WIDTH}}  move the device and press its buttons ...", flush=True)
         findings[name] = _told(name, DEVICE, examine("device", *device))
     required = findings if cell else [name for name, check in CHECKS.items() if check.required]
     broken = [name for name in required if not findings[name].works]
@@ -335,8 +335,11 @@ def run(**options: str | None) -> None:
         print(json.dumps(result), flush=True)
     if broken:
         _, got, hint = findings[broken[0]]
-        what = f"the robot of {cell}" if cell else "robot_rl"
-        raise Unusable(f"{what} cannot run here without {', '.join(broken)}", got=got, hint=hint)
+        missing = ", ".join(broken)
+        problem = f"robot_rl cannot run here without {missing}"
+        if cell:
+            problem = f"the robot of {cell} is not ready, see above: {missing}"
+        raise Unusable(problem, got=got, hint=hint)
 
 
 def _told(name: str, check: Check, finding: Finding) -> Finding:

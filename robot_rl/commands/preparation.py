@@ -28,7 +28,7 @@ from robot_rl.errors import RobotRLError, require
 from robot_rl.processes.group import ProcessGroup
 from robot_rl.processes.signals import ask_to_end
 from robot_rl.ros.environment import prepare_environment
-from robot_rl.ros.nodes import NodeDescription, node_table
+from robot_rl.ros.nodes import NodeDescription, NodeTableError, node_table
 from robot_rl.safety import default_stop_folder, kept_stop
 
 _POLL_SECONDS = 0.1
@@ -53,8 +53,10 @@ def check_robot(config: DictConfig) -> None:
 
 
 @contextmanager
-def robot_nodes(config: DictConfig, logs: Path) -> Iterator[None]:
+def robot_nodes(config: DictConfig, logs: Path) -> Iterator[ProcessGroup | None]:
     """Run the nodes of the configured robot, if it has any and nobody else runs them.
+
+    Gives their processes, if there are any.
 
     Beside them the flight recorder, where one is wanted; its end is no end of the others.
 
@@ -65,7 +67,7 @@ def robot_nodes(config: DictConfig, logs: Path) -> Iterator[None]:
     table = node_table(config) if config.start_nodes else ()
     recorded = bool(config.recorder.minutes) and "namespace" in config.robot
     if not table and not recorded:
-        yield
+        yield None
         return
     prepare_environment(config.robot.discovery_range)
     problems: list[Exception] = []
@@ -97,7 +99,7 @@ def robot_nodes(config: DictConfig, logs: Path) -> Iterator[None]:
             watching = threading.Thread(target=watch, name="nodes", daemon=True)
             watching.start()
             try:
-                yield
+                yield group
             except KeyboardInterrupt:
                 if problems:
                     raise problems[0] from None
@@ -108,6 +110,26 @@ def robot_nodes(config: DictConfig, logs: Path) -> Iterator[None]:
     finally:
         for node in table:
             _tell_kept_stop(node)
+
+
+def run_nodes(config: DictConfig) -> None:
+    """Run the nodes of the configured robot alone until this process is asked to end."""
+    table = node_table(config)
+    if not table:
+        got = f"robot={config.choices.robot}, whose section `nodes` is empty"
+        raise NodeTableError(
+            "there are no nodes to run", got=got, hint="name your robot: cell=PATH"
+        )
+    config.start_nodes = True
+    logs = Path(config.runs_directory).absolute() / "nodes" / "logs"
+    with robot_nodes(config, logs) as group:
+        assert group is not None
+        for node in table:
+            name = f"{node.namespace.rstrip('/')}/{node.name}"
+            log = logs / f"{node.process}.log"
+            print(f"{name} is process {group.process_id(node.process)}, log {log}", flush=True)
+        print("nothing moves by itself; Ctrl-C ends them", flush=True)
+        threading.Event().wait()
 
 
 def _tell_kept_stop(node: NodeDescription) -> None:

@@ -16,9 +16,11 @@ from robot_rl.config import (
     Cell,
     ConfigError,
     check_missing,
+    compose,
     composed,
     flatten,
     group_choices,
+    is_task_named,
     parse,
     read_cell,
 )
@@ -71,6 +73,21 @@ ELSEWHERE = (
     "task.tracked",
 )
 _NO_VALUE = object()
+
+
+def compose_new_run(overrides: Sequence[str]) -> DictConfig:
+    """As `compose`; `ConfigError` where a real robot would do a task that nobody has named."""
+    config = compose(overrides)
+    simulated = "namespace" not in config.robot or config.robot.mirror is not None
+    if not simulated and not is_task_named(overrides, config):
+        folder = "lab" if config.cell is None else Path(config.cell).parent
+        raise ConfigError(
+            "which task is this robot to do?",
+            got="none",
+            expected=f"task=NAME, one of {', '.join(group_choices()['task'])}",
+            hint=f"add it; or write your own: robot-rl task {folder}/NAME instruction=TEXT",
+        )
+    return config
 
 
 def compose_for_run(

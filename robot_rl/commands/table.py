@@ -107,10 +107,10 @@ COMMANDS: dict[str, Command] = {
         " RUN, where it has one, fails as it does. The task's own detector gives the labels. Writes"
         " reward.zarr in a new run directory, or adds to that of RUN.",
         default_run=None,
-        keys="task robot operator teleop seed classifier.collection.labels"
+        keys="cell task robot operator teleop seed classifier.collection.labels"
         " classifier.collection.positive_frames classifier.collection.negative_episodes"
-        " classifier.collection.frames_after_success classifier.collection.reaction_s run"
-        " runs_directory",
+        " classifier.collection.frames_after_success classifier.collection.reaction_s"
+        " start_nodes run runs_directory",
     ),
     "train-reward": Command(
         "robot_rl.commands.train:train_reward",
@@ -410,6 +410,29 @@ COMMANDS: dict[str, Command] = {
             Option("dictionary", "OpenCV's name of the set of markers", "DICT_5X5_100"),
         ),
         example="robot-rl calibrate camera views/wrist camera=camera.yaml arm=arm.yaml",
+    ),
+    "nodes": Command(
+        "robot_rl.commands.preparation:run_nodes",
+        "Run the nodes of your robot alone, until Ctrl-C.",
+        "Prints the name and the process of each node; one that is killed is started again. It"
+        " moves nothing and needs no task: robot-rl jog, teach and doctor talk to these nodes in"
+        " another terminal. Logs are in runs_directory/nodes.",
+        run_key=None,
+        keys="cell robot observation reward recorder.minutes recorder.segment_s runs_directory",
+    ),
+    "jog": Command(
+        "robot_rl.commands.jog:run",
+        "Move an arm by some millimetres, once you have pressed Enter.",
+        "Sends targets to the arm's node, which runs, along a straight line from where the arm is."
+        " Stops, and says why, where the node holds, refuses or limits. Ctrl-C stops at once."
+        " hardware/arms.md, section First motion, has the steps.",
+        options=(
+            *(Option(axis, f"way along {axis} of the base frame in m", "0") for axis in "xyz"),
+            Option("speed", "in m/s, at most 0.05", "0.01"),
+            Option("namespace", "of the arm's node", "/"),
+            Option("yes", "true: do not wait for Enter", "false", ("true", "false")),
+        ),
+        example="robot-rl jog z=0.01",
     ),
     "teach": Command(
         "robot_rl.commands.teach:run",

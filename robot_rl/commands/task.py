@@ -105,13 +105,17 @@ def write(
         seen=", ".join(f"state/{n}" for n in (*_SEEN, *(["gripper_position"] if moves else []))),
     )
     write_new(file, text + (_CLASSIFIER if reward == "classifier" else ""))
-    words = f"cell={folder} task={name}"
+    if reward == "task":
+        print("a cell that says task.tracked.reports_success: false wins: take that out of it")
+    words, steps_left = f"cell={folder} task={name}", []
+    taught = {"start": start, **({"goal": goal} if reward == "pose" else {})}
+    steps_left += [f"teach part={part}" for part, pose in taught.items() if pose is None]
     if reward == "classifier":
         labels = "classifier.collection.labels=operator"
-        print(f"next: robot-rl collect-reward {words} reward=human {labels}; docs/rewards.md")
-    elif reward == "task":
-        print("a cell that says task.tracked.reports_success: false wins: take that out of it")
-    print(f"next: robot-rl collect {words}", flush=True)
+        steps_left += [f"collect-reward {words} reward=human {labels}", "train-reward"]
+        words += " reward.source.path=RUN/checkpoints/reward"
+    for step in (*steps_left, f"collect {words}"):
+        print(f"next: robot-rl {step}", flush=True)
 
 
 def _pose(key: str, text: str | None) -> str:

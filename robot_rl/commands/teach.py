@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # An arm whose joints are all slower stands still [rad/s].
 _STILL = 0.02
+_RESET = "nodes.arm.parameters.reset"
 _STILL_SECONDS, _FIRST_SECONDS, _POSE_SECONDS, _STALE_SECONDS = 2.0, 10.0, 2.0, 0.5
 
 
@@ -62,37 +63,39 @@ def run(**options: str | None) -> None:
             _keep(joints, pose if known else None, taught)
     if not taught:
         raise RobotRLError("the arm moved, and nothing was taught", hint="hold it still, and again")
+    where = "the end of the cell" if part == "reset" else "the task's file, in place of its own"
+    _say(f"for {where}:")
     print(LINES[part](taught), end="", flush=True)
 
 
 def reset_lines(taught: Sequence[Taught]) -> str:
-    """The YAML of a reset by joint positions (n,) [rad], with the TCP's poses (7,) there.
+    """Lines for the end of a cell: a reset by joint positions (n,) [rad], with TCP poses (7,).
 
     Without a pose there is none: of an arm that takes joint targets nobody may know it.
     """
-    text, last = "nodes:\n  arm:\n    parameters:\n      reset:\n", taught[-1][1]
+    text, last = "", taught[-1][1]
     if last is not None:
-        text += f"        pose: null   # or, without joints: {_shown(last)}\n"
-    text += "        joints:      # rad; a reset ends at the last\n"
+        text += f"{_RESET}.pose: null   # or, without joints: {_shown(last)}\n"
+    text += f"{_RESET}.joints:   # rad; a reset ends at the last; a UR arm needs driver.type too\n"
     for joints, pose in taught:
         where = "" if pose is None else f"   # TCP at {_shown(pose[:3])} m"
-        text += f"          - {_shown(joints)}{where}\n"
+        text += f"  - {_shown(joints)}{where}\n"
     return text
 
 
 def start_lines(taught: Sequence[Taught]) -> str:
-    """The YAML of a task's start: the box about all positions, with the last orientation."""
+    """Lines of a task's file: the box about all positions, with the last orientation."""
     poses = np.array([pose for _, pose in taught])
     low, high = poses[:, :3].min(0), poses[:, :3].max(0)
     start = np.concatenate([0.5 * (low + high), poses[-1, 3:]])
-    text = f"task:\n  tracked:\n    start_pose: {_shown(start)}   # m, xyzw\n"
+    text = f"    start_pose: {_shown(start)}   # m, xyzw\n"
     region = f"    start_noise: {_shown(0.5 * (high - low))}   # m\n"
     return text + (region if len(taught) > 1 else "")
 
 
 def goal_lines(taught: Sequence[Taught]) -> str:
-    """The YAML of a task's goal, for reward=pose: the last pose."""
-    return f"task:\n  goal_pose: {_shown(np.array(taught[-1][1]))}   # m, xyzw\n"
+    """The line of a task's file for reward=pose: the last pose."""
+    return f"  goal_pose: {_shown(np.array(taught[-1][1]))}   # m, xyzw\n"
 
 
 LINES = {"reset": reset_lines, "start": start_lines, "goal": goal_lines}

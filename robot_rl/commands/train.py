@@ -330,13 +330,20 @@ def distil(config: DictConfig) -> None:
 
 def collect_reward(config: DictConfig) -> None:
     """Record frames of success and of failure into a new run, or go on in `run`."""
+    check_robot(config)
     try_environment(config)
-    _alone(config, CollectReward)
+    recipe, names = _checked(config, CollectReward)
+    with working_run(config) as run, run.claim("train"), robot_nodes(config, run.path / "logs"):
+        for name in names:
+            recipe.perform(name, run)
 
 
 def train_reward(config: DictConfig) -> None:
     """Train a success classifier on the examples of `run`."""
-    _alone(config, Reward)
+    recipe, names = _checked(config, Reward)
+    with working_run(config) as directory, directory.claim("train"):
+        for name in names:
+            recipe.perform(name, directory)
 
 
 def _check_sources(config: DictConfig) -> None:
@@ -350,13 +357,6 @@ def _check_sources(config: DictConfig) -> None:
         # But for its last part, which is a link to the newest generation.
         config.reward.source.path = str(path.parent.resolve() / path.name)
     make_source(config)
-
-
-def _alone(config: DictConfig, kind: type[Stage]) -> None:
-    recipe, names = _checked(config, kind)
-    with working_run(config) as directory, directory.claim("train"):
-        for name in names:
-            recipe.perform(name, directory)
 
 
 def _checked(config: DictConfig, *kinds: type[Stage]) -> tuple[Recipe, list[str]]:

@@ -28,6 +28,11 @@ from robot_rl.env.task import Expert, Task
 from robot_rl.errors import RobotRLError
 from robot_rl.safety import rotations
 
+_FOR_ARMS = (
+    "no device can drive two arms yet: bring demonstrations along with robot-rl import, then"
+    " dataset=PATH"
+)
+
 
 def make_env(
     config: Mapping[str, Any], further_cameras: Sequence[Mapping[str, Any]] = ()
@@ -85,8 +90,17 @@ def _make_robot(
             expected="domain=ideal, or robot=sim",
             hint="add domain=ideal: this robot is as it is",
         )
+    task: Task = registry.make(config["task"][task_form(config)])
+    if further_cameras:
+        every = [*config["robot"].get("cameras", ()), *further_cameras]
+        parts["cameras"] = [registry.make(camera) for camera in every]
+    return registry.make(config["robot"], task=task, **parts), task
+
+
+def task_form(config: Mapping[str, Any]) -> str:
+    """Which section of the task the robot needs; `RobotRLError` where the task has none."""
     # A simulated task is in a world; one on topics is told where its objects are.
-    form = config["robot"].get("task", "environment")
+    form = str(config["robot"].get("task", "environment"))
     if form not in config["task"]:
         raise RobotRLError(
             f"the task {config['task']['name']!r} cannot be done on this robot",
@@ -94,11 +108,7 @@ def _make_robot(
             hint="add it to the task's configuration, as in configs/task/reach.yaml"
             + (", or name its robot with cell=PATH" if "tracked" in config["task"] else ""),
         )
-    task: Task = registry.make(config["task"][form])
-    if further_cameras:
-        every = [*config["robot"].get("cameras", ()), *further_cameras]
-        parts["cameras"] = [registry.make(camera) for camera in every]
-    return registry.make(config["robot"], task=task, **parts), task
+    return form
 
 
 def make_task(task: str, overrides: Sequence[str] = ()) -> RobotEnv:
@@ -161,7 +171,9 @@ def check_expert(config: Mapping[str, Any], part: str = "expert") -> None:
         raise RobotRLError(
             f"the task {config['task']['name']!r} has no scripted expert on this robot",
             got=f"task.{part}=null",
-            hint="demonstrate with teleop=keyboard, spacemouse or another of configs/teleop;"
+            hint=_FOR_ARMS
+            if config["arms"]
+            else "demonstrate with teleop=keyboard, spacemouse or another of configs/teleop;"
             " or name demonstrations with dataset=PATH",
         )
 
@@ -234,7 +246,9 @@ def _make_device_attendant(
             "the device of teleop.device cannot move this robot",
             got=f"{device['_target_']} for the action columns {', '.join(unmovable)}",
             expected=f"columns among {', '.join((*ARM_ACTIONS, GRIPPER_ACTION))}",
-            hint="take teleop=none; what an operator says is heard from the console. A leader arm"
+            hint=f"take teleop=none. {_FOR_ARMS}"
+            if config["arms"]
+            else "take teleop=none; what an operator says is heard from the console. A leader arm"
             " moves joints: teleop=leader_topic or lerobot_leader",
         )
     if config["clock"] != "realtime":
@@ -261,6 +275,12 @@ def observed_widths(config: Mapping[str, Any], schema: RowSchema) -> dict[str, i
             name if name in every else of_arm(arm, name) for name in names for arm in config["arms"]
         ]
         names = list(dict.fromkeys(each))
+    check_observed(names, every)
+    return {str(name): int(np.prod(schema.dtype[str(name)].shape)) for name in names}
+
+
+def check_observed(names: Sequence[str], every: Sequence[str]) -> None:
+    """Raise `RobotRLError` where some of the names of states are not those of a robot."""
     unknown = [str(name) for name in names if name not in every]
     if unknown:
         raise RobotRLError(
@@ -269,7 +289,6 @@ def observed_widths(config: Mapping[str, Any], schema: RowSchema) -> dict[str, i
             expected=f"some of {', '.join(every)}",
             hint="name what it sees with observation.states=[...]",
         )
-    return {str(name): int(np.prod(schema.dtype[str(name)].shape)) for name in names}
 
 
 class Device(Protocol):

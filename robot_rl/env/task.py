@@ -13,6 +13,7 @@ from robot_rl.data.schema import Field, Observation
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action
 from robot_rl.errors import RobotRLError
 from robot_rl.safety.commands import checked_pose
+from robot_rl.safety.limits import PoseLimits
 
 Vector = npt.NDArray[np.float64]
 
@@ -162,16 +163,12 @@ class Tracked:
             )
         self.tracker: Tracker  # set by the robot
 
-    def check_start(self, low: Sequence[float], high: Sequence[float]) -> None:
-        """Check that all starts lie in a workspace, given by its corners (3,) [m]."""
-        at = self._start[:3]
-        if (at - self._noise < low).any() or (at + self._noise > high).any():
-            raise RobotRLError(
-                "episodes would start outside the workspace of the robot",
-                got=f"task.tracked.start_pose {at.tolist()} m, start_noise {self.start_noise} m",
-                expected=f"within {list(low)} to {list(high)} m, robot.limits",
-                hint="give metres; robot-rl teach part=start prints where a guided arm is",
-            )
+    def check_start(self, limits: PoseLimits) -> None:
+        """Check that all starts are inside of the limits of a robot; `RobotRLError` names which."""
+        for side in (-1.0, 1.0):
+            corner = self._start.copy()
+            corner[:3] += side * self._noise
+            limits.check_inside("task.tracked.start_pose, with its start_noise,", corner)
 
     @property
     def objects(self) -> int:

@@ -105,8 +105,12 @@ class ProcessGroup:
             self._spawn(child)
         except OSError as error:
             raise ProcessDied(f"{how} and cannot be started again", got=error) from error
-        self.note(f"{how}; it is started again")
+        self.note(f"{how}; it is started again, as process {child.process.pid}")
         return True
+
+    def process_id(self, name: str) -> int:
+        """The number of a child's process, which changes when it is started again."""
+        return self._children[name].process.pid
 
     def require(self, name: str) -> None:
         """Raise `ProcessDied` unless a child that the others need is running."""

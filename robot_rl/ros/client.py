@@ -27,12 +27,13 @@ from robot_rl.errors import did_you_mean
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import qos
 from robot_rl.ros.environment import prepare_environment
-from robot_rl.ros.errors import RosUnavailable, SensorLate, ServiceFailed
+from robot_rl.ros.errors import CommandConflict, RosUnavailable, SensorLate, ServiceFailed
 
 _SPIN_SECONDS = 0.1
 _POLL_SECONDS = 0.005
 # What a person asks for is waited for this long; a reset of an arm answers when it has arrived.
 _ASKED_SECONDS, _CALL_SECONDS = 10.0, 60.0
+_DIAGNOSED_SECONDS = 3.0  # in which every node tells how it is
 _GONE_SECONDS = 2.0  # after which a service that has vanished does not come back
 
 
@@ -103,6 +104,18 @@ class RosClient:
     def topic(self, name: str) -> str:
         """The full name of a topic or service, remappings included."""
         return str(self.node.resolve_topic_name(name))
+
+    def check_alone(self, topic: str) -> None:
+        """Raise `CommandConflict` where others than this node publish on a topic of commands."""
+        topic, mine = self.topic(topic), self.node.get_fully_qualified_name()
+        others = [name for name in publisher_names(self.node, topic) if name != mine]
+        if others:
+            raise CommandConflict(
+                f"{topic} has several publishers, so that nobody knows what the arm will do",
+                got=", ".join(others),
+                expected="this process alone",
+                hint="end the other node, or give this robot another namespace",
+            )
 
     def wait_for(
         self, server: Client, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
@@ -257,13 +270,34 @@ def newest_message(topic: str) -> str:
         if not publishers:
             raise SensorLate(topic, float("inf"), _ASKED_SECONDS, "nobody publishes it")
         latched = publishers[0].qos_profile.durability == DurabilityPolicy.TRANSIENT_LOCAL
-        profile = qos.latched() if latched else qos.sensor_subscription(1)
+        profile = qos.latched() if latched else qos.sensor_subscription(10)
         heard: list[Any] = []
         kind = message_type(publishers[0].topic_type)
         client.node.create_subscription(kind, topic, heard.append, profile)
         if not wait_until(lambda: heard, _ASKED_SECONDS):
-            raise SensorLate(topic, float("inf"), _ASKED_SECONDS)
-    return str(heard[-1])
+            names = ", ".join(publisher_names(client.node, client.topic(topic)))
+            raise RosUnavailable(
+                f"no message on {topic}",
+                got=f"nothing within {_ASKED_SECONDS:g} s, though {names} publishes it",
+                hint="perhaps nothing has happened that it tells of; else see topic=/diagnostics",
+            )
+        if kind.__name__ == "DiagnosticArray":  # each node has its own
+            time.sleep(_DIAGNOSED_SECONDS)
+    return _in_words(heard)
+
+
+def _in_words(heard: list[Any]) -> str:
+    """What was heard, for a person: a pose as it is written into files, nodes one below another."""
+    newest = heard[-1]
+    if hasattr(newest, "pose") and hasattr(newest.pose, "orientation"):
+        at, turn = newest.pose.position, newest.pose.orientation
+        numbers = (at.x, at.y, at.z, turn.x, turn.y, turn.z, turn.w)
+        return str([round(number, 4) for number in numbers])
+    if hasattr(newest, "status") and isinstance(newest.status, list):
+        told = {status.name: status.message for message in heard for status in message.status}
+        width = max(map(len, told), default=0)
+        return "\n".join(f"{name:<{width}}  {told[name]}" for name in sorted(told))
+    return str(newest)
 
 
 def message_type(name: str) -> Any:

@@ -23,12 +23,13 @@ class SensorLate(RobotInterrupted):
         none = age_s == float("inf")
         self.age_s = 0.0 if none else age_s
         other = f"; or {without}" if none and without else ""
-        got = [] if none else [f"{1e3 * age_s:.0f} ms"]
+        got = [] if none else [f"{1e3 * age_s:.1f} ms"]
         super().__init__(
             f"no message on {topic}" if none else f"the newest message on {topic} is too old",
             got=", ".join([*got, *([why] if why else [])]) or None,
             expected=f"at most {1e3 * limit_s:.0f} ms",
-            hint=f"is its node running and its device connected? See /diagnostics{other}",
+            hint=f"is its node running, its device connected, and this machine not too busy? See"
+            f" /diagnostics{other}",
         )
 
 
@@ -46,9 +47,9 @@ class MeasuredLate(SensorLate):
             f"what comes on {topic} was not measured just now",
             got=f"{got}, {why}" if why else got,
             expected=f"at most {1e3 * limit_s:.0f} ms",
-            hint="the clocks of its machine and of this one may differ: synchronise them (chrony,"
-            " PTP). If its data take so long, raise its limit: robot.sensors, or stale_after_s"
-            " of a driver",
+            hint="this machine may be too busy: end other programs. The clocks of two"
+            " machines may differ: synchronise them (chrony, PTP). If its data take so"
+            " long, raise its limit: robot.sensors, or stale_after_s of a driver",
         )
 
 

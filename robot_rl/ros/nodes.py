@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from policies import registry
 from robot_rl.errors import RobotRLError, did_you_mean
@@ -33,11 +33,14 @@ from robot_rl.safety import (
 )
 
 PACKAGE = "robot_rl"
+_OPEN = "???"  # what must be given, and is not
 # Arguments of drivers that name a device.
 _DEVICE_KEYS = ("serial", "device", "address", "host", "settings.port")
+_PLUGGED_IN = ("serial", "device")  # what doctor lists
 # Parameters of an arm's node beside the fields of `ArmLimits` and `ResetOptions` that are bounded.
 _CORNERS = ("workspace_low", "workspace_high", "reference_orientation")
-_PULLED = 0.02  # m into the workspace, which the node may pull a reset's end by
+_PULLED = 0.02  # m and rad into the limits, which the node may pull a reset's end by
+_TURN = 2.0 * np.pi + 0.01
 _RESET_ENDS = ("pose", "joints")
 _KEYS = ("executable", "module", "parameters", "namespace", "remappings", "each_camera")
 # Parameters of all nodes of `drivers`, and further ones of the nodes of each of its packages.
@@ -119,7 +122,8 @@ def _table_of(config: DictConfig, cameras: list[Any]) -> list[NodeDescription]:
         if entry is None:
             continue
         _check(str(name), entry)
-        _check_arm(str(name), entry)
+        joints = OmegaConf.select(config.robot, "joint_names", default=None, throw_on_missing=False)
+        _check_arm(str(name), entry, len(joints) if isinstance(joints, list | ListConfig) else 0)
         if entry.get("each_camera"):
             _check_each_camera(str(name), entry, cameras)
         options = cameras if entry.get("each_camera") else [None]
@@ -150,7 +154,7 @@ def _description(
         parameters["driver"] = {**parameters["driver"], "camera": parameters["camera"], **size}
     if "driver" in parameters:  # a mapping, which ROS parameters cannot hold
         driver = parameters["driver"]
-        if "namespace" in driver:  # it uses topics by itself
+        if driver.get("namespace", _OPEN) != _OPEN:  # it uses topics by itself
             given = str(driver["namespace"] or "")  # as ROS understands names
             full = given if given.startswith("/") else joined(namespace, given)
             driver = {**driver, "namespace": full}
@@ -200,40 +204,46 @@ def _check_known(above: str, given: Mapping[str, Any], known: Sequence[str]) -> 
             )
 
 
-def _check_arm(name: str, entry: Mapping[str, Any]) -> None:
-    """Check what the node of an arm would refuse, or a mistyped limit, of which it never hears."""
+def _check_arm(name: str, entry: Mapping[str, Any], joints: int) -> None:
+    """Check what the node of an arm would refuse, or a mistyped limit, of which it never hears.
+
+    The arm has so many joints; 0 where that is not known.
+    """
     if not str(entry["module"]).startswith("drivers.arm."):
         return
     groups = ((entry.get("parameters") or {}).get(group) for group in ("limits", "reset"))
-    given = [{k: v for k, v in (g or {}).items() if v not in (None, "???")} for g in groups]
+    given = [{k: v for k, v in (g or {}).items() if v not in (None, _OPEN)} for g in groups]
     try:
         limits, reset = given
         check_bounds("limits", (ArmLimits, JointArmLimits), limits, *_CORNERS)
         check_bounds("reset", (ResetOptions,), reset, *_RESET_ENDS)
+        bounds = None
         if limits.keys() >= set(_CORNERS[:2]):
             bounds = ArmLimits.of_parameters(limits)
-            _check_reset_pose(reset.get("pose"), bounds)
         ends = [reset.pop(end, None) for end in _RESET_ENDS]
         ResetOptions(**reset)
-        if any(ends) and (pose := sole_reset_end(*ends)) is ends[0]:
-            checked_reset_pose(pose)
+        if any(ends) and sole_reset_end(*ends) is ends[0]:
+            pose = checked_reset_pose(ends[0])
+            if bounds is not None:  # the node would pull it far into them
+                bounds.check_inside("reset.pose", pose, _PULLED)
+        elif any(ends) and joints:
+            _check_reset_joints(ends[1], joints)
     except (RobotRLError, TypeError) as error:
         raise NodeTableError(f"nodes.{name}.parameters: {error}") from error
 
 
-def _check_reset_pose(pose: Sequence[float] | None, limits: ArmLimits) -> None:
-    """Check that the node would not have to pull a pose (7,) far into the workspace."""
-    if not pose:
-        return
-    at = np.array(pose[:3], float)
-    inside = np.clip(at, limits.workspace_low, limits.workspace_high)
-    if np.linalg.norm(at - inside) > _PULLED:
-        raise NodeTableError(
-            "reset.pose is outside the workspace",
-            got=f"{list(pose[:3])} m",
-            expected=f"within {list(limits.workspace_low)} to {list(limits.workspace_high)} m",
-            hint="give metres; robot-rl teach prints where a guided arm is",
-        )
+def _check_reset_joints(waypoints: Sequence[Any], joints: int) -> None:
+    """Check that waypoints, in rows or in one row, are positions of so many joints in radians."""
+    rows = waypoints if isinstance(waypoints[0], list) else [waypoints]
+    for row in rows:
+        values = np.array(row, float)
+        if values.ndim != 1 or values.size % joints or (rows is waypoints and len(row) != joints):
+            expected = f"{joints} numbers for each"
+            raise NodeTableError("reset.joints holds no waypoints", got=row, expected=expected)
+        if (abs(values) > _TURN).any():
+            hint = "give radians, not degrees; robot-rl teach prints where a guided arm is"
+            problem, expected = "a joint of reset.joints is beyond one turn", "rad, within 2π"
+            raise NodeTableError(problem, got=row, expected=expected, hint=hint)
 
 
 def _camera_node_name(camera: Mapping[str, Any]) -> str:
@@ -294,7 +304,7 @@ def _check_devices(table: Sequence[NodeDescription]) -> None:
     for node in table:
         given = _flat(node.driver)
         for key in _DEVICE_KEYS:
-            if (value := given.get(key, "???")) == "???":
+            if (value := given.get(key, _OPEN)) == _OPEN:
                 continue
             # Not of one driver: two of any would command one arm. A hand may have its arm's host.
             device = (node.module, key, str(value))
@@ -303,7 +313,8 @@ def _check_devices(table: Sequence[NodeDescription]) -> None:
                 raise NodeTableError(
                     f"the nodes {other} and {node.process} would open one device",
                     got=f"{key}: {value} twice",
-                    hint="give each its own; robot-rl doctor lists those that are plugged in",
+                    hint="give each its own"
+                    + ("; robot-rl doctor lists those that are plugged in" * (key in _PLUGGED_IN)),
                 )
 
 

@@ -25,10 +25,10 @@ from robot_rl.env.task import Task, Tracked
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import qos
-from robot_rl.ros.client import RosClient, publisher_names
+from robot_rl.ros.client import RosClient
 from robot_rl.ros.environment import clean_shared_memory, prepare_environment
 from robot_rl.ros.episodes import SceneMirror
-from robot_rl.ros.errors import CommandConflict, GoalReachedBefore
+from robot_rl.ros.errors import GoalReachedBefore
 from robot_rl.ros.measurements import Measurements, SensorLimits
 from robot_rl.ros.operator_services import ArmMode, OperatorServices
 from robot_rl.ros.sensors import Sensor, check_all
@@ -236,7 +236,7 @@ class RosRobot:
         self.client.check()
         self._stops = self._mode.stops
         self.check_free()
-        self._check_alone()
+        self.client.check_alone(self.targets.topic)
         self.wait_until_fresh()
         if self._operator is not None:
             self._operator.check_stop(self.limits.start_timeout_s)
@@ -284,18 +284,6 @@ class RosRobot:
         if self.mirror is not None:
             self.mirror.update()
         return seen
-
-    def _check_alone(self) -> None:
-        topic = self.client.topic(self.targets.topic)
-        mine = self.client.node.get_fully_qualified_name()
-        others = [name for name in publisher_names(self.client.node, topic) if name != mine]
-        if others:
-            raise CommandConflict(
-                f"{topic} has several publishers, so that nobody knows what the arm will do",
-                got=", ".join(others),
-                expected="this process alone",
-                hint="end the other node, or give this robot another namespace",
-            )
 
     @contextmanager
     def _holding_at_trouble(self) -> Iterator[None]:
@@ -356,7 +344,7 @@ def make_ros_robot(
     if task.gripper_closed and not gripper:
         raise RobotRLError(f"the task {task.name!r} closes a gripper", got="robot.gripper=false")
     if joints is None:
-        task.check_start(limits.workspace_low, limits.workspace_high)
+        task.check_start(limits)
     if not wrench:
         limits = dataclasses.replace(limits, max_force=None)
     prepare_environment(discovery_range)

@@ -26,6 +26,10 @@ Compliance = Literal["impedance", "force_mode", "position"]
 _SMALL_ANGLE = 1e-9
 # Farther from where it was asked to be no arm may come by itself, or by being pushed [m, rad].
 _STRAYED = np.array([0.07, 0.5])
+# No arm reaches farther, in metres; who gives millimetres does [m].
+_FARTHEST = 10.0
+# Nobody wants to move a target farther in one step [m, rad].
+_LONGEST_STEP = {"translation_step": 0.2, "rotation_step": 1.5}
 # What a measured pose may be off by although the arm stands [m, rad].
 _NOISE = np.array([0.002, 0.02])
 # Limits that may be None, and what is checked by itself; all others are positive numbers.
@@ -126,6 +130,25 @@ class PoseLimits:
         orientation = rotations.normalize(rotations.multiply(self.reference, turn))
         return np.concatenate([position, orientation]), frozenset(changed)
 
+    def check_inside(self, name: str, pose: Vector, slack: float = 0.0) -> None:
+        """Raise `RobotRLError` where a pose (7,) is beyond a limit by over `slack` [m, rad]."""
+        inside, changed = self.admitted(self.middle, pose)
+        if changed and max(self.apart(inside, pose)) > slack:
+            tilt, yaw = self.tilt_and_yaw(pose[3:])
+            low, high = list(self.workspace_low), list(self.workspace_high)
+            parts = {  # got, expected
+                "workspace": (f"{_rounded(pose[:3])} m", f"within {low} to {high} m"),
+                "tilt": (f"{math.hypot(*tilt):.2f} rad", f"at most {self.max_tilt:g} rad"),
+                "yaw": (f"{yaw:.2f} rad", f"at most {self.max_yaw:g} rad"),
+            }
+            got, expected = zip(*(parts[part] for part in sorted(changed)), strict=True)
+            raise RobotRLError(
+                f"{name} is outside the limits of {' and '.join(sorted(changed))}",
+                got=", ".join(got),
+                expected=", ".join(expected),
+                hint="give metres and xyzw; robot-rl teach prints where a guided arm is",
+            )
+
     def tilt_and_yaw(self, orientation: Vector) -> tuple[Vector, float]:
         """Split an orientation (4,) into the tilt of the tool's axis and the yaw about it.
 
@@ -212,6 +235,12 @@ class CartesianLimits(PoseLimits):
 
     translation_step: float  # motion of the target for an action of 1 [m per control period]
     rotation_step: float  # rotation of the target for an action of 1 [rad per control period]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, most in _LONGEST_STEP.items():
+            if (step := getattr(self, name)) > most:
+                raise RobotRLError(f"limit {name!r} is too large", got=step, expected=f"<= {most}")
 
     def moved(self, target: Vector, motion: Vector) -> Vector:
         """A target (7,), moved by an action's motion (6,) in [-1, 1]."""
@@ -313,10 +342,9 @@ def refuse_stiff_contact(compliance: Compliance, limits: ArmLimits | JointArmLim
 def check_workspace(low: Sequence[float], high: Sequence[float]) -> None:
     """Refuse corners that are no positions, or enclose nothing; the error names corner or axis."""
     for name, corner in (("workspace_low", low), ("workspace_high", high)):
-        if len(corner) != 3 or not all(math.isfinite(value) for value in corner):
-            raise RobotRLError(
-                f"limit {name!r} is not a position", got=corner, expected="3 finite numbers [m]"
-            )
+        if len(corner) != 3 or not all(abs(value) <= _FARTHEST for value in corner):
+            expected = f"3 finite numbers [m], at most {_FARTHEST:g} m from the base"
+            raise RobotRLError(f"limit {name!r} is not a position", got=corner, expected=expected)
     for least, most, axis in zip(low, high, "xyz", strict=True):
         if not least < most:
             raise RobotRLError(

@@ -66,7 +66,7 @@ def test_a_killed_process_is_started_again_and_the_run_goes_on(folder, start_tra
     assert train.end() == 0, train.text
     shown = "evaluator" if name == "evaluate" else name
     words = " ".join(train.text.split())
-    assert words.count(f"the process {shown!r} was killed by SIGKILL; it is started again") == 1
+    assert words.count(f"the process {shown!r} was killed by SIGKILL; it is started again,") == 1
     assert before.items() <= _rows(train.run).items()
     _check_whole(train)
 

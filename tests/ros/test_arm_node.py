@@ -28,7 +28,6 @@ from arm_cell import (
 )
 from geometry_msgs.msg import PoseArray, WrenchStamped
 from lifecycle_msgs.srv import ChangeState
-from omegaconf import OmegaConf
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
 from rclpy.parameter import Parameter as RosParameter
@@ -220,15 +219,18 @@ def test_a_reset_goes_by_joints_and_takes_the_elbow_along(opened):
     assert "needs one of the parameters reset.pose and reset.joints; got: both" in message
 
 
-def test_what_a_person_teaches_is_what_a_reset_takes(cell):
+def test_what_a_person_teaches_is_what_a_reset_takes(cell, tmp_path):
     joints = cell.listener.hear("joint_states", JointState)
     before = cell.pose()
     command = [sys.executable, "-m", "robot_rl.cli", "teach", f"namespace={cell.namespace}"]
     said = subprocess.run(command, input="\n\n", capture_output=True, text=True, check=True).stdout
-    taught = OmegaConf.create(said)
-    given = ["driver.host=192.0.2.1", "reset.pose=[0.4,0,0.3,1,0,0,0]"]
-    config = compose(["robot=ur", *(f"nodes.arm.parameters.{word}" for word in given)])
-    parameters = node_table(OmegaConf.merge(config, taught))[0].parameters
+    file = tmp_path / "cell.yaml"
+    file.write_text(
+        "choices: {robot: topics}\nrobot: {joint_names: [a, b, c, d, e, f, g]}\nnodes:\n"
+        "  arm: {parameters: {reset: {pose: [0.4,0,0.3,1,0,0,0]}, driver: {namespace: /c}}}\n"
+        + said  # at the end of a cell that has nodes already
+    )
+    parameters = node_table(compose([f"cell={file}"]))[0].parameters
     assert "reset.pose" not in parameters  # it ends at joint positions instead
     found, held = parameters["reset.joints"], [*joints[-1].position]
     np.testing.assert_allclose(found, held * 2, atol=1e-3)

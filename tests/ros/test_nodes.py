@@ -408,8 +408,7 @@ def test_a_camera_with_nodes_and_devices_of_its_own_is_taken():
 
 @pytest.mark.parametrize("command", ["collect", "train"])
 def test_a_command_refuses_such_a_camera_before_it_makes_anything(command, tmp_path, capsys):
-    assert (
-        cli.main([command, *FRANKA, *ONE, f"runs_directory={tmp_path / 'runs'}"]) == cli.EXIT_ERROR
-    )
+    words = [*FRANKA, *ONE, "task=reach", f"runs_directory={tmp_path / 'runs'}"]
+    assert cli.main([command, *words]) == cli.EXIT_ERROR
     assert "no node serves the camera front" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

@@ -128,10 +128,10 @@ class Person(TeleopDevice):
 
     def axes(self):
         self.reads += 1
-        says = frozenset(["go"] if self.reads % 5 == 1 else [])
+        says = frozenset({1: ["go"], 4: ["won"]}.get(self.reads % 5, []))
         return Axes(np.array([0.0, 0.0, -self.down, 0.0, 0.0, 0.0]), says)
 '''
-DEVICE = "device: {{_target_: person.Person, down: {}, events: {{go: start}}}}"
+DEVICE = "device: {{_target_: person.Person, down: {}, events: {{go: start{}}}}}"
 
 
 TASK = (
@@ -145,8 +145,12 @@ def write_lab(folder):
     (folder / "lab/configs/teleop").mkdir(parents=True)
     (folder / "lab/cell.yaml").write_text(CELL)
     (folder / "lab/person.py").write_text(PERSON)
-    for name, down in (("pushes", 1.0), ("waits", 0.0)):
-        (folder / f"lab/configs/teleop/{name}.yaml").write_text(DEVICE.format(down))
+    for name, down, more in (
+        ("pushes", 1.0, ""),
+        ("waits", 0.0, ""),
+        ("says", 0.0, ", won: success"),
+    ):
+        (folder / f"lab/configs/teleop/{name}.yaml").write_text(DEVICE.format(down, more))
 
 
 def lines(path):
@@ -198,6 +202,23 @@ def going_on(folder, said, *words):
     finally:
         process.terminate()
         process.wait(60.0)
+
+
+@pytest.mark.slow
+def test_examples_for_a_classifier_are_recorded_with_the_nodes_of_the_cell(
+    tmp_path, robot_rl_command
+):
+    write_lab(tmp_path)
+    assert robot_rl_command(*TASK).returncode == 0
+    wanted = {"labels": "operator", "positive_frames": 4, "frames_after_success": 2}
+    words = [
+        f"classifier.collection.{k}={v}" for k, v in (wanted | {"negative_episodes": 0}).items()
+    ]
+    given = ("cell=lab", "task=push", "teleop=says", "reward=human", *words)
+    cameras = "classifier.cameras=${observation.cameras}"
+    done = robot_rl_command("collect-reward", *given, cameras, timeout=300.0)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 frames show success, in 2 episodes" in done.stdout
 
 
 @pytest.mark.browser
@@ -300,18 +321,21 @@ def test_a_robot_without_a_gripper_holds_no_tool():
 
 def test_a_start_outside_the_workspace_is_refused_before_anybody_is_asked():
     config = compose(["robot=ros_sim", "task=reach", "task.tracked.start_noise=0.3"])
-    with pytest.raises(RobotRLError, match="start outside the workspace of the robot"):
+    with pytest.raises(RobotRLError, match="start_noise, is outside the limits of workspace"):
         make_env(config)
 
 
 def test_taught_poses_are_the_start_and_the_goal_of_a_task():
     corners = [[0.40, 0.1, 0.2], [0.50, 0.1, 0.3], [0.45, 0.2, 0.2]]
     taught = [(np.zeros(7), np.array([*corner, *START[3:]])) for corner in corners]
-    section = OmegaConf.create(teach.LINES["start"](taught)).task.tracked
+
+    def read(part, poses):
+        return OmegaConf.create(teach.LINES[part](poses))
+
+    section = read("start", taught)
     assert list(section.start_pose) == [0.45, 0.15, 0.25, 1.0, 0.0, 0.0, 0.0]
     assert list(section.start_noise) == [0.05, 0.05, 0.05]
     registry.make(tracked(**section))
-    alone = OmegaConf.create(teach.LINES["start"](taught[:1])).task.tracked
+    alone = read("start", taught[:1])
     assert list(alone) == ["start_pose"]  # it says nothing of a region
-    goal = OmegaConf.create(teach.LINES["goal"](taught)).task.goal_pose
-    assert list(goal) == [0.45, 0.2, 0.2, 1.0, 0.0, 0.0, 0.0]
+    assert list(read("goal", taught).goal_pose) == [0.45, 0.2, 0.2, 1.0, 0.0, 0.0, 0.0]

@@ -6,21 +6,24 @@ import io
 import sys
 import threading
 import time
+from functools import partial
 
 import psutil
 import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from geometry_msgs.msg import PoseStamped
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.task import Future
+from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from robot_rl.env.robot import RobotInterrupted
-from robot_rl.ros.client import RosClient, ask, light_executor
-from robot_rl.ros.errors import ServiceFailed
+from robot_rl.ros.client import RosClient, ask, light_executor, newest_message
+from robot_rl.ros.errors import RosUnavailable, ServiceFailed
 
 CYCLES = 20
 
@@ -54,7 +57,26 @@ def talker():
 def test_without_the_ros2_tool_a_person_calls_a_service_and_reads_a_topic(talker, robot_rl_command):
     called = robot_rl_command("doctor", "call=/talk/ask", "topic=/talk/one")
     assert called.returncode == 0, called.stderr
-    assert called.stdout.startswith("/talk/ask: yes\ngeometry_msgs.msg.PoseStamped(")
+    assert called.stdout == "/talk/ask: yes\n[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]\n"
+
+
+@pytest.mark.slow  # it listens for three seconds
+def test_the_diagnostics_of_all_nodes_are_one_table(opened):
+    client, said = opened(RosClient("ill", "/ill")), {"ill/arm": "running", "ill/eye": "no device"}
+    publish = client.node.create_publisher(DiagnosticArray, "/ill/diagnostics", 5).publish
+    for name, message in said.items():
+        status = [DiagnosticStatus(name=name, message=message)]
+        client.node.create_timer(0.1, partial(publish, DiagnosticArray(status=status)))
+    assert newest_message("/ill/diagnostics") == "ill/arm  running\nill/eye  no device"
+
+
+@pytest.mark.slow  # it waits for ten seconds
+def test_a_topic_on_which_nothing_comes_is_not_called_a_fault_of_its_node(opened):
+    client = opened(RosClient("calm", "/calm"))
+    client.node.create_publisher(String, "events", 5)
+    said = r"no message on /calm/events; .*though /calm/calm_.* publ"
+    with pytest.raises(RosUnavailable, match=said):
+        newest_message("/calm/events")
 
 
 def test_a_service_that_nobody_serves_is_named_with_the_page_that_says_what_to_start(opened):

@@ -48,6 +48,17 @@ class CollectReward(Stage):
 
     makes = (EXAMPLES,)
 
+    def check(self, config: DictConfig) -> None:
+        """Check that somebody drives: a person, the scripted expert or the policy of the run."""
+        drives = config.teleop.device is not None or config.task.expert is not None
+        if not drives and not (config.run and RunDirectory.open(config.run).has_policy()):
+            raise RewardError(
+                "nobody drives the robot to success and to failure",
+                got=f"teleop={config.choices.teleop}, and no scripted expert of {config.task.name}",
+                hint="add teleop=DEVICE, one of configs/teleop: you drive, and say success or"
+                " failure at the end of each episode",
+            )
+
     def run(self, bench: Workbench) -> None:
         """Record what is missing."""
         config, directory = bench.config, bench.run

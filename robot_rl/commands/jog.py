@@ -1,0 +1,187 @@
+"""`robot-rl jog`: moves an arm by some millimetres, for its first motion and for tests of limits.
+
+Targets go to the arm's node along a straight line, one for each pose that it measures; the node's
+guard holds the arm as it does for every client, also if this process ends.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from robot_rl.errors import RobotRLError
+from robot_rl.processes.waiting import wait_until
+
+if TYPE_CHECKING:
+    from std_msgs.msg import String
+
+    from robot_rl.ros.client import RosClient
+    from robot_rl.safety.limits import Vector
+
+_FARTHEST, _FASTEST = 0.05, 0.05  # m, m/s
+# How long is waited for the node; and at the end of the way, for an arm that lags [s].
+_FOUND_SECONDS, _SETTLE_SECONDS = 10.0, 0.5
+# A pose is too old, and a node that has not followed does not any more [s].
+_STALE_SECONDS, _ANSWER_SECONDS = 0.5, 1.5
+_POLL_SECONDS = 0.002
+
+
+class JogError(RobotRLError):
+    """A motion that may not be asked for, or that the arm's node did not carry out."""
+
+
+def run(*, x: str, y: str, z: str, speed: str, namespace: str, yes: str) -> None:
+    """Move the TCP by `x`, `y`, `z` [m] in the base frame, once a person has said so.
+
+    Prints where to before, and how far it went after. Raises `JogError` where the arm's node holds,
+    refuses or limits, and `RobotRLError` where the arm is stopped, or others move it.
+    """
+    way = np.array([_number(*pair) for pair in (("x", x), ("y", y), ("z", z))])
+    length, pace = float(np.linalg.norm(way)), _number("speed", speed)
+    if not 0.0 < length <= _FARTHEST:
+        expected = f"x, y and z in m, together more than 0 and at most {_FARTHEST:g}"
+        raise JogError("this way is not possible", got=f"{length:g} m", expected=expected)
+    if not 0.0 < pace <= _FASTEST:
+        expected = f"more than 0 and at most {_FASTEST:g} m/s"
+        raise JogError("this speed is not possible", got=f"{pace:g} m/s", expected=expected)
+    if yes != "true" and not sys.stdin.isatty():
+        raise JogError(
+            "nobody can say that the arm may move", got="no terminal", hint="add yes=true"
+        )
+    from robot_rl.ros.client import RosClient
+    from robot_rl.ros.environment import prepare_environment
+
+    prepare_environment(None)
+    with closing(RosClient("jog", namespace)) as client:
+        arm = _Arm(client)
+        arm.check()
+        start = arm.pose()[:3]
+        print(
+            f"{client.topic('target_pose')}: from {_shown(start)} to {_shown(start + way)} m,"
+            f" {1e3 * length:g} mm at {1e3 * pace:g} mm/s; Ctrl-C stops it",
+            flush=True,
+        )
+        if yes != "true":
+            print("press Enter, and the arm moves: ", end="", flush=True)
+            if not sys.stdin.readline():
+                raise JogError("nothing was moved", got="the end of the input in place of Enter")
+            arm.check()
+        start = arm.pose()[:3]
+        try:
+            arm.go(way, pace)
+        finally:
+            went = 1e3 * (arm.last[:3] - start)
+            print(f"asked {_shown(1e3 * way)} mm, measured {_shown(went)} mm", flush=True)
+
+
+class _Arm:
+    """The arm's node, as somebody who sends it targets sees it."""
+
+    def __init__(self, client: RosClient) -> None:
+        from geometry_msgs.msg import PoseStamped
+        from std_msgs.msg import String
+
+        from robot_rl.ros import qos
+        from robot_rl.ros.operator_services import ArmMode
+        from robot_rl.ros.sensors import NodeHealth, Sensor
+        from robot_rl.ros.targets import PoseTargets
+
+        self._client, self._targets = client, PoseTargets()
+        topic, applied = self._targets.topic, self._targets.applied_topic
+        decode, node = self._targets.target, client.node
+        self._health, self._stop = NodeHealth(client), ArmMode(client)
+        self._poses = Sensor(
+            client, PoseStamped, "current_pose", _STALE_SECONDS, decode, sole=True,
+            health=self._health,
+        )  # fmt: skip
+        self._applied = Sensor(client, PoseStamped, applied, math.inf, decode)
+        self._publisher = node.create_publisher(PoseStamped, topic, qos.command_publisher(100.0))
+        self._sent: dict[int, Vector] = {}  # the targets by their stamps [ns]
+        self._modes: list[str] = []  # told since the first target
+        node.create_subscription(String, "mode", self._take_mode, qos.latched(10))
+
+    def check(self) -> None:
+        """Raise `RobotRLError` where the arm cannot be moved by this process alone."""
+        heard = wait_until(lambda: self._poses.count, _FOUND_SECONDS)
+        taken = heard and wait_until(self._publisher.get_subscription_count, _FOUND_SECONDS)
+        if not taken:
+            topic = self._client.topic(self._targets.topic if heard else "current_pose")
+            raise JogError(
+                "there is no arm's node that takes poses",
+                got=f"nobody takes {topic}" if heard else f"no message on {topic}",
+                hint="start it in another terminal: robot-rl nodes cell=lab. An arm that takes"
+                " joint targets cannot be moved so",
+            )
+        self._stop.check()
+        self._client.check_alone(self._targets.topic)
+
+    def pose(self) -> Vector:
+        """The newest measured pose (7,)."""
+        self.last = np.asarray(self._poses.value(self._poses.newest()))
+        return self.last
+
+    def go(self, way: Vector, speed: float) -> None:
+        """Send targets along a way (3,) [m] from where the arm is, one for each measured pose."""
+        start, began = self.pose(), time.monotonic()
+        seconds = float(np.linalg.norm(way)) / speed
+        self._modes.clear()
+        while (elapsed := time.monotonic() - began) < seconds + _SETTLE_SECONDS:
+            target = start.copy()
+            target[:3] += way * min(elapsed / seconds, 1.0)
+            stamp, count = time.time_ns(), self._poses.count
+            self._sent[stamp] = target
+            self._publisher.publish(self._targets.message(target, stamp))
+            while self._poses.count == count:
+                self._poses.newest()  # or it raises that none comes
+                time.sleep(_POLL_SECONDS)
+            self.pose()
+            self._stop.check()
+            self._check_followed(elapsed)
+
+    def _check_followed(self, elapsed: float) -> None:
+        """Raise `JogError` where the node holds, has not begun, or applied another target."""
+        told = [*self._modes]
+        followed = [mode.startswith("follow") for mode in told]
+        if not any(followed):
+            if elapsed > _ANSWER_SECONDS:
+                why = self._health.behind(self._poses.topic) or "no word of why"
+                raise JogError("the arm's node does not follow", got=why)
+            return
+        if not all(followed[followed.index(True) :]):
+            raise JogError("the arm's node holds", got=told[-1 - followed[::-1].index(False)])
+        answer = self._applied.newest() if self._applied.count else None
+        target = None if answer is None else self._sent.get(answer.stamp_ns)
+        if answer is None or target is None:
+            return
+        applied = self._applied.value(answer)
+        short = np.abs(target - applied)[:3] > self._targets.tolerances[:3]
+        if short.any():
+            axes = ", ".join(axis for axis, is_short in zip("xyz", short, strict=True) if is_short)
+            raise JogError(
+                f"the arm's node limits the target along {axes}",
+                got=f"{_shown(applied[:3])} m",
+                expected=f"{_shown(target[:3])} m",
+                hint="its workspace ends here, or the arm does not follow; see limits in the cell",
+            )
+
+    def _take_mode(self, message: String) -> None:
+        self._modes.append(str(message.data))
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise JogError(f"{name} is no number", got=text, expected=f"{name}=0.01, for example")
+    return number
+
+
+def _shown(values: Vector) -> str:
+    return str([round(float(value), 4) for value in values])
