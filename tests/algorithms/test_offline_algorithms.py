@@ -79,6 +79,7 @@ def test_the_best_of_n_chunks_is_the_one_of_greatest_value():
         torch.testing.assert_close(chosen[row], every[row, at])
 
 
+@pytest.mark.slow
 def test_conservative_critics_doubt_what_is_not_in_the_data_until_online_learning():
     """All actions of the data are near 0.6, and return nothing less than others would."""
     apart = []
@@ -138,6 +139,7 @@ def test_a_distribution_of_values_with_entropy_is_refused():
         make("rlpd", changes=[("settings.critic_value", "c52")])
 
 
+@pytest.mark.slow
 def test_noise_steers_the_clone_to_what_its_critics_value():
     """The chunks of this flow are nearly their noise; reward is what the first column tells."""
     changes = [

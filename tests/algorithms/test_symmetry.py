@@ -55,7 +55,7 @@ def acted(overrides: list[str], actions: npt.NDArray[np.float32]) -> dict[str, n
     return {name: np.stack([each[name] for each in seen]) for name in seen[0]}
 
 
-@pytest.mark.parametrize("view", range(VIEWS))
+@pytest.mark.parametrize("view", [1, VIEWS // 2, VIEWS - 1])
 def test_the_simulated_arm_obeys_the_symmetry_of_the_hole(view: int) -> None:
     """Pushing down beside the hole, sliding and turning look the same in each view."""
     config = compose([])

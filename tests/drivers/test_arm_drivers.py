@@ -24,6 +24,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.ros.nodes import node_table
 from robot_rl.safety import ArmLimits, refuse_stiff_contact
 
+NOBODY = "127.0.0.9"  # where a twin on this machine does not listen
 NOWHERE = "192.0.2.1"  # reserved for documentation: packets to it vanish
 POSE = np.array([0.4, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0])
 ARMS = {
@@ -33,7 +34,7 @@ ARMS = {
 }
 
 
-def made(name, host="127.0.0.1", **settings):
+def made(name, host=NOBODY, **settings):
     target, module, _ = ARMS[name]
     pytest.importorskip(module, reason=f"needs the extra {name}")
     return registry.make({"_target_": target, "host": host, "timeout_s": 0.3, **settings})
@@ -41,7 +42,7 @@ def made(name, host="127.0.0.1", **settings):
 
 @pytest.mark.parametrize("name", ARMS)
 def test_a_refused_connection_names_the_address_and_the_port(name):
-    with pytest.raises(DriverError, match=rf"127\.0\.0\.1:{ARMS[name][2]} cannot be reached"):
+    with pytest.raises(DriverError, match=rf"{NOBODY}:{ARMS[name][2]} cannot be reached"):
         made(name).connect()
 
 

@@ -75,6 +75,7 @@ def with_detours(folder):
     return path, detour
 
 
+@pytest.mark.slow
 def test_a_way_back_is_found_and_said(folder, with_detours, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     path, (begin, end) = with_detours

@@ -41,6 +41,7 @@ def tensors(run: RunDirectory) -> dict[str, torch.Tensor]:
         return bench.training_state(OFFLINE)[0]
 
 
+@pytest.mark.slow
 def test_a_stage_that_was_stopped_goes_on_to_the_same_weights(
     run: RunDirectory, tmp_path: Path
 ) -> None:
