@@ -31,6 +31,7 @@ from robot_rl.learning.blocks import EVALUATIONS, Blocks, unevaluated
 from robot_rl.processes.machine import source_commit, yield_to_control_loop
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.run import (
+    ACCEPTED,
     CLONED,
     CLONED_POLICY,
     DEPLOYED,
@@ -130,9 +131,11 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
     """Evaluate a run's learned policy on the final seeds, and the cloned one if they are compared.
 
     Beside the cloned one, even what training has held back acts: so many scenes can show what its
-    few episodes could not.
+    few episodes could not. Not where a gate has accepted what it would replace: that acts, and the
+    clone says nothing of it.
     """
     torch.set_num_threads(1)
+    gated = run.has_folder(ACCEPTED)
     learned = learned_checkpoint(run) is not None
     compared = run.has_folder(CLONED) and (config.evaluation.compare or not learned)
     wanted = [CLONED_POLICY] * compared + [LEARNED_POLICY] * learned
@@ -143,7 +146,7 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
         for name in wanted:
             print(f"final evaluation of {count} episodes: the {name} policy", flush=True)
             behaviour, steps = load_policy(run, name)
-            if not behaviour.policy.corrects and compared:
+            if not behaviour.policy.corrects and compared and not gated:
                 held_back = behaviour.policy.corrects = True
             results[name] = result = evaluator.evaluate(behaviour, steps, "final")
             print(f"{result.name}: {result}", flush=True)  # whatever becomes of the files

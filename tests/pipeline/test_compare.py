@@ -15,9 +15,10 @@ import robot_rl
 from policies import checkpoint
 from policies.encoders import StateEncoder
 from robot_rl import cli
+from robot_rl.commands.evaluate import evaluate_final
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
-from robot_rl.run import LAST, STATE_FILE, SUMMARY, RunDirectory, load_policy
+from robot_rl.run import ACCEPTED, LAST, STATE_FILE, SUMMARY, RunDirectory, load_policy
 
 EASY = ("task.environment.tolerance=0.03", "task.environment.angle_tolerance=3.0")
 CERTAIN = ("task.environment.tolerance=1.0", "task.environment.angle_tolerance=3.0")
@@ -113,6 +114,19 @@ def test_what_was_held_back_acts_once_it_was_found_better_at_the_end(tmp_path):
         run.save_json(SUMMARY, {**decided, "acts_as_cloned": acts_as_cloned})
         assert load_policy(run)[0].policy.corrects is not acts_as_cloned
         assert not load_policy(run, "learned")[0].policy.corrects
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_what_was_held_back_acts_at_the_end_unless_a_gate_has_accepted_what_it_would_replace(gated):
+    """The clone, with which it is compared, says nothing of what the gate accepted since."""
+    run, words = RunDirectory(Path(A)), ["task=reach", "evaluation.final_episodes=2", *CERTAIN]
+    for name in (LAST, *([ACCEPTED] if gated else [])):
+        with run.atomic_folder(name) as folder:
+            checkpoint.save(folder / "policy", held_back())
+            (folder / STATE_FILE).write_text('{"environment_steps": 100}')
+    final = evaluate_final(compose(words), run)
+    assert final.learned.held_back is gated
+    assert final.held_back is not gated
 
 
 def test_several_policies_are_compared_with_the_first(capsys):
