@@ -35,6 +35,7 @@ from robot_rl.run import (
     CLONED,
     CLONED_POLICY,
     DEPLOYED,
+    LAST,
     LEARNED_POLICY,
     POLICIES,
     STUDENT_POLICY,
@@ -131,11 +132,10 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
     """Evaluate a run's learned policy on the final seeds, and the cloned one if they are compared.
 
     Beside the cloned one, even what training has held back acts: so many scenes can show what its
-    few episodes could not. Not where a gate has accepted what it would replace: that acts, and the
-    clone says nothing of it.
+    few episodes could not. Where it would replace what a gate has accepted, that acts beside it.
     """
     torch.set_num_threads(1)
-    gated = run.has_folder(ACCEPTED)
+    gated = run.has_folder(ACCEPTED) and run.has_folder(LAST)
     learned = learned_checkpoint(run) is not None
     compared = run.has_folder(CLONED) and (config.evaluation.compare or not learned)
     wanted = [CLONED_POLICY] * compared + [LEARNED_POLICY] * learned
@@ -146,15 +146,37 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
         for name in wanted:
             print(f"final evaluation of {count} episodes: the {name} policy", flush=True)
             behaviour, steps = load_policy(run, name)
-            if not behaviour.policy.corrects and compared and not gated:
-                held_back = behaviour.policy.corrects = True
-            results[name] = result = evaluator.evaluate(behaviour, steps, "final")
+            if name == LEARNED_POLICY and gated:
+                result = _beside_accepted(evaluator, behaviour, steps)
+            else:
+                if not behaviour.policy.corrects and compared:
+                    held_back = behaviour.policy.corrects = True
+                result = evaluator.evaluate(behaviour, steps, "final")
+            results[name] = result
             print(f"{result.name}: {result}", flush=True)  # whatever becomes of the files
             known = map(EvaluationResult.from_json, run.read_jsonl(EVALUATIONS))
             if all(replace(other, wall_seconds=result.wall_seconds) != result for other in known):
                 run.append_jsonl(EVALUATIONS, result.to_json())
     both = results.get(CLONED_POLICY), results.get(LEARNED_POLICY)
     return FinalEvaluation(*both, run.path, held_back)
+
+
+def _beside_accepted(evaluator: Evaluator, behaviour: Behaviour, steps: int) -> EvaluationResult:
+    """Of what was learned online, or of what the gate had accepted before where that is better.
+
+    What training has held back has to be better beyond noise.
+    """
+    held_back = not behaviour.policy.corrects
+    behaviour.policy.corrects = False
+    accepted = evaluator.evaluate(behaviour, steps, "final")
+    print(f"what the gate had accepted: {accepted}", flush=True)
+    behaviour.policy.corrects = True
+    learned = evaluator.evaluate(behaviour, steps, "final")
+    print(f"what was learned online: {learned}", flush=True)
+    compared = accepted.beside(learned)
+    beyond_noise = compared is not None and compared.worse
+    better = beyond_noise if held_back else learned.successes >= accepted.successes
+    return learned if better else accepted
 
 
 def film_final(
