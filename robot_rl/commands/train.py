@@ -6,6 +6,7 @@ And `collect`, `pretrain`, `distil`, `collect-reward` and `train-reward`: some s
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain, groupby
 from pathlib import Path
@@ -130,9 +131,14 @@ def run(config: DictConfig) -> None:
         try:
             if config.resume:
                 save_resolved(config, directory.path)
-            _go_through(config, directory, recipe, lock)
+            print("\n".join(recipe.table(directory)), flush=True)
+            before, after = recipe.left_around_decision(directory)
+            _go_through(config, directory, recipe, lock, before)
             if config.stage is None and directory.has_policy():
-                _finish(config, directory, memory)
+                _decide(config, directory, memory)
+                _go_through(config, directory, recipe, lock, after)
+                report = write_report(directory)
+                print(f"summary: {directory.path / SUMMARY}\nreport:  {report}", flush=True)
         except BaseException:
             with suppress(RunError):  # a full disk: the error that the run ends with says so
                 directory.append_jsonl(_TIMES, memory.costs())
@@ -180,16 +186,18 @@ def _check(config: DictConfig, run: RunDirectory, recipe: Recipe) -> None:
         check_networks(config)
 
 
-def _go_through(config: DictConfig, run: RunDirectory, recipe: Recipe, lock: int) -> None:
-    """Run the stages that are left: those that learn beside actors in processes of their own."""
-    print("\n".join(recipe.table(run)), flush=True)
-    for beside, names in groupby(recipe.left(run), lambda name: recipe.stages[name].with_actors):
+def _go_through(
+    config: DictConfig, run: RunDirectory, recipe: Recipe, lock: int, names: Sequence[str]
+) -> None:
+    """Run stages: those that learn beside actors in processes of their own."""
+    for beside, together in groupby(names, lambda name: recipe.stages[name].with_actors):
         if beside:
             _learn_online(config, run, lock)
         else:
-            for name in names:
+            for name in together:
                 recipe.perform(name, run)
-    print("\n".join(recipe.table(run)), flush=True)
+    if names:
+        print("\n".join(recipe.table(run)), flush=True)
 
 
 def _processes(actors: int, periodic: bool) -> dict[str, list[str]]:
@@ -236,8 +244,8 @@ def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
             time.sleep(_POLL_SECONDS)
 
 
-def _finish(config: DictConfig, run: RunDirectory, memory: MemorySampler) -> None:
-    """Evaluate what was cloned and learned, decide for one, write summary and report."""
+def _decide(config: DictConfig, run: RunDirectory, memory: MemorySampler) -> None:
+    """Evaluate what was cloned and learned, decide for one, and write the summary."""
     final = evaluate_final(config, run)
     print(final, flush=True)  # whatever becomes of the files
     starts = [*run.read_jsonl(_TIMES), memory.costs()]
@@ -247,8 +255,6 @@ def _finish(config: DictConfig, run: RunDirectory, memory: MemorySampler) -> Non
     }
     run.save_json(SUMMARY, {**summarize(config, run, final), **costs})
     film_final(config, run, load_policy(run)[0], final.deployed)
-    report = write_report(run)
-    print(f"summary: {run.path / SUMMARY}\nreport:  {report}", flush=True)
 
 
 def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> dict[str, Any]:

@@ -41,6 +41,8 @@ class Stage(ABC):
         makes: Names of what it leaves there.
         with_actors: Whether it learns while actors act: then it runs in the learner's process,
             beside the replay server.
+        of_deployed: Whether it works on the policy that is deployed: it, and what follows it, runs
+            once that was decided.
         records: Its notes go to RUN/<records>.jsonl.
         round: Which repetition of it this is, from 1; 0 where it is not repeated.
     """
@@ -48,6 +50,7 @@ class Stage(ABC):
     needs: ClassVar[tuple[str, ...]] = ()
     makes: ClassVar[tuple[str, ...]] = ()
     with_actors: ClassVar[bool] = False
+    of_deployed: ClassVar[bool] = False
     records: ClassVar[str] = "notes"
     round: int = 0
 
@@ -102,6 +105,14 @@ class Recipe:
         With `stage` in the configuration it is that one, whether it is done or not.
         """
         return [str(self._config.stage)] if self._config.stage else self._unfinished(run)
+
+    def left_around_decision(self, run: RunDirectory) -> tuple[list[str], list[str]]:
+        """The names of `left` to run before it is decided which policy is deployed, and after."""
+        left = self.left(run)
+        if self._config.stage is not None:
+            return left, []
+        before = list(itertools.takewhile(lambda name: not self.stages[name].of_deployed, left))
+        return before, left[len(before) :]
 
     def left_with_actors(self, run: RunDirectory) -> list[str]:
         """Names of the stages left that can learn side by side with actors now, in order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import numpy as np
@@ -15,7 +16,15 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.learning.recipe import Recipe, RecipeError
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.workbench import Workbench
-from robot_rl.run import DEMONSTRATIONS, RunDirectory, RunError, learned_checkpoint, load_policy
+from robot_rl.run import (
+    DEMONSTRATIONS,
+    STATE_FILE,
+    STUDENT,
+    RunDirectory,
+    RunError,
+    learned_checkpoint,
+    load_policy,
+)
 
 ROUNDS = "recipe.stages.rounds"
 SMALL = (
@@ -42,6 +51,15 @@ def test_repeated_stages_are_numbered_and_know_their_round():
     assert [recipe.stages[name].round for name in ("clone", "gather_1", "reclone_2")] == [0, 1, 2]
     alone = Recipe(compose(["recipe=rl100", "stage=gather_3"]))
     assert alone.left(None) == ["gather_3"]
+
+
+def test_a_student_is_taught_once_it_is_decided_which_policy_is_deployed(tmp_path):
+    run = RunDirectory.create("reach", tmp_path)
+    before, after = Recipe(compose(["recipe=rl100_action_gradient"])).left_around_decision(run)
+    assert before[-1] == "online"
+    assert after == ["distil"]
+    alone = Recipe(compose(["recipe=rl100", "stage=distil"]))
+    assert alone.left_around_decision(run) == (["distil"], [])
 
 
 @pytest.mark.parametrize("count", ["0", "-1"])
@@ -128,6 +146,8 @@ def test_what_a_gate_accepts_is_deployed(tmp_path, start_train, robot_rl_command
         assert steps == accepted[-1]["environment_steps"]
         assert learned.version > 0
         assert "the learned policy (diffusion)" in train.text
+    teacher = json.loads((run.complete_folder(STUDENT) / STATE_FILE).read_text())["teacher"]
+    assert teacher == json.loads((train.run / "summary.json").read_text())["checkpoint"]
     done = robot_rl_command(
         "evaluate", str(train.run / "checkpoints/round_1"), "evaluation.videos=0"
     )

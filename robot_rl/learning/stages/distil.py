@@ -44,6 +44,7 @@ class Distil(Stage):
 
     needs = (CLONED,)
     makes = (STUDENT,)
+    of_deployed = True
 
     def check(self, config: DictConfig) -> None:
         """Check numbers, and that there is such a device; a `RobotRLError` says what is wrong."""
