@@ -74,6 +74,7 @@ def test_an_arm_goes_on_a_straight_way_after_enter_and_then_holds(cell, jog):
 def test_a_way_ends_where_the_node_limits_it(cell, jog):
     said, _ = jog("z=0.03", "yes=true").communicate(timeout=60.0)
     assert "robot-rl: the arm's node limits the target along z; got: " in said
+    assert re.search(r"ends here, or the tool presses on something: force \d+\.\d N, most", said)
     assert went(said)[2] < 18.0
 
 
