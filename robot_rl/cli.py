@@ -240,6 +240,12 @@ def _split(
     positionals = []
     for word in words:
         key, equals, value = word.partition("=")
+        if "cell" in options and re.fullmatch(r"[+~]*\w+\.[\w.]+", key) and equals:
+            cell = next((w[5:] for w in words if w.startswith("cell=")), "PATH")
+            file = cell if cell.endswith((".yaml", ".yml")) else f"{cell}/cell.yaml"
+            raise UsageError(
+                f"{name} takes no settings of a cell", got=word, hint=f"write it into {file}"
+            )
         if not (equals and key.isidentifier()):  # a path may hold "=" too, as in ./a=b
             positionals.append(word)
         elif key not in options:

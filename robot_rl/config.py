@@ -25,7 +25,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import MarkedYAMLError, YAMLError
 
 from policies import registry
 from robot_rl.errors import RobotRLError, did_you_mean
@@ -38,6 +38,7 @@ VALUES = {"clock": ("stepped", "realtime"), "device": ("auto", "cpu", "cuda")}
 # How a value that must be given is written, by the last word of its key.
 _WRITTEN = {"pose": "[x,y,z,qx,qy,qz,qw]", "names": "[NAME,NAME,...]"}
 NOT_GIVEN = "not given"
+_TWICE = "found duplicate key "  # in what YAML says
 # What each of `arms` may have of its own.
 _OF_ARM = ("robot", "nodes", "simulation", "task", "observation")
 # What an entry of `observation.cameras` is that does not say so.
@@ -79,6 +80,8 @@ def read_cell(named: str) -> Cell:
         found = OmegaConf.load(path)
         plain = flatten(found) if isinstance(found, DictConfig) else {}
     except Exception as error:  # OSError, or whatever YAML and OmegaConf raise
+        if isinstance(error, MarkedYAMLError) and _TWICE in str(error.problem):
+            raise _stands_twice(path, error) from error
         problem = " ".join(str(error).split())
         raise ConfigError(f"the cell {path} is no YAML", got=problem) from error
     nested = OmegaConf.create()
@@ -92,6 +95,16 @@ def read_cell(named: str) -> Cell:
     if (path.parent / "configs").is_dir() or any(path.parent.glob("*.py")):
         registry.add_folder(str(path.parent))
     return Cell(path, {group: str(choice) for group, choice in choices.items()}, values)
+
+
+def _stands_twice(path: Path, error: MarkedYAMLError) -> ConfigError:
+    """Which key of a cell YAML has found twice in one mapping, and where."""
+    key, mark = str(error.problem).removeprefix(_TWICE), error.problem_mark
+    assert mark is not None
+    begin, lines = f"{' ' * mark.column}{key}:", path.read_text(encoding="utf-8").splitlines()
+    above = [n for n, line in enumerate(lines[: mark.line], 1) if line.startswith(begin)]
+    where = f"lines {above[-1]} and {mark.line + 1}" if above else f"line {mark.line + 1}"
+    return ConfigError(f"{key} stands twice in {path}: {where}", hint="delete the first")
 
 
 def group_choices() -> dict[str, tuple[str, ...]]:
@@ -133,7 +146,8 @@ def composed(overrides: Sequence[str], cell: Cell | None = None) -> DictConfig:
     typed = [override for override in parsed if override.key_or_group in groups]
     own = ", ".join(map(str, registry.config_folders()))
     for group, choice in ((o.key_or_group, o.value()) for o in typed if not o.is_delete()):
-        check_value(group, choice, groups[group], own and f"searched {own} too")
+        further = "a task of your own needs cell=PATH" if group == "task" and cell is None else ""
+        check_value(group, choice, groups[group], own and f"searched {own} too", further)
     words = [str(override.input_line) for override in typed]
     if cell is None:
         config, defaults = _compose(words), _defaults_once(config_places(), tuple(words))
@@ -392,17 +406,20 @@ def parse(text: str) -> Override:
     return override
 
 
-def check_value(key: str, value: object, valid: Sequence[str], searched: str = "") -> None:
+def check_value(
+    key: str, value: object, valid: Sequence[str], searched: str = "", further: str = ""
+) -> None:
     """Raise `ConfigError`, which suggests a near one, where a value is not among the valid ones.
 
-    `searched` says where else it might have been.
+    `searched` says where else it might have been, `further` what else may be missing.
     """
     if value not in valid:
         raise ConfigError(
             f"unknown {key} {value!r}",
             got=f"{key}={value}{searched and f' ({searched})'}",
             expected=f"one of {', '.join(valid)}",
-            hint=did_you_mean(str(value), valid, f"{key}="),
+            hint="; ".join(filter(None, (did_you_mean(str(value), valid, f"{key}="), further)))
+            or None,
         )
 
 

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from policies import registry
@@ -16,6 +17,7 @@ from robot_rl.commands.runs import (
     save_resolved,
     working_run,
 )
+from robot_rl.commands.teach import start_lines
 from robot_rl.config import ConfigError, compose, composed
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.group import ProcessDied
@@ -86,7 +88,8 @@ def test_tasks_and_classes_beside_a_cell_are_found(lab):
         ("robot.limits.max_force: strong", "robot.limits.max_force has another type"),
         ("control_rate_hz: null", "control_rate_hz has another type"),
         ("observation: {cameras: [{name: a}, {name: a}]}", "have one name; got: a"),
-        ("nodes: {a_camera: {}, a_camera: {}}", "found duplicate key a_camera"),
+        ("nodes: {a_camera: {}, a_camera: {}}", "a_camera stands twice in "),
+        ("seed: 1\nsteps: 2\nseed: 3\n", "cell.yaml: lines 1 and 3; next: delete the first"),
     ],
 )
 def test_a_cell_that_cannot_be_used_is_refused_with_the_key(lab, capsys, text, said):
@@ -311,6 +314,8 @@ def test_examples_for_a_classifier_need_somebody_who_drives(lab, capsys):
         ),
         (["doctor", "cell=nowhere"], "there is no such cell; .* write one: robot-rl cell nowhere"),
         (["collect", "cell=sim", "task=push", "reward=human"], "the task push has no simulation"),
+        (["doctor", "cell=lab", "nodes.gripper=null"], "no settings .*write it into lab/cell.yaml"),
+        (["collect", "task=plug"], "unknown task 'plug'.* a task of your own needs cell=PATH"),
         (["collect", "task=reach", "runs_directory=file/x"], "another place: runs_directory=PATH"),
     ],
 )
@@ -322,6 +327,14 @@ def test_what_cannot_be_says_what_to_do_next(lab, capsys, words, said):
     assert cli.main(["task", "sim/push", "instruction=push", start]) == 0
     assert cli.main(words) == cli.EXIT_ERROR
     assert re.search(said, capsys.readouterr().err)
+
+
+def test_corners_that_are_one_point_are_no_region(capsys):
+    poses = [(np.zeros(6), np.array([0.4, y, 0.2, 1, 0, 0, 0])) for y in (0.0, 0.0004, 0.002)]
+    start_lines(poses[:2])
+    assert "the corners are one point: the region is empty" in capsys.readouterr().err
+    start_lines(poses)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_written_task_tells_all_that_comes_next(lab, capsys):

@@ -271,6 +271,25 @@ def test_values_of_a_task_that_its_robot_would_refuse_are_named_without_it(
     assert devices_of("cell=lab")[0]  # nobody has named a task
 
 
+@pytest.mark.parametrize(
+    ("tcp", "payload_kg", "said"),
+    [
+        ([0, 0, 174.0], 1.0, r"tool\.tcp is too far away; got: \[0.0, 0.0, 174.0\]; .* m, not mm"),
+        ([0, 0, 0.174], 1000, r"tool\.payload_kg cannot be; got: 1000; expected: more than 0"),
+        ([0, 0, 0.174], 0.0, r"tool\.payload_kg cannot be; got: 0.0"),
+    ],
+)
+def test_a_tool_that_cannot_be_is_named_without_the_arm(tcp, payload_kg, said):
+    tool = {
+        "tcp": [*tcp, 0, 0, 0, 1],
+        "payload_kg": payload_kg,
+        "_target_": "drivers.arm.base.Tool",
+    }
+    driver = {"_target_": "drivers.arm.ur.UrArm", "host": "192.0.2.1", "tool": tool}
+    with pytest.raises(RobotRLError, match=said):
+        look("", json.dumps(driver))
+
+
 def test_a_driver_that_cannot_go_to_joint_positions_is_named():
     driver = {"_target_": "drivers.arm.ur.UrArm", "host": "192.0.2.1"}
     with pytest.raises(RobotRLError, match="give the driver of a UR arm its type"):

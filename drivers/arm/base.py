@@ -33,6 +33,7 @@ JointLimits = tuple[tuple[float, ...], tuple[float, ...]]
 _JOINTS_OF_A_POSE = 6  # the pose of an arm with more leaves its elbow free
 # What a tool's settings may differ by [m, rad, kg].
 _SAME_PLACE, _SAME_ANGLE, _SAME_MASS = 0.001, 0.01, 0.05
+_LONGEST_TOOL, _HEAVIEST = 1.0, 50.0  # m, kg
 _REST_SECONDS = 0.5
 _REST_SPEED = 0.002  # m/s
 # UR's data sheets: a measured force is good to 3.5 to 5.5 N.
@@ -168,7 +169,13 @@ class Tool:
     payload_kg: float  # mass of all that the flange carries
 
     def __post_init__(self) -> None:
-        checked_pose(self.tcp, "tool.tcp")
+        place = checked_pose(self.tcp, "tool.tcp")[:3].tolist()
+        if math.hypot(*place) > _LONGEST_TOOL:
+            expected = f"at most {_LONGEST_TOOL:g} m from the flange: m, not mm"
+            raise DriverError("tool.tcp is too far away", got=place, expected=expected)
+        if not 0.0 < self.payload_kg < _HEAVIEST:
+            problem, expected = "tool.payload_kg cannot be", f"more than 0, below {_HEAVIEST:g} kg"
+            raise DriverError(problem, got=self.payload_kg, expected=expected)
 
     def check(self, tcp: Vector, payload_kg: float) -> None:
         """Raise `DriverError` where the controller has another TCP (7,) or payload set.

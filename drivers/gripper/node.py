@@ -3,13 +3,16 @@
     publishes   gripper/state (JointState, one joint `gripper`: 0 open to 1 closed)
     subscribes  gripper/command (Float64: 0 open to 1 closed)
     services    gripper/stop (Trigger): the fingers stop and keep their grip;
-                gripper/clear_errors (Trigger), for a person who has looked: the fingers may move
+                gripper/clear_errors (Trigger), for a person who has looked: the fingers may move;
+                gripper/open, gripper/close (Trigger), for a person, while nobody else commands
 
 What was refused, and whether something is held, is in `/diagnostics`.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -46,6 +49,8 @@ class GripperNode(DeviceNode):
         self._wanted: float | None = None
         self._sent: float | None = None
         self._newest: GripperState | None = None
+        self._heard = -math.inf  # when a client last sent a command, on the steady clock [s]
+        self._stopped = False  # since when nobody has commanded or cleared it
 
     def make_topics(self) -> None:
         """Make the topics and services."""
@@ -55,6 +60,8 @@ class GripperNode(DeviceNode):
         self.subscribe_to_commands(Float64, "gripper/command", source, self._take)
         self.serve("gripper/stop", self._stop)
         self._clearing = self.serve("gripper/clear_errors", self._clear_errors)
+        self.serve("gripper/open", partial(self._send, 0.0))
+        self.serve("gripper/close", partial(self._send, 1.0))
 
     def poll(self) -> None:
         """Send the newest command, measure and publish."""
@@ -87,9 +94,26 @@ class GripperNode(DeviceNode):
         }
 
     def _take(self, message: Float64) -> None:
+        self._heard = time.monotonic()
         self._wanted = check_position(message.data)
+        self._stopped = False
+
+    def _send(self, position: float) -> str:
+        """Send the fingers to a position for a person."""
+        problem, hint = None, "look at the gripper, then call gripper/clear_errors"
+        if self._stopped:
+            problem = "the fingers were stopped"
+        elif not (self.is_connected and self.is_polling) or self.fault:
+            problem = self.fault or "the gripper's node is not connected, or not active"
+        elif time.monotonic() - self._heard <= SILENCE_S:
+            problem, hint = "somebody commands the gripper", "end that command first"
+        if problem is not None:
+            raise DriverError("nothing was sent to the gripper", got=problem, hint=hint)
+        self._wanted, self._sent = position, None
+        return "sent: the fingers move now"
 
     def _stop(self) -> str:
+        self._stopped = True
         with self.refusing(self._clearing, "gripper"):
             self._forget()
             self.driver.stop()
@@ -97,6 +121,7 @@ class GripperNode(DeviceNode):
 
     def _clear_errors(self) -> str:
         self._forget()
+        self._stopped = False
         self.driver.clear_errors()
         return "taken: the fingers may move now"
 

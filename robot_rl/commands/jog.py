@@ -83,10 +83,10 @@ class _Arm:
     """The arm's node, as somebody who sends it targets sees it."""
 
     def __init__(self, client: RosClient) -> None:
-        from geometry_msgs.msg import PoseStamped
+        from geometry_msgs.msg import PoseStamped, WrenchStamped
         from std_msgs.msg import String
 
-        from robot_rl.ros import qos
+        from robot_rl.ros import messages, qos
         from robot_rl.ros.operator_services import ArmMode
         from robot_rl.ros.sensors import NodeHealth, Sensor
         from robot_rl.ros.targets import PoseTargets
@@ -100,6 +100,8 @@ class _Arm:
             health=self._health,
         )  # fmt: skip
         self._applied = Sensor(client, PoseStamped, applied, math.inf, decode)
+        force = messages.wrench_array
+        self._wrench = Sensor(client, WrenchStamped, "current_wrench", _STALE_SECONDS, force)
         self._publisher = node.create_publisher(PoseStamped, topic, qos.command_publisher(100.0))
         self._sent: dict[int, Vector] = {}  # the targets by their stamps [ns]
         self._modes: list[str] = []  # told since the first target
@@ -166,8 +168,18 @@ class _Arm:
                 f"the arm's node limits the target along {axes}",
                 got=f"{_shown(applied[:3])} m",
                 expected=f"{_shown(target[:3])} m",
-                hint="its workspace ends here, or the arm does not follow; see limits in the cell",
+                hint=f"its workspace ends here{self._pressed()}; see limits in the cell",
             )
+
+    def _pressed(self) -> str:
+        """What else may hold the arm back, with the measured force where there is one."""
+        try:
+            force = self._wrench.value(self._wrench.newest())[:3]
+        except RobotRLError:  # not every arm measures it
+            return ", or the tool presses on something"
+        along = "xyz"[int(np.abs(force).argmax())]
+        size = float(np.linalg.norm(force))
+        return f", or the tool presses on something: force {size:.1f} N, most along {along}"
 
     def _take_mode(self, message: String) -> None:
         self._modes.append(str(message.data))

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,12 +27,15 @@ from robot_rl.env.robot_env import RobotEnv
 from robot_rl.errors import RobotRLError, require
 from robot_rl.processes.group import ProcessGroup
 from robot_rl.processes.signals import ask_to_end
+from robot_rl.processes.waiting import wait_until
 from robot_rl.ros.environment import prepare_environment
-from robot_rl.ros.nodes import NodeDescription, NodeTableError, node_table
+from robot_rl.ros.nodes import NodeDescription, NodeTableError, joined, node_table
 from robot_rl.safety import default_stop_folder, kept_stop
 
 _POLL_SECONDS = 0.1
 _RECORDER = "recorder"
+_FOUND_SECONDS = 2.0  # in which other nodes are found
+_MOVES_AT_START = "drivers.gripper.robotiq"  # whose activation moves its fingers
 # How an environment is tried.
 _MOST_STEPS, _REPEATED_STEPS, _MOST_SECONDS = 1000, 10, 0.3
 # Of numbers; and of an image's mean, for a renderer may draw one scene a little differently.
@@ -120,7 +123,11 @@ def run_nodes(config: DictConfig) -> None:
         raise NodeTableError(
             "there are no nodes to run", got=got, hint="name your robot: cell=PATH"
         )
+    prepare_environment(config.robot.discovery_range)
+    _check_alone(table)
     config.start_nodes = True
+    if any(_MOVES_AT_START in str(node.driver.get("_target_")) for node in table):
+        print("the gripper's fingers may open and close now: hands away", flush=True)
     logs = Path(config.runs_directory).absolute() / "nodes" / "logs"
     with robot_nodes(config, logs) as group:
         assert group is not None
@@ -128,8 +135,23 @@ def run_nodes(config: DictConfig) -> None:
             name = f"{node.namespace.rstrip('/')}/{node.name}"
             log = logs / f"{node.process}.log"
             print(f"{name} is process {group.process_id(node.process)}, log {log}", flush=True)
-        print("nothing moves by itself; Ctrl-C ends them", flush=True)
+        print("the arm does not move by itself; Ctrl-C ends them", flush=True)
         threading.Event().wait()
+
+
+def _check_alone(table: Sequence[NodeDescription]) -> None:
+    """Raise `NodeTableError` where somebody runs the arm's node of such a namespace already."""
+    from robot_rl.ros.client import RosClient  # late: it loads ROS
+
+    arms = {node.namespace for node in table if node.module.startswith("drivers.arm.")}
+    with closing(RosClient("nodes", "/")) as client:
+        stops = {joined(namespace, "stop"): namespace for namespace in sorted(arms)}
+        if wait_until(lambda: any(map(client.node.count_services, stops)), _FOUND_SECONDS):
+            found = ", ".join(stops[stop] for stop in stops if client.node.count_services(stop))
+            raise NodeTableError(
+                f"the nodes of {found} run already",
+                hint="end them first (Ctrl-C); those that were killed are seen for up to 20 s",
+            )
 
 
 def _tell_kept_stop(node: NodeDescription) -> None:

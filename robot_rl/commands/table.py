@@ -415,7 +415,7 @@ COMMANDS: dict[str, Command] = {
         "robot_rl.commands.preparation:run_nodes",
         "Run the nodes of your robot alone, until Ctrl-C.",
         "Prints the name and the process of each node; one that is killed is started again. It"
-        " moves nothing and needs no task: robot-rl jog, teach and doctor talk to these nodes in"
+        " moves no arm and needs no task: robot-rl jog, teach and doctor talk to these nodes in"
         " another terminal. Logs are in runs_directory/nodes.",
         run_key=None,
         keys="cell robot observation reward recorder.minutes recorder.segment_s runs_directory",

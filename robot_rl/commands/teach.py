@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # An arm whose joints are all slower stands still [rad/s].
 _STILL = 0.02
+_ONE_POINT = 0.001  # m, in which positions are one
 _RESET = "nodes.arm.parameters.reset"
 _STILL_SECONDS, _FIRST_SECONDS, _POSE_SECONDS, _STALE_SECONDS = 2.0, 10.0, 2.0, 0.5
 
@@ -89,6 +90,8 @@ def start_lines(taught: Sequence[Taught]) -> str:
     low, high = poses[:, :3].min(0), poses[:, :3].max(0)
     start = np.concatenate([0.5 * (low + high), poses[-1, 3:]])
     text = f"    start_pose: {_shown(start)}   # m, xyzw\n"
+    if len(taught) > 1 and np.ptp(poses[:, :3], axis=0).max() < _ONE_POINT:
+        _say("the corners are one point: the region is empty")
     region = f"    start_noise: {_shown(0.5 * (high - low))}   # m\n"
     return text + (region if len(taught) > 1 else "")
 

@@ -28,6 +28,7 @@ from robot_rl.env.task import Expert, Task
 from robot_rl.errors import RobotRLError
 from robot_rl.safety import rotations
 
+_STARTING_SECONDS = 15.0  # in which the nodes that a command starts may come up
 _FOR_ARMS = (
     "no device can drive two arms yet: bring demonstrations along with robot-rl import, then"
     " dataset=PATH"
@@ -220,7 +221,9 @@ def make_intervention(
         attendants.append(person)
     if config["teleop"]["device"] is not None:
         attendants.append(_make_device_attendant(config, env.schema.action_names, inbox))
-    operated = Intervention(env, inbox, float(operator["hand_back_s"]), attendants)
+    own_nodes = config["start_nodes"] and (config["nodes"] or config["arms"])
+    starting = _STARTING_SECONDS if own_nodes else 0.0
+    operated = Intervention(env, inbox, float(operator["hand_back_s"]), attendants, starting)
     if isinstance(env.robot, OperatorServer):
         env.robot.serve_operator(inbox, operated.attend)
     return operated

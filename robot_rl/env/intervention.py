@@ -88,6 +88,7 @@ class Intervention(RobotEnvWrapper):
         inbox: Where the operator writes; this is its one reader.
         hand_back_s: Time without motion after which the policy acts again [s].
         attendants: Operators and devices that are asked before every step.
+        starting_s: Time from now in which the robot's own nodes may still be starting [s].
 
     Attributes:
         ended_by: What the operator ended the present or last episode with, if so.
@@ -99,8 +100,10 @@ class Intervention(RobotEnvWrapper):
         inbox: OperatorInbox,
         hand_back_s: float,
         attendants: Sequence[Attendant] = (),
+        starting_s: float = 0.0,
     ) -> None:
         super().__init__(env)
+        self._starts_until = time.monotonic() + starting_s
         self._inbox = inbox
         self._attendants = tuple(attendants)
         self._observation: Observation = {}
@@ -337,6 +340,8 @@ class Intervention(RobotEnvWrapper):
         )
         if OperatorEvent.START in self._waits_for:
             if missing := robot.missing() if isinstance(robot, OperatorServer) else "":
+                if time.monotonic() < self._starts_until:
+                    return _Halted("the robot's nodes are starting", hint=f"wait. Then {hint}")
                 there = "start what is missing, unless it is starting now; docs/topics.md says what"
                 return _Halted(
                     "the robot is not there",

@@ -34,6 +34,7 @@ _POLL_SECONDS = 0.005
 # What a person asks for is waited for this long; a reset of an arm answers when it has arrived.
 _ASKED_SECONDS, _CALL_SECONDS = 10.0, 60.0
 _DIAGNOSED_SECONDS = 3.0  # in which every node tells how it is
+_SAID = ("driver", "connection", "fault")  # of diagnostics: the message says as much
 _GONE_SECONDS = 2.0  # after which a service that has vanished does not come back
 
 
@@ -294,10 +295,17 @@ def _in_words(heard: list[Any]) -> str:
         numbers = (at.x, at.y, at.z, turn.x, turn.y, turn.z, turn.w)
         return str([round(number, 4) for number in numbers])
     if hasattr(newest, "status") and isinstance(newest.status, list):
-        told = {status.name: status.message for message in heard for status in message.status}
+        told = {status.name: _of_node(status) for message in heard for status in message.status}
         width = max(map(len, told), default=0)
         return "\n".join(f"{name:<{width}}  {told[name]}" for name in sorted(told))
     return str(newest)
+
+
+def _of_node(status: Any) -> str:
+    """What a node says of itself, and then the values that it gives with it, the empty ones not."""
+    facts = {item.key: item.value for item in status.values}
+    shown = [f"{key} {value}" for key, value in facts.items() if value and key not in _SAID]
+    return "  ".join([status.message, *([", ".join(shown)] if shown else [])])
 
 
 def message_type(name: str) -> Any:

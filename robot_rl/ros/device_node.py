@@ -154,6 +154,11 @@ class DeviceNode(LifecycleNode, ABC):
         return self._connection is not None and self._connection.state == CONNECTED
 
     @property
+    def fault(self) -> str:
+        """What is wrong with the device; empty while nothing is known to be."""
+        return (self._connection.fault if self._connection else None) or ""
+
+    @property
     def is_polling(self) -> bool:
         """Whether the node is active."""
         return self._timer is not None
@@ -280,7 +285,7 @@ class DeviceNode(LifecycleNode, ABC):
         values: dict[str, object] = {
             "driver": self._target(),
             "connection": self._connection.state if self._connection else "not configured",
-            "fault": (self._connection.fault if self._connection else None) or "",
+            "fault": self.fault,
             **self.freshness.facts(),
             **self.facts(),
         }

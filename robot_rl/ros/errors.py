@@ -47,9 +47,9 @@ class MeasuredLate(SensorLate):
             f"what comes on {topic} was not measured just now",
             got=f"{got}, {why}" if why else got,
             expected=f"at most {1e3 * limit_s:.0f} ms",
-            hint="this machine may be too busy: end other programs. The clocks of two"
-            " machines may differ: synchronise them (chrony, PTP). If its data take so"
-            " long, raise its limit: robot.sensors, or stale_after_s of a driver",
+            hint="its node may have ended, or this machine be too busy: end other programs. The"
+            " clocks of two machines may differ: synchronise them (chrony, PTP). If its data take"
+            " so long, raise its limit: robot.sensors, or stale_after_s of a driver",
         )
 
 

@@ -296,6 +296,16 @@ def _check_sizes(cameras: Sequence[Any], table: Sequence[NodeDescription]) -> No
                 got=f"size: {shown}",
                 expected=f"size: {wanted}, as observation.cameras says of {given['camera']}",
             )
+        crop = [int(n) for n in given.get("crop") or ()]
+        sides = [node.driver.get(key) for key in ("width", "height")]
+        taken = [n for n in sides if isinstance(n, int)]  # that are given
+        ends = [crop[0] + crop[2], crop[1] + crop[3]] if len(crop) == 4 else []
+        if len(taken) == 2 and ends and (ends[0] > taken[0] or ends[1] > taken[1]):
+            raise NodeTableError(
+                f"nodes.{node.name}.parameters.crop is not within the camera's pictures",
+                got=f"crop: {crop}",
+                expected=f"a part of {taken[0]}×{taken[1]}, as its driver takes them",
+            )
 
 
 def _check_devices(table: Sequence[NodeDescription]) -> None:
@@ -303,6 +313,13 @@ def _check_devices(table: Sequence[NodeDescription]) -> None:
     found: dict[tuple[str, str, str], str] = {}
     for node in table:
         given = _flat(node.driver)
+        if not isinstance(serial := given.get("serial", _OPEN), str):
+            raise NodeTableError(
+                f"the serial of the node {node.process} is a number",
+                got=serial,
+                expected="a text: without quotes 040412060001 is read as another number",
+                hint="quote the serial, as it stands on the device",
+            )
         for key in _DEVICE_KEYS:
             if (value := given.get(key, _OPEN)) == _OPEN:
                 continue

@@ -127,6 +127,33 @@ def test_stop_keeps_the_fingers_where_they_are(bench):
     bench.reaches(1.0)
 
 
+def test_a_person_opens_and_closes_while_nobody_else_commands(bench, monkeypatch):
+    def refused(why):
+        before = bench.gripper.request
+        success, message = bench.listener.trigger("gripper/close")
+        assert (success, why in message) == (False, True), message
+        assert bench.gripper.request == before
+
+    assert bench.listener.trigger("gripper/close") == (True, "sent: the fingers move now")
+    bench.reaches(1.0)
+    bench.command(0.5)
+    bench.listener.until(lambda: bench.gripper.request < 255)
+    assert bench.listener.trigger("gripper/stop")[0]
+    bench.command(0.0)
+    bench.reaches(0.0)
+    monkeypatch.setattr("drivers.gripper.node.SILENCE_S", 60.0)
+    refused("somebody commands the gripper; next: end that")
+    monkeypatch.setattr("drivers.gripper.node.SILENCE_S", 0.0)
+    assert bench.listener.trigger("gripper/stop")[0]
+    refused("the fingers were stopped; next: look at the gripper")
+    assert bench.listener.trigger("gripper/clear_errors")[0]
+    bench.listener.until(lambda: bench.gripper.activations == 2)
+    bench.listener.reported("running")
+    bench.gripper.silent = True
+    bench.listener.reported("does not")
+    refused("does not")
+
+
 def test_no_clear_of_before_a_stop_is_carried_out_after_it(bench):
     ask = {name: bench.asker(f"gripper/{name}") for name in ("clear_errors", "stop")}
     with bench.node.busy():

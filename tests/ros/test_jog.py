@@ -74,6 +74,7 @@ def test_an_arm_goes_on_a_straight_way_after_enter_and_then_holds(cell, jog):
 def test_a_way_ends_where_the_node_limits_it(cell, jog):
     said, _ = jog("z=0.03", "yes=true").communicate(timeout=60.0)
     assert "robot-rl: the arm's node limits the target along z; got: " in said
+    assert re.search(r"ends here, or the tool presses on something: force \d+\.\d N, most", said)
     assert went(said)[2] < 18.0
 
 
@@ -130,11 +131,38 @@ def test_nodes_run_alone_and_a_killed_one_comes_back(tmp_path):
                 return "connected: drivers.arm.sim.SimArm" in file.read()
 
         assert wait_until(connected, 60.0)
+        second = [sys.executable, "-m", "robot_rl.cli", "nodes", *words]
+        said = subprocess.run(second, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert f"the nodes of /alone_{os.getpid()} run already; next: end them first" in said.stderr
         os.kill(int(number), signal.SIGKILL)
         again = re.search(
             r"arm' was killed by SIGKILL.* as process (\d+)", process.stdout.readline()
         )
         assert int(again[1]) != int(number)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60.0) == cli.EXIT_INTERRUPTED
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow  # it starts a process, which starts another
+def test_hands_are_warned_of_a_gripper_that_moves_at_its_start(tmp_path):
+    driver = "{_target_:drivers.gripper.robotiq.Robotiq2F,address:/dev/nothing}"
+    node = (
+        "{executable:gripper_node,module:drivers.gripper.node,parameters:{driver:" + driver + "}}"
+    )
+    words = ["robot=ros", "robot.joint_names=[a]", f"robot.namespace=/fingers_{os.getpid()}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "robot_rl.cli", "nodes", *words, f"+nodes.gripper={node}"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        told = [process.stdout.readline() for _ in range(4)]
+        assert told[1] == "the gripper's fingers may open and close now: hands away\n"
+        assert told[3] == "the arm does not move by itself; Ctrl-C ends them\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(60.0) == cli.EXIT_INTERRUPTED
     finally:

@@ -400,10 +400,27 @@ def test_what_the_refusal_says_to_write_mends_it(line):
 
 
 def test_a_camera_with_nodes_and_devices_of_its_own_is_taken():
-    words = [*FRANKA, *TWO, camera_node("front", REALSENSE, serial=7)]
+    words = [*FRANKA, *TWO, camera_node("front", REALSENSE, serial="'7'")]
     table = node_table(compose([*words, camera_node("wrist", UVC, device="/dev/video0")]))
     assert [node.name for node in table] == ["arm", "front_camera", "wrist_camera"]
     assert node_table(compose(["robot=ros", "robot.joint_names=[a]", *TWO])) == ()  # all by others
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("40412060001", "serial of the node left-front_camera is a number; .* quote the serial"),
+        (
+            "'1',width:640,height:480",
+            r"crop is not within .*; got: crop: \[600, 0, 128, 128\]; .*640×4",
+        ),
+    ],
+)
+def test_values_of_a_camera_that_cannot_be_are_refused(given, said):
+    node = camera_node("front", REALSENSE, serial=given)
+    node = node.replace("driver:", "crop:[600,0,128,128],driver:")
+    with pytest.raises(NodeTableError, match=said):
+        node_table(compose([*FRANKA, "observation.cameras=[{name:front}]", node]))
 
 
 @pytest.mark.parametrize("command", ["collect", "train"])

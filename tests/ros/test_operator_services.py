@@ -289,6 +289,11 @@ def test_of_a_robot_that_is_not_there_nobody_is_first_asked_to_say_start(monkeyp
     monkeypatch.setattr(robot, "_FOUND_SECONDS", 0.1)
     config = configuration("/absent")
     config.robot.mirror = None  # as of a real one
+    config.start_nodes = True
+    env = make_intervention(config, make_env(config), make_inbox(config))
+    assert env.waiting().startswith("the robot's nodes are starting; next: wait. Then to go on")
+    env.close()
+    config.start_nodes = False
     env = opened(make_intervention(config, make_env(config), make_inbox(config)))
     waiting = env.waiting()
     assert waiting.startswith("the robot is not there; got: nobody publishes /absent/joint_st")

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2")
 
-from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from geometry_msgs.msg import PoseStamped
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.executors import SingleThreadedExecutor
@@ -65,9 +65,12 @@ def test_the_diagnostics_of_all_nodes_are_one_table(opened):
     client, said = opened(RosClient("ill", "/ill")), {"ill/arm": "running", "ill/eye": "no device"}
     publish = client.node.create_publisher(DiagnosticArray, "/ill/diagnostics", 5).publish
     for name, message in said.items():
-        status = [DiagnosticStatus(name=name, message=message)]
+        facts = {"rate_hz": "30.0", "fault": "", "missed": "0"} if message == "running" else {}
+        values = [KeyValue(key=key, value=value) for key, value in facts.items()]
+        status = [DiagnosticStatus(name=name, message=message, values=values)]
         client.node.create_timer(0.1, partial(publish, DiagnosticArray(status=status)))
-    assert newest_message("/ill/diagnostics") == "ill/arm  running\nill/eye  no device"
+    told = "ill/arm  running  rate_hz 30.0, missed 0\nill/eye  no device"
+    assert newest_message("/ill/diagnostics") == told
 
 
 @pytest.mark.slow  # it waits for ten seconds
