@@ -291,6 +291,7 @@ def test_a_tool_that_cannot_be_is_named_without_the_arm(tcp, payload_kg, said):
 
 
 def test_a_driver_that_cannot_go_to_joint_positions_is_named():
+    pytest.importorskip("rtde_control", reason="needs the extra ur")
     driver = {"_target_": "drivers.arm.ur.UrArm", "host": "192.0.2.1"}
     with pytest.raises(RobotRLError, match="give the driver of a UR arm its type"):
         look("by joints", json.dumps(driver))

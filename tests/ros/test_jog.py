@@ -56,6 +56,7 @@ def went(said):
     return np.array([float(n) for n in re.findall(r"measured \[(.*)\] mm", said)[0].split(",")])
 
 
+@pytest.mark.slow  # it moves for a second in real time, in which a busy machine may pause
 def test_an_arm_goes_on_a_straight_way_after_enter_and_then_holds(cell, jog):
     person, terminal = pty.openpty()
     process = jog("y=-0.006", "z=0.008", stdin=terminal)
@@ -71,6 +72,7 @@ def test_an_arm_goes_on_a_straight_way_after_enter_and_then_holds(cell, jog):
     os.close(terminal)
 
 
+@pytest.mark.slow  # the same
 def test_a_way_ends_where_the_node_limits_it(cell, jog):
     said, _ = jog("z=0.03", "yes=true").communicate(timeout=60.0)
     assert "robot-rl: the arm's node limits the target along z; got: " in said
