@@ -135,7 +135,7 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
     few episodes could not. Where it would replace what a gate has accepted, that acts beside it.
     """
     torch.set_num_threads(1)
-    gated = run.has_folder(ACCEPTED) and run.has_folder(LAST)
+    gated = config.evaluation.compare and run.has_folder(ACCEPTED) and run.has_folder(LAST)
     learned = learned_checkpoint(run) is not None
     compared = run.has_folder(CLONED) and (config.evaluation.compare or not learned)
     wanted = [CLONED_POLICY] * compared + [LEARNED_POLICY] * learned
