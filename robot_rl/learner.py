@@ -233,9 +233,9 @@ class Learner:
         self.updates += count
         self.environment_steps = target
         if self._trial is not None:
-            acted = self._trial.proved
+            before = self._trial.proved
             self._trial.count(target)
-            if self._trial.proved != acted:
+            if self._trial.proved != before:
                 self._say_who_acts(self._trial)
             self._undo_a_loss(self._trial)
         record = self._record(count, time.monotonic() - started, metrics)

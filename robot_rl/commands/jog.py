@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from robot_rl.commands.teach import shown
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.waiting import wait_until
 
@@ -62,7 +63,7 @@ def run(*, x: str, y: str, z: str, speed: str, namespace: str, yes: str) -> None
         arm.check()
         start = arm.pose()[:3]
         print(
-            f"{client.topic('target_pose')}: from {_shown(start)} to {_shown(start + way)} m,"
+            f"{client.topic('target_pose')}: from {shown(start)} to {shown(start + way)} m,"
             f" {1e3 * length:g} mm at {1e3 * pace:g} mm/s; Ctrl-C stops it",
             flush=True,
         )
@@ -76,7 +77,7 @@ def run(*, x: str, y: str, z: str, speed: str, namespace: str, yes: str) -> None
             arm.go(way, pace)
         finally:
             went = 1e3 * (arm.last[:3] - start)
-            print(f"asked {_shown(1e3 * way)} mm, measured {_shown(went)} mm", flush=True)
+            print(f"asked {shown(1e3 * way)} mm, measured {shown(went)} mm", flush=True)
 
 
 class _Arm:
@@ -166,8 +167,8 @@ class _Arm:
             axes = ", ".join(axis for axis, is_short in zip("xyz", short, strict=True) if is_short)
             raise JogError(
                 f"the arm's node limits the target along {axes}",
-                got=f"{_shown(applied[:3])} m",
-                expected=f"{_shown(target[:3])} m",
+                got=f"{shown(applied[:3])} m",
+                expected=f"{shown(target[:3])} m",
                 hint=f"its workspace ends here{self._pressed()}; see limits in the cell",
             )
 
@@ -193,7 +194,3 @@ def _number(name: str, text: str) -> float:
     if not math.isfinite(number):
         raise JogError(f"{name} is no number", got=text, expected=f"{name}=0.01, for example")
     return number
-
-
-def _shown(values: Vector) -> str:
-    return str([round(float(value), 4) for value in values])

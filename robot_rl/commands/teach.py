@@ -76,11 +76,11 @@ def reset_lines(taught: Sequence[Taught]) -> str:
     """
     text, last = "", taught[-1][1]
     if last is not None:
-        text += f"{_RESET}.pose: null   # or, without joints: {_shown(last)}\n"
+        text += f"{_RESET}.pose: null   # or, without joints: {shown(last)}\n"
     text += f"{_RESET}.joints:   # rad; a reset ends at the last; a UR arm needs driver.type too\n"
     for joints, pose in taught:
-        where = "" if pose is None else f"   # TCP at {_shown(pose[:3])} m"
-        text += f"  - {_shown(joints)}{where}\n"
+        where = "" if pose is None else f"   # TCP at {shown(pose[:3])} m"
+        text += f"  - {shown(joints)}{where}\n"
     return text
 
 
@@ -89,16 +89,16 @@ def start_lines(taught: Sequence[Taught]) -> str:
     poses = np.array([pose for _, pose in taught])
     low, high = poses[:, :3].min(0), poses[:, :3].max(0)
     start = np.concatenate([0.5 * (low + high), poses[-1, 3:]])
-    text = f"    start_pose: {_shown(start)}   # m, xyzw\n"
+    text = f"    start_pose: {shown(start)}   # m, xyzw\n"
     if len(taught) > 1 and np.ptp(poses[:, :3], axis=0).max() < _ONE_POINT:
         _say("the corners are one point: the region is empty")
-    region = f"    start_noise: {_shown(0.5 * (high - low))}   # m\n"
+    region = f"    start_noise: {shown(0.5 * (high - low))}   # m\n"
     return text + (region if len(taught) > 1 else "")
 
 
 def goal_lines(taught: Sequence[Taught]) -> str:
     """The line of a task's file for reward=pose: the last pose."""
-    return f"  goal_pose: {_shown(np.array(taught[-1][1]))}   # m, xyzw\n"
+    return f"  goal_pose: {shown(np.array(taught[-1][1]))}   # m, xyzw\n"
 
 
 LINES = {"reset": reset_lines, "start": start_lines, "goal": goal_lines}
@@ -113,11 +113,12 @@ def _keep(joints: Sensor, pose: Sensor | None, taught: list[Taught]) -> None:
         return
     at = None if pose is None else pose.value(pose.newest())
     taught.append((joints.value(joints.newest())[0], at))
-    tool = "" if at is None else f", TCP {_shown(at)}"
-    _say(f"{len(taught)}: joints {_shown(taught[-1][0])} rad{tool}")
+    tool = "" if at is None else f", TCP {shown(at)}"
+    _say(f"{len(taught)}: joints {shown(taught[-1][0])} rad{tool}")
 
 
-def _shown(values: Vector) -> str:
+def shown(values: Vector) -> str:
+    """Numbers as they are written into a cell, a task or a message: to 0.1 mm or 0.1 mrad."""
     return str([round(float(value), 4) for value in values])
 
 
