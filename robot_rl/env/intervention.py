@@ -110,6 +110,7 @@ class Intervention(RobotEnvWrapper):
         self._names = self.schema.action_names
         inbox.unmovable = unmovable_columns(self._names)
         inbox.joints = joint_columns(self._names)
+        inbox.missing = self._missing
         self._hold_steps = max(1, math.ceil(hand_back_s / self.clock.period - 1e-9))
         self.let_go()
         self._gripper_columns = gripper_columns(self._names)
@@ -219,8 +220,10 @@ class Intervention(RobotEnvWrapper):
                     self._waits_for.setdefault(OperatorEvent.START, why)
             elif event is OperatorEvent.PAUSE:
                 self._waits_for[OperatorEvent.RESUME] = _PAUSED
-            elif event is not OperatorEvent.START or len(self._waits_for) == 1:
-                self._waits_for.pop(event, None)
+            elif event is not OperatorEvent.START or self._may_start():
+                ended = self._waits_for.pop(event, None)
+                if ended and self._waits_for.get(OperatorEvent.START) == ended:
+                    self._waits_for[OperatorEvent.START] = f"before it was cleared: {ended}"
         return said
 
     def keep_faults(self, run: RunDirectory) -> int:
@@ -315,6 +318,13 @@ class Intervention(RobotEnvWrapper):
             self._tell(f"{FAULT}{kind}: {problem}")
         self._last_fault = sentence
 
+    def _may_start(self) -> bool:
+        return len(self._waits_for) == 1 and not self._missing()
+
+    def _missing(self) -> str:
+        """What the robot itself says of what is not there."""
+        return robot.missing() if isinstance(robot := self.robot, OperatorServer) else ""
+
     def _tell(self, words: str) -> None:
         if (watchers := watchers_of(self.robot)) is not None:
             watchers.tell_event(words)
@@ -332,14 +342,12 @@ class Intervention(RobotEnvWrapper):
             )
         words = sorted(self._waits_for)  # `start` after all others
         why = "; ".join(dict.fromkeys(self._waits_for.values()))
-        serves = isinstance(robot := self.robot, OperatorServer)
-        hint = f"to go on say {', then '.join(words)} (with the device, or in robot-rl console" + (
-            f", or by the ROS service of that name, as with robot-rl doctor call=/{words[0]})"
-            if serves
-            else ")"
-        )
+        ways = "the device or robot-rl console"
+        if isinstance(self.robot, OperatorServer):
+            ways = f"the device, robot-rl console or robot-rl doctor call=/{words[0]}"
+        hint = f"to go on say {', then '.join(words)}, with {ways}"
         if OperatorEvent.START in self._waits_for:
-            if missing := robot.missing() if isinstance(robot, OperatorServer) else "":
+            if missing := self._missing():
                 if time.monotonic() < self._starts_until:
                     return _Halted("the robot's nodes are starting", hint=f"wait. Then {hint}")
                 there = "start what is missing, unless it is starting now; docs/topics.md says what"

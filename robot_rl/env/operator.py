@@ -82,6 +82,7 @@ class OperatorInbox:
         unmovable: Action columns that no operator can move by a motion of the tool; the loop sets
             it. Where there are any, every such motion is refused.
         joints: Those of them that move joints, which a leader arm can; the loop sets it too.
+        missing: Tells in words what of the robot is not there, empty where all is; from the loop.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class OperatorInbox:
         self.advice = ""
         self.unmovable: tuple[str, ...] = ()
         self.joints: tuple[str, ...] = ()
+        self.missing: Callable[[], str] = str
 
     def listen(self, listener: Callable[[OperatorEvent], None]) -> None:
         """Let every event that is posted be told at once too, before the loop polls.
@@ -141,7 +143,8 @@ class OperatorInbox:
         """As `post`, for who hears the answer: a `start` that would be lost is refused.
 
         Raises:
-            OperatorError: As `post`; or nothing can start, since the robot is stopped or paused.
+            OperatorError: As `post`; or nothing can start, since the robot is stopped, paused or
+                not there.
         """
         if event == OperatorEvent.START:
             ends = [str(HALTS[halt]) for halt in sorted(self._halts)]
@@ -153,6 +156,12 @@ class OperatorInbox:
                     "nothing can start yet",
                     got=stopped or f"the operator said {' and '.join(sorted(self._halts))}",
                     hint=f"say {', then '.join((*ends, event))}",
+                )
+            if missing := self.missing():
+                raise OperatorError(
+                    "nothing can start yet",
+                    got=missing,
+                    hint=f"say {event} once the robot is there",
                 )
         self.post(event)
 

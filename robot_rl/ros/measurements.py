@@ -145,13 +145,13 @@ class Measurements:
         return np.asarray(self.wrench.value(self.wrench.newest())[:3])
 
     def missing(self) -> list[str]:
-        """What has not come yet, in words: of topics without a publisher, or without a message."""
-        silent = [sensor.topic for sensor in self.all_sensors if not sensor.is_published]
-        mute = [sensor for sensor in self.all_sensors if sensor.is_published and not sensor.count]
-        absent = [f"nobody publishes {', '.join(silent)}"] if silent else []
-        if mute:
-            absent.append(f"nothing has come on {', '.join(sensor.topic for sensor in mute)}")
-        return [*absent, *dict.fromkeys(why for sensor in mute if (why := sensor.why()))]
+        """What does not come, in words: topics without a publisher, and those that are silent."""
+        gone = [sensor.topic for sensor in self.all_sensors if not sensor.is_published]
+        silent = [sensor for sensor in self.all_sensors if sensor.is_published and sensor.is_silent]
+        absent = [f"nobody publishes {', '.join(gone)}"] if gone else []
+        if silent:
+            absent.append(f"nothing comes on {', '.join(sensor.topic for sensor in silent)}")
+        return [*absent, *dict.fromkeys(why for sensor in silent if (why := sensor.why()))]
 
     def wait_until_fresh(self) -> None:
         """Wait until every topic has given new measurements: not inside the control loop.

@@ -28,6 +28,7 @@ from robot_rl.safety import Plausibility
 
 # Fast topics are matched with slow ones: among so many messages.
 _KEPT = 64
+_SILENT_S = 1.0  # a message that is late by less may only be late
 
 
 class Received(NamedTuple):
@@ -137,6 +138,12 @@ class Sensor:
     def is_published(self) -> bool:
         """Whether there is anybody who publishes on the topic, as far as this node knows."""
         return bool(self._subscription.get_publisher_count())
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing has come for so long that a person has to see to it."""
+        with self._lock:
+            return self._age() > max(self.limit_s, _SILENT_S)
 
     def newest(self) -> Received:
         """The newest measurement; raises the `trouble` that there is."""

@@ -15,7 +15,7 @@ pytest.importorskip("rclpy", reason="needs ROS 2")
 from listening import Listener
 from omegaconf import OmegaConf
 from rich.console import Console
-from ros_cell import FAR, NEAR, SCRIPTED, arm_node, configuration, impatient, until_begun
+from ros_cell import FAR, NEAR, SCRIPTED, arm_node, configuration, until_begun
 from sensor_msgs.msg import JointState
 from std_msgs.msg import String
 
@@ -269,8 +269,13 @@ def test_an_arm_moves_after_a_fault_when_a_person_says_start_and_not_before(open
     with pytest.raises(RobotInterrupted, match=r"too old|not measured just now"):  # noqa: PT012
         while time.monotonic() < deadline:
             step(cell.env)
-    cell.inbox.post("start")  # too early: what is missing is still missing
-    with impatient(cell.env, 0.5), pytest.raises(RobotInterrupted, match="no message"):
+    cell.listener.until(lambda: cell.env.waiting().startswith("the robot is not there"))
+    done, why = cell.listener.trigger("start")  # too early: what is missing is still missing
+    assert not done
+    assert "nothing can start yet; got: nobody publishes /faulty/joint_states" in why
+    assert "next: say start once the robot is there" in why
+    cell.inbox.post("start")  # as a key says it, which hears no answer
+    with pytest.raises(RobotInterrupted, match="the robot is not there"):
         cell.env.reset(seed=1)
 
     cell.arm = arm_node(cell.config, cell.parameters)
@@ -278,7 +283,7 @@ def test_an_arm_moves_after_a_fault_when_a_person_says_start_and_not_before(open
         sensor.limit_s = 3.0
     cell.listener.until(lambda: cell.mode().startswith("hold"))
     waiting = cell.waits()
-    assert "no message on /faulty/" in waiting
+    assert "too old" in waiting or "not measured just now" in waiting
     assert "to go on say start" in waiting
     cell.inbox.post("start")
     until_begun(cell.env, seed=1)
@@ -317,7 +322,8 @@ def test_an_arm_that_was_stopped_and_cleared_moves_when_a_person_says_start(open
     assert "the service stop was called; next: say clear_errors, then start" in why
     cell.listener.trigger("clear_errors")
     cell.listener.until(lambda: "clear_errors" in cell.env.overhear().events)
-    assert "the service stop was called; next: to go on say start" in cell.waits()
+    assert "before it was cleared: the arm is stopped" in (waiting := cell.waits())
+    assert "the service stop was called; next: to go on say start" in waiting
     cell.listener.trigger("start")
     until_begun(cell.env, seed=1)
 
