@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from robot_rl.env.robot_env import Begun, Options, RobotEnv, RobotEnvWrapper, St
 from robot_rl.run import FAULTS, RunDirectory
 
 _POLL_SECONDS, _RETRY_SECONDS = 0.02, 0.5
+_AGE = re.compile(r"[\d.]+ m?s\b")
 # Faults that begin so soon after another have its cause: one cut cable ends many things.
 _ONE_CAUSE = timedelta(seconds=1.0)
 # What ends an episode with the robot holding still.
@@ -264,9 +266,10 @@ class Intervention(RobotEnvWrapper):
         told = problem = ""
         while self._waits_for and not stopped():
             reason = problem or f"waiting: {self.waiting()}"
-            if reason != told:
+            lasting = _AGE.sub("", reason)  # how old something is changes all the time
+            if lasting != told:
                 note(reason)
-                told = reason
+                told = lasting
             time.sleep(_RETRY_SECONDS if problem else _POLL_SECONDS)
             try:
                 self.overhear()
@@ -350,12 +353,8 @@ class Intervention(RobotEnvWrapper):
             if missing := self._missing():
                 if time.monotonic() < self._starts_until:
                     return _Halted("the robot's nodes are starting", hint=f"wait. Then {hint}")
-                there = "start what is missing, unless it is starting now; docs/topics.md says what"
-                return _Halted(
-                    "the robot is not there",
-                    got=missing,
-                    hint=f"{there} each of them is. Then {hint}",
-                )
+                back = "bring back what is missing (docs/topics.md says what each is). Then"
+                return _Halted("the robot is not there", got=missing, hint=f"{back} {hint}")
             return _Halted("a person has to look at the robot", got=why, hint=hint)
         return _Halted(why, hint=hint)
 

@@ -202,6 +202,24 @@ def test_a_robot_that_is_not_simulated_waits_for_start_at_first_and_when_a_devic
     assert not said(operated)[2]
 
 
+def test_what_is_missing_is_told_once_however_long_it_lasts(inbox, monkeypatch):
+    env = environment("reach")
+    ages, notes = iter(range(1, 9)), []
+    served = {
+        "simulated": False,
+        "watchers": None,
+        "check_free": lambda: None,
+        "serve_operator": lambda inbox, attend: None,
+        "missing": lambda: f"the camera's newest picture is {next(ages)}.3 s old",
+    }
+    for name, value in served.items():
+        monkeypatch.setattr(env.robot, name, value, raising=False)
+    operated = Intervention(env, inbox, 0.3)
+    operated.wait_until_free(lambda: len(notes) > 1 or next(ages) > 5, notes.append)
+    assert len(notes) == 1
+    assert "picture is 2.3 s old; next: bring back what is missing" in notes[0]
+
+
 def test_a_device_in_the_tools_frame_is_heard_before_the_first_episode(inbox):
     device = HandheldDevice(Shaping(frame="tool", dead_zone=0.0), held=UP)
     env = Intervention(environment("reach"), inbox, 0.3, [DeviceAttendant(device, inbox)])

@@ -302,7 +302,7 @@ def test_of_a_robot_that_is_not_there_nobody_is_first_asked_to_say_start(monkeyp
     env = opened(make_intervention(config, make_env(config), make_inbox(config)))
     waiting = env.waiting()
     assert waiting.startswith("the robot is not there; got: nobody publishes /absent/joint_st")
-    assert "nobody serves /absent/stop; next: start what is missing" in waiting
+    assert "nobody serves /absent/stop; next: bring back what is missing" in waiting
     assert waiting.index("docs/topics.md") < waiting.index("say start")
     opened(arm_node(config))
     listener = opened(Listener("/absent"))
