@@ -145,7 +145,6 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
             episodes=1,
             rows=self.rows,
             sealed=int(self.sealed),
-            cut=int(self.cut),
             successes=int(self.success),
             demonstration_rows=self.rows if self.is_demonstration else 0,
             **dict(zip(SOURCE_NAMES, self.steps, strict=True)),

@@ -46,10 +46,6 @@ class Table:
         return {
             "rows": stored["rows"],
             "episodes": stored["episodes"],
-            "sealed_episodes": stored["sealed"],
-            "cut_episodes": stored["cut"],
-            "successful_episodes": stored["successes"],
-            "bytes": stored["rows"] * self.row_bytes,
             "environment_steps": {name: stored[name] + evicted[name] for name in SOURCE_NAMES},
             "evicted": {
                 "rows": evicted["rows"],

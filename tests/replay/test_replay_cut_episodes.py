@@ -47,7 +47,6 @@ def test_a_killed_actors_episode_is_closed_by_its_next_session(server, schema, m
     assert (second.sealed, second.cut, second.environment_steps) == (True, False, 2)
     with ReplayClient(server.store) as client:
         totals = client.statistics()["tables"]["reach"]
-    assert (totals["sealed_episodes"], totals["cut_episodes"]) == (2, 1)
     assert totals["environment_steps"]["policy"] == 6
     sampler = sampler_of(server.store)
     assert sampler.transitions_available() == 6

@@ -60,10 +60,9 @@ def test_a_spool_that_is_older_than_the_store_does_not_hinder_the_next_actor(
         assert client.unacknowledged == 2
         client.flush(20)
         server.kill()
-        server.start()  # the client asks again where the session stands
-        deadline = time.monotonic() + 20
-        while client.statistics()["uptime_seconds"] < 0.5:
-            assert time.monotonic() < deadline
+        server.start()
+        client.statistics()
+        time.sleep(0.5)  # the client asks again where the session stands
         assert client.open_session("reach", SCHEMA, ACTOR).session == number + 1
         append(client, number + 1, 0, 3)
     assert stored_sequences(server.store) == [*range(31), *range(3)]

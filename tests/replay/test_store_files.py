@@ -61,13 +61,6 @@ def test_a_session_is_a_file_that_numpy_shows(store, schema):
         assert rows.tobytes() == np.concatenate(stored).tobytes()
 
 
-def test_a_store_of_the_old_format_is_refused_with_the_way_out(tmp_path):
-    (tmp_path / "data.mdb").write_bytes(b"")
-    for open_it in (StoreReader, StoreWriter):
-        with pytest.raises(StoreError, match=r"older robot_rl.*export it with that version"):
-            open_it(tmp_path)
-
-
 def test_episodes_that_the_catalogue_never_heard_of_are_found(store, schema, make_episode):
     before = episodes(store)
     writer = StoreWriter(store)
