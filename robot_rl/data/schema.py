@@ -23,12 +23,9 @@ SCHEMA_VERSION = 3
 # NumPy sees it: for some texts NumPy would call Python's parser.
 DTYPES = frozenset(np.dtype(code).name for code in "?bhiqBHIQefd")
 
-# Arrays of so many bytes are packed without a copy.
-_LARGE_BYTES = 2048
 _ZERO = np.zeros(1, np.float16)
 
 Array = npt.NDArray[Any]
-Packed = bytes | memoryview
 Observation = dict[str, Array]
 Row = dict[str, Any]  # arrays, and NumPy scalars where the shape is ()
 
@@ -205,15 +202,9 @@ class RowSchema:
             SchemaMismatch: A missing or unknown field, another shape or dtype, a value that is
                 not finite or that the column cannot hold, or an action outside [-1, 1].
         """
-        return b"".join(self.pack_parts(row))
-
-    def pack_parts(self, row: Mapping[str, Any]) -> list[Packed]:
-        """Do what `pack` does without copying large arrays: the parts are views of them."""
         if len(row) != len(self.fields):
             raise _wrong_names(self.fields, row)
         values: dict[str, Array] = {}
-        parts: list[Packed] = []
-        small: list[bytes] = []
         for column, dtype in self._columns:
             if column.name not in row:
                 raise _wrong_names(self.fields, row)
@@ -222,15 +213,10 @@ class RowSchema:
             if not typed or value.shape != column.shape:
                 value = _converted(column, value)
             values[column.name] = value
-            if value.nbytes < _LARGE_BYTES:
-                small.append(value.tobytes())
-                continue
-            parts += [b"".join(small), value.reshape(-1).view(np.uint8).data]
-            small = []
         self.check(values)
-        return [*parts, b"".join(small)]
+        return b"".join([value.tobytes() for value in values.values()])
 
-    def unpack(self, buffer: Packed) -> npt.NDArray[Any]:
+    def unpack(self, buffer: bytes | memoryview) -> npt.NDArray[Any]:
         """View the bytes of n whole rows as a structured array (n,), without a copy."""
         size = self.dtype.itemsize
         rows, rest = divmod(len(buffer), size)
