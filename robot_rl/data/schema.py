@@ -130,7 +130,7 @@ class RowSchema:
         """The same schema without columns that were derived from others."""
         return self._without("features/", "encoder_id")
 
-    def with_annotations(self, annotations: Iterable[Field]) -> RowSchema:
+    def with_annotations(self, names: Iterable[str]) -> RowSchema:
         """The same schema with what was said of rows later, for a copy of a recording.
 
         An annotation becomes three columns, ``annotation/<name>/value``, ``.../valid`` (whether
@@ -140,19 +140,15 @@ class RowSchema:
             SchemaMismatch: A name cannot be part of a column's name.
         """
         columns: list[Field] = []
-        for field_ in annotations:
-            if not all(part.strip(".") for part in field_.name.split("/")):
+        for name in names:
+            if not all(part.strip(".") for part in name.split("/")):
                 raise SchemaMismatch(
                     "an annotation cannot become a column",
-                    got=field_.name,
+                    got=name,
                     expected="a name whose parts between slashes are neither empty nor dots",
                 )
-            name = f"{ANNOTATION}{field_.name}"
-            columns += [
-                replace(field_, name=f"{name}/value"),
-                Field(f"{name}/valid", "bool"),
-                Field(f"{name}/version", "int64"),
-            ]
+            parts = (("value", "float32"), ("valid", "bool"), ("version", "int64"))
+            columns += [Field(f"{ANNOTATION}{name}/{part}", dtype) for part, dtype in parts]
         return self.with_fields(columns)
 
     @cached_property
@@ -165,12 +161,10 @@ class RowSchema:
         return replace(self, fields=kept)
 
     @cached_property
-    def annotations(self) -> tuple[Field, ...]:
+    def annotations(self) -> tuple[str, ...]:
         """What `with_annotations` was given."""
-        found = [f for f in self.fields if f.name.startswith(ANNOTATION)]
-        names = [f.name.removeprefix(ANNOTATION).rpartition("/") for f in found]
-        parts = zip(found, names, strict=True)
-        return tuple(replace(f, name=name) for f, (name, _, part) in parts if part == "value")
+        found = (f.name for f in self.fields if f.name.startswith(ANNOTATION))
+        return tuple(n[len(ANNOTATION) : -len("/value")] for n in found if n.endswith("/value"))
 
     @property
     def action_dimension(self) -> int:
