@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from store_writing import Recording, numbers, sampler_of
 
-from robot_rl.replay import SessionTaken, StoreError, StoreInUse, rebuild
+from robot_rl.replay import SessionTaken, StoreError, StoreInUse, store_state
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.reader import StoreReader, summarize_store
-from robot_rl.replay.rebuild import rebuild_catalogue
 from robot_rl.replay.records import Annotations, WeightsRecord
 from robot_rl.replay.row_file import RowFile
 from robot_rl.replay.rows import TableRows
 from robot_rl.replay.store import StoreWriter
 from robot_rl.replay.store_files import Segments, read_weights, write_weights
+from robot_rl.replay.store_state import rebuild_catalogue
 
 
 def episodes(store):
@@ -153,7 +153,7 @@ def test_nobody_else_writes_a_store_while_its_catalogue_is_made_anew(store, monk
             tried.append(old)
             return super().take_annotations(old)
 
-    monkeypatch.setattr(rebuild, "Catalogue", Watched)
+    monkeypatch.setattr(store_state, "Catalogue", Watched)
     rebuild_catalogue(store)
     assert tried
     StoreWriter(store).close()
