@@ -128,14 +128,10 @@ class ReplayClient:
         return opened
 
     def append(self, row: Row, episode: Mapping[str, object] | None = None) -> int:
-        """Queue one row; it is checked here, and sent and acknowledged in the background.
+        """Queue one row and return its sequence in the session.
 
-        Args:
-            row: All fields of the schema.
-            episode: With the first row of an episode: its ``task``, ``seed``, ``instruction``.
-
-        Returns:
-            The row's sequence in the session.
+        It is checked here, and sent and acknowledged in the background. With the first row of an
+        `episode` come its ``task``, ``seed`` and ``instruction``.
 
         Raises:
             SchemaMismatch: Wrong field, shape, dtype or value.
@@ -152,16 +148,15 @@ class ReplayClient:
         *,
         stored: int = 0,
     ) -> int:
-        """Queue a whole episode (T + 1 rows), waiting for room; nothing is queued if a row is bad.
+        """Queue a whole episode (T + 1 rows) and return the sequence of its first row.
+
+        It waits for room, and queues nothing if a row is bad.
 
         Args:
             rows: All of its rows.
             episode: As in `append`.
             timeout: How long no room may come, seconds.
             stored: How many of its rows an earlier, interrupted try has put into the session.
-
-        Returns:
-            The sequence of its first row.
 
         Raises:
             SchemaMismatch: A row has a wrong field, shape, dtype or value.

@@ -119,12 +119,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
 class StoreEpisodes:
     """The episodes of a table that are sealed at the moment when this is made.
 
-    One that the server evicts before it is read is left out.
-
-    Args:
-        path: Folder of the store.
-        table: Name of the table; None takes the only one.
-        selection: Which episodes.
+    One that the server evicts before it is read is left out. None stands for the only table.
 
     Attributes:
         schema: Columns of the rows, and the newest version of each annotation at that moment.
