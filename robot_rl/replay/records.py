@@ -26,8 +26,6 @@ from robot_rl.data.schema import (
 )
 from robot_rl.replay import RowRefused
 
-TABLE_LIMIT = 2**16
-ACTOR_LIMIT = 2**32
 MAXIMUM_EPISODE_METADATA = 4000  # bytes of JSON
 
 SessionKey = tuple[int, int, int]  # table, actor and session

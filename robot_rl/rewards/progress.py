@@ -105,7 +105,6 @@ class Judged(Numbered):
     version: Annotated[int, Meta(ge=1, lt=1 << 31)]
 
 
-QUESTIONS: tuple[type[Message], ...] = (Hello, Compare, Done)
 ANSWERS: tuple[type[Message], ...] = (Judged, Refused)
 
 
@@ -337,7 +336,7 @@ def serve_progress(
         AddressInUse: The port is taken.
     """
     check_address(address)
-    decoder = Decoder(*QUESTIONS)
+    decoder = Decoder(Hello, Compare, Done)
     with closing(Listener(address)) as listener:
         on_ready(listener.address)
         while not stop.is_set():
