@@ -22,7 +22,7 @@ Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 MAXIMUM_BATCH_SIZE = 1 << 16
 MAXIMUM_STEPS = 512
 NEXT, CHUNK = "next/", "chunk/"
-_OBSERVED = ("state/", "images/", "depth/", "points/", "features/")
+_OBSERVED = ("state/", "images/", "points/", "features/")
 
 
 def is_observation(name: str) -> bool:
