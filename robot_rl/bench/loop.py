@@ -60,18 +60,24 @@ def run(config: DictConfig) -> dict[str, object]:
     for name, rate, kill_every in (*cases, ("50hz_server_killed", 50.0, KILLS_EVERY_SECONDS)):
         with tempfile.TemporaryDirectory() as folder:
             measured = measure(configured(config, rate, folder), kill_every)
-        seconds = measured.decisions
-        late = np.maximum(seconds - budget, 0.0)
-        results[f"p99_lateness_ms_{name}"] = 1e3 * float(np.percentile(late, 99))
-        results[f"median_decision_ms_{name}"] = 1e3 * float(np.median(seconds))
-        results[f"p99_decision_ms_{name}"] = 1e3 * float(np.percentile(seconds, 99))
-        results[f"max_decision_ms_{name}"] = 1e3 * float(seconds.max())
-        ticks = 1e3 * float(np.percentile(measured.lateness, 99))
-        results[f"p99_tick_lateness_ms_{name}"] = ticks
+        results |= figures(measured, name, budget)
         results[f"learner_updates_{name}"] = measured.updates
         if kill_every is not None:
             results["server_kills"] = measured.kills
     return results
+
+
+def figures(measured: Measured, name: str, budget: float) -> dict[str, float]:
+    """What `run` gives of one case in milliseconds; the inference budget is in seconds."""
+    decisions, late = measured.decisions, np.maximum(measured.decisions - budget, 0.0)
+    seconds = {
+        "p99_lateness": np.percentile(late, 99),
+        "median_decision": np.median(decisions),
+        "p99_decision": np.percentile(decisions, 99),
+        "max_decision": decisions.max(),
+        "p99_tick_lateness": np.percentile(measured.lateness, 99),
+    }
+    return {f"{what}_ms_{name}": 1e3 * float(value) for what, value in seconds.items()}
 
 
 def configured(config: DictConfig, rate: float, folder: str) -> DictConfig:

@@ -126,7 +126,7 @@ def _sample_ms(store: Path, schema: RowSchema, n_step: int) -> float:
     fields = [*schema.observation_names, "action", "base_action"]
     spec = SampleSpec(tuple(fields), BATCH_SIZE, n_step, demonstration_share=0.0)
     sampler = ReplaySampler(TableRows(store, TABLE), spec, np.random.default_rng(0))
-    try:
+    with contextlib.closing(sampler):
         batch = sampler.allocate()
         # Maps the pages of the file, as the first minutes do: each row about three times.
         for _ in range(SAMPLES // 2 + 3 * sampler.visible.online // (2 * BATCH_SIZE)):
@@ -135,5 +135,3 @@ def _sample_ms(store: Path, schema: RowSchema, n_step: int) -> float:
         for _ in range(SAMPLES):
             sampler.sample(batch)
         return 1000 * (time.perf_counter() - start) / SAMPLES
-    finally:
-        sampler.close()

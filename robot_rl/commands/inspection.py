@@ -25,7 +25,7 @@ from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.reader import summarize_store
-from robot_rl.replay.rebuild import rebuild_catalogue
+from robot_rl.replay.store_state import rebuild_catalogue
 from robot_rl.run import (
     ACCEPTED,
     CLONED,

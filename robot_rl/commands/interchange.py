@@ -226,14 +226,14 @@ def import_episodes(
         new_rows = len(episode.rows) - there
         done.update(episodes=1, new_episodes=int(there == 0), new_rows=new_rows)
         sequences = np.arange(following, following + len(episode.rows))
-        for column in source.schema.annotations:
-            name = f"{ANNOTATION}{column.name}"
+        for annotation in source.schema.annotations:
+            name = f"{ANNOTATION}{annotation}"
             valid, versions = episode.rows[f"{name}/valid"], episode.rows[f"{name}/version"]
             for version in np.unique(versions[valid]).tolist():
                 at = valid & (versions == version)
                 client.flush(_ROOM_SECONDS)  # only stored rows can be annotated
                 values = episode.rows[f"{name}/value"][at]
-                new = Annotations(opened.place, column.name, version, sequences[at], values)
+                new = Annotations(opened.place, annotation, version, sequences[at], values)
                 done["new_annotations"] += client.annotate(new)
         following += len(episode.rows)
         on_episode(episode)

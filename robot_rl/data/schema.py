@@ -23,12 +23,9 @@ SCHEMA_VERSION = 3
 # NumPy sees it: for some texts NumPy would call Python's parser.
 DTYPES = frozenset(np.dtype(code).name for code in "?bhiqBHIQefd")
 
-# Arrays of so many bytes are packed without a copy.
-_LARGE_BYTES = 2048
 _ZERO = np.zeros(1, np.float16)
 
 Array = npt.NDArray[Any]
-Packed = bytes | memoryview
 Observation = dict[str, Array]
 Row = dict[str, Any]  # arrays, and NumPy scalars where the shape is ()
 
@@ -133,7 +130,7 @@ class RowSchema:
         """The same schema without columns that were derived from others."""
         return self._without("features/", "encoder_id")
 
-    def with_annotations(self, annotations: Iterable[Field]) -> RowSchema:
+    def with_annotations(self, names: Iterable[str]) -> RowSchema:
         """The same schema with what was said of rows later, for a copy of a recording.
 
         An annotation becomes three columns, ``annotation/<name>/value``, ``.../valid`` (whether
@@ -143,19 +140,15 @@ class RowSchema:
             SchemaMismatch: A name cannot be part of a column's name.
         """
         columns: list[Field] = []
-        for field_ in annotations:
-            if not all(part.strip(".") for part in field_.name.split("/")):
+        for name in names:
+            if not all(part.strip(".") for part in name.split("/")):
                 raise SchemaMismatch(
                     "an annotation cannot become a column",
-                    got=field_.name,
+                    got=name,
                     expected="a name whose parts between slashes are neither empty nor dots",
                 )
-            name = f"{ANNOTATION}{field_.name}"
-            columns += [
-                replace(field_, name=f"{name}/value"),
-                Field(f"{name}/valid", "bool"),
-                Field(f"{name}/version", "int64"),
-            ]
+            parts = (("value", "float32"), ("valid", "bool"), ("version", "int64"))
+            columns += [Field(f"{ANNOTATION}{name}/{part}", dtype) for part, dtype in parts]
         return self.with_fields(columns)
 
     @cached_property
@@ -168,12 +161,10 @@ class RowSchema:
         return replace(self, fields=kept)
 
     @cached_property
-    def annotations(self) -> tuple[Field, ...]:
+    def annotations(self) -> tuple[str, ...]:
         """What `with_annotations` was given."""
-        found = [f for f in self.fields if f.name.startswith(ANNOTATION)]
-        names = [f.name.removeprefix(ANNOTATION).rpartition("/") for f in found]
-        parts = zip(found, names, strict=True)
-        return tuple(replace(f, name=name) for f, (name, _, part) in parts if part == "value")
+        found = (f.name for f in self.fields if f.name.startswith(ANNOTATION))
+        return tuple(n[len(ANNOTATION) : -len("/value")] for n in found if n.endswith("/value"))
 
     @property
     def action_dimension(self) -> int:
@@ -205,15 +196,9 @@ class RowSchema:
             SchemaMismatch: A missing or unknown field, another shape or dtype, a value that is
                 not finite or that the column cannot hold, or an action outside [-1, 1].
         """
-        return b"".join(self.pack_parts(row))
-
-    def pack_parts(self, row: Mapping[str, Any]) -> list[Packed]:
-        """Do what `pack` does without copying large arrays: the parts are views of them."""
         if len(row) != len(self.fields):
             raise _wrong_names(self.fields, row)
         values: dict[str, Array] = {}
-        parts: list[Packed] = []
-        small: list[bytes] = []
         for column, dtype in self._columns:
             if column.name not in row:
                 raise _wrong_names(self.fields, row)
@@ -222,15 +207,10 @@ class RowSchema:
             if not typed or value.shape != column.shape:
                 value = _converted(column, value)
             values[column.name] = value
-            if value.nbytes < _LARGE_BYTES:
-                small.append(value.tobytes())
-                continue
-            parts += [b"".join(small), value.reshape(-1).view(np.uint8).data]
-            small = []
         self.check(values)
-        return [*parts, b"".join(small)]
+        return b"".join([value.tobytes() for value in values.values()])
 
-    def unpack(self, buffer: Packed) -> npt.NDArray[Any]:
+    def unpack(self, buffer: bytes | memoryview) -> npt.NDArray[Any]:
         """View the bytes of n whole rows as a structured array (n,), without a copy."""
         size = self.dtype.itemsize
         rows, rest = divmod(len(buffer), size)

@@ -121,11 +121,7 @@ def write_episodes(
 ) -> None:
     """Write all episodes of a source to a new directory, which appears whole or not at all.
 
-    Args:
-        source: Where they come from.
-        out: The directory; it must not exist.
-        open_sink: What writes them.
-        on_episode: Called after each.
+    `on_episode` is called after each.
 
     Raises:
         DatasetError: There is something at `out`, the source gave no episode, or one could not be

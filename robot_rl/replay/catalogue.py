@@ -33,7 +33,6 @@ from robot_rl.replay.row_file import write_error
 
 FILE = "catalogue.sqlite"
 VERSION = 2
-_OLD_FILE = "data.mdb"  # of a robot_rl before there were row files
 _BUSY_SECONDS = 30.0
 _LITTLE_ROOM_BYTES = 1 << 20
 _TABLES = """
@@ -92,7 +91,7 @@ class Catalogue:
         self.path = store / FILE
         with_rows = _has_rows(store) and identity is None
         # A new catalogue over rows would be another store's, which knows none of them.
-        if not self.path.is_file() and (with_rows or not write or (store / _OLD_FILE).exists()):
+        if not self.path.is_file() and (with_rows or not write):
             raise _absent(store)
         with self._errors():
             self._connection = sqlite3.connect(
@@ -330,8 +329,8 @@ class Catalogue:
 
 
 def is_store(path: Path) -> bool:
-    """Return whether a folder is a store, also one without its catalogue or of an older version."""
-    return any((path / name).exists() for name in (FILE, _OLD_FILE)) or _has_rows(path)
+    """Return whether a folder is a store, also one without its catalogue."""
+    return (path / FILE).exists() or _has_rows(path)
 
 
 def _has_rows(store: Path) -> bool:
@@ -344,13 +343,6 @@ def _absent(store: Path) -> StoreError:
             f"the store {store} has rows and no catalogue",
             expected=FILE,
             hint=f"put it back, or make it anew: robot-rl inspect {store} rebuild=true",
-        )
-    if (store / _OLD_FILE).exists():
-        return StoreError(
-            f"the store {store} was written by an older robot_rl",
-            got=_OLD_FILE,
-            expected=FILE,
-            hint="export it with that version, and import the dataset into a new store",
         )
     return StoreError(
         f"there is no replay store in {store}",

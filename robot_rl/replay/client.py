@@ -128,14 +128,10 @@ class ReplayClient:
         return opened
 
     def append(self, row: Row, episode: Mapping[str, object] | None = None) -> int:
-        """Queue one row; it is checked here, and sent and acknowledged in the background.
+        """Queue one row and return its sequence in the session.
 
-        Args:
-            row: All fields of the schema.
-            episode: With the first row of an episode: its ``task``, ``seed``, ``instruction``.
-
-        Returns:
-            The row's sequence in the session.
+        It is checked here, and sent and acknowledged in the background. With the first row of an
+        `episode` come its ``task``, ``seed`` and ``instruction``.
 
         Raises:
             SchemaMismatch: Wrong field, shape, dtype or value.
@@ -152,16 +148,15 @@ class ReplayClient:
         *,
         stored: int = 0,
     ) -> int:
-        """Queue a whole episode (T + 1 rows), waiting for room; nothing is queued if a row is bad.
+        """Queue a whole episode (T + 1 rows) and return the sequence of its first row.
+
+        It waits for room, and queues nothing if a row is bad.
 
         Args:
             rows: All of its rows.
             episode: As in `append`.
             timeout: How long no room may come, seconds.
             stored: How many of its rows an earlier, interrupted try has put into the session.
-
-        Returns:
-            The sequence of its first row.
 
         Raises:
             SchemaMismatch: A row has a wrong field, shape, dtype or value.
@@ -179,9 +174,9 @@ class ReplayClient:
             )
         metadata = b"" if stored else metadata_bytes(episode)
         sequence = 0
-        for parts, facts in packed[stored:]:
+        for row, facts in packed[stored:]:
             self._wait_for(partial(self._spool.has_room, 1, begins=bool(metadata)), timeout)
-            sequence, metadata = self._push(parts, facts, metadata), b""
+            sequence, metadata = self._push(row, facts, metadata), b""
         return sequence - len(rows) + 1
 
     def has_room(self, rows: int) -> bool:
@@ -353,15 +348,13 @@ class ReplayClient:
             hint=f"they are kept in {spool.place} and sent again; see that the replay server runs",
         )
 
-    def _pack(self, row: Row) -> tuple[list[Frame], RowFacts]:
-        """Check a row; large arrays are copied later, once, into the spool."""
+    def _pack(self, row: Row) -> tuple[bytes, RowFacts]:
         if self._schema is None or self._flags is None:
             raise ReplayError("no session is open", hint="call open_session first")
-        parts = self._schema.pack_parts(row)
-        begin = parts[0] if self._flags.end <= len(parts[0]) else b"".join(parts)
-        return parts, self._flags.read(begin)
+        packed = self._schema.pack(row)
+        return packed, self._flags.read(packed)
 
-    def _push(self, parts: list[Frame], facts: RowFacts, metadata: bytes) -> int:
+    def _push(self, row: bytes, facts: RowFacts, metadata: bytes) -> int:
         check_order(facts, begins=not self._in_episode, ended=self._ended)
         if metadata and self._in_episode:
             raise RowRefused("episode metadata belongs to the first row of an episode")
@@ -375,7 +368,7 @@ class ReplayClient:
                     hint="wait until has_room(rows of an episode) before an episode begins",
                 )
             # The link looks for rows by itself: waking it would take a system call.
-            sequence = spool.push(parts, metadata)
+            sequence = spool.push(row, metadata)
         self._in_episode, self._ended = not facts.is_last, facts.ended
         return sequence
 

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from robot_rl.data.schema import DTYPES, RowSchema
 from robot_rl.replay import AnnotationRefused
-from robot_rl.replay.records import ACTOR_LIMIT, TABLE_LIMIT, Annotations, SessionKey, WeightsRecord
+from robot_rl.replay.records import Annotations, SessionKey, WeightsRecord
 from robot_rl.replay.sampler import SampleSpec, Visible
 from robot_rl.wire import WireError
 from robot_rl.wire.messages import (
@@ -28,13 +28,10 @@ from robot_rl.wire.messages import (
     Refused,
 )
 
-MAXIMUM_SCHEMA_BYTES = 1 << 16
-MAXIMUM_WAIT_SECONDS = 60.0
 MAXIMUM_ANNOTATED_ROWS = 4096
 
-TableNumber = Annotated[int, Meta(ge=0, lt=TABLE_LIMIT)]
-ActorNumber = Annotated[int, Meta(ge=0, lt=ACTOR_LIMIT)]
-Seconds = Annotated[float, Meta(ge=0, le=MAXIMUM_WAIT_SECONDS)]
+TableNumber = Annotated[int, Meta(ge=0, lt=2**16)]
+ActorNumber = Annotated[int, Meta(ge=0, lt=2**32)]
 Dtype = Annotated[str, Meta(pattern=rf"\A({'|'.join(sorted(DTYPES))})\Z")]
 
 
@@ -42,7 +39,7 @@ class Open(Numbered):
     """Begin a session, or go on with one: in `store`, where the client knows one."""
 
     table: Name
-    schema: Annotated[str, Meta(min_length=1, max_length=MAXIMUM_SCHEMA_BYTES)]
+    schema: Annotated[str, Meta(min_length=1, max_length=2**16)]
     actor: ActorNumber
     owner: Name
     session: Annotated[int, Meta(ge=0, lt=2**62)] | None = None  # the next one is a number too
@@ -117,7 +114,7 @@ class GetWeights(Numbered):
 
     name: Name
     newer_than: Natural | None = None
-    wait: Seconds = 0.0
+    wait: Annotated[float, Meta(ge=0, le=60)] = 0.0  # s
 
     def is_answered_by(self, weights: WeightsRecord | None) -> bool:
         """Whether these are of its name, and newer."""

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.episodes import Episode
-from robot_rl.data.schema import ANNOTATION, SOURCE_NAMES, Field, Row, RowSchema
+from robot_rl.data.schema import ANNOTATION, SOURCE_NAMES, Row, RowSchema
 from robot_rl.data.transfer import Selection, close_episode
 from robot_rl.replay import NotEnoughData, ReplayError
 from robot_rl.replay.catalogue import Catalogue, NewestValues
@@ -119,12 +119,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
 class StoreEpisodes:
     """The episodes of a table that are sealed at the moment when this is made.
 
-    One that the server evicts before it is read is left out.
-
-    Args:
-        path: Folder of the store.
-        table: Name of the table; None takes the only one.
-        selection: Which episodes.
+    One that the server evicts before it is read is left out. None stands for the only table.
 
     Attributes:
         schema: Columns of the rows, and the newest version of each annotation at that moment.
@@ -143,8 +138,7 @@ class StoreEpisodes:
             records = reader.episodes(info.name)
             names = sorted(reader.annotation_counts(info.name))
         self._path, self._table = path, info.name
-        annotations = [Field(name, "float32") for name in names]
-        self.schema: RowSchema = info.schema.recorded.with_annotations(annotations)
+        self.schema: RowSchema = info.schema.recorded.with_annotations(names)
         self.metadata: Mapping[str, Any] = info.metadata
         self.open_episodes = sum(not record.sealed for record in records)
         self.left_out = 0
@@ -184,10 +178,10 @@ class StoreEpisodes:
         rows = np.empty(len(stored), self.schema.dtype)
         for column in self.schema.without_annotations.fields:
             rows[column.name] = stored[column.name]
-        for annotation in self.schema.annotations:
-            found = reader.annotations(annotation.name, record)
+        for name in self.schema.annotations:
+            found = reader.annotations(name, record)
             for part, values in zip(("valid", "version", "value"), found, strict=True):
-                rows[f"{ANNOTATION}{annotation.name}/{part}"] = values
+                rows[f"{ANNOTATION}{name}/{part}"] = values
         return rows
 
 

@@ -26,8 +26,6 @@ from robot_rl.data.schema import (
 )
 from robot_rl.replay import RowRefused
 
-TABLE_LIMIT = 2**16
-ACTOR_LIMIT = 2**32
 MAXIMUM_EPISODE_METADATA = 4000  # bytes of JSON
 
 SessionKey = tuple[int, int, int]  # table, actor and session
@@ -145,7 +143,6 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
             episodes=1,
             rows=self.rows,
             sealed=int(self.sealed),
-            cut=int(self.cut),
             successes=int(self.success),
             demonstration_rows=self.rows if self.is_demonstration else 0,
             **dict(zip(SOURCE_NAMES, self.steps, strict=True)),
@@ -177,7 +174,7 @@ MAXIMUM_ROW_BYTES = 64 << 20  # a row must fit into one frame of a message
 
 
 class RowFlags:
-    """The bytes of a packed row that give an episode its shape; `end` is where they end.
+    """The bytes of a packed row that give an episode its shape.
 
     Raises:
         SchemaMismatch: A field is no plain number, too large, or a flag is absent.
@@ -208,10 +205,9 @@ class RowFlags:
                     f"replay needs the field {name!r}", got=dtype, expected="one byte a row"
                 )
             self._offsets.append(offset)
-        self.end = max(self._offsets) + 1
 
     def read(self, row: memoryview | bytes) -> RowFacts:
-        """Check and read them of a packed row, or of its begin; raises `RowRefused`."""
+        """Check and read them of a packed row; raises `RowRefused`."""
         is_last, terminated, truncated, success, source = (row[at] for at in self._offsets)
         booleans = is_last, terminated, truncated, success
         if max(booleans) > 1 or source >= len(SOURCE_NAMES):
@@ -225,8 +221,8 @@ class RowFlags:
 
     def read_all(self, rows: npt.NDArray[np.void]) -> list[RowFacts]:
         """Check and read them of mapped rows; raises `RowRefused`."""
-        heads = rows.view(np.uint8).reshape(len(rows), -1)[:, : self.end] if len(rows) else ()
-        return [self.read(bytes(head)) for head in heads]
+        size, data = rows.itemsize, rows.view(np.uint8).data
+        return [self.read(data[at : at + size]) for at in range(0, len(data), size)]
 
 
 def check_order(row: RowFacts, *, begins: bool, ended: bool) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
@@ -23,8 +22,7 @@ Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 MAXIMUM_BATCH_SIZE = 1 << 16
 MAXIMUM_STEPS = 512
 NEXT, CHUNK = "next/", "chunk/"
-_AHEAD = 2  # batches that a prefetcher has ready, or is filling
-_OBSERVED = ("state/", "images/", "depth/", "points/", "features/")
+_OBSERVED = ("state/", "images/", "points/", "features/")
 
 
 def is_observation(name: str) -> bool:
@@ -280,7 +278,7 @@ class Sampler(ABC):
 
 
 class Prefetcher:
-    """Draws a given number of batches ahead, in the sampler's random order, in a thread.
+    """Draws a given number of batches, each while the one before it is used, in a thread.
 
     The number is given up front, so that nothing is drawn across a refresh: call `start`, then
     `next` exactly so many times, then refresh the sampler, and so on. The `sampler` is used by the
@@ -291,26 +289,23 @@ class Prefetcher:
         self._sampler = sampler
         self._thread = ThreadPoolExecutor(1, "replay-prefetch")
         self._left = 0  # to be ordered
-        self._failed = False  # the thread draws no further batch of this order
-        self._ordered: deque[Future[Batch]] = deque()
-        # One set of arrays in the caller's hands, the others ready or being filled.
-        self._arrays = itertools.cycle([sampler.allocate() for _ in range(_AHEAD + 1)])
+        self._drawing: Future[Batch] | None = None
+        # One set of arrays in the caller's hands, the other being filled.
+        self._arrays = itertools.cycle([sampler.allocate(), sampler.allocate()])
 
     def start(self, draws: int) -> None:
         """Begin to draw so many batches, once those of the last `start` are taken."""
-        if self._ordered:
+        if self.ordered:
             raise ReplayError(
-                "the prefetcher still holds batches of the last start",
-                got=self._left + len(self._ordered),
+                "the prefetcher still holds batches of the last start", got=self._left + 1
             )
-        self._left, self._failed = draws, False
-        for _ in range(_AHEAD):
-            self._order()
+        self._left = draws
+        self._order()
 
     @property
     def ordered(self) -> bool:
         """Whether there are batches of the last order to take."""
-        return bool(self._ordered)
+        return self._drawing is not None
 
     def next(self) -> Batch:
         """Return the next batch; its arrays are valid until the next call.
@@ -322,16 +317,12 @@ class Prefetcher:
             ReplayError: No batch was ordered, or none can be drawn.
             ServerUnreachable: The sampler's server does not answer.
         """
-        self._order()  # into the arrays of the batch before
-        if not self._ordered:
+        drawing, self._drawing = self._drawing, None
+        if drawing is None:
             raise ReplayError("no batch was ordered", hint="call start(draws) first")
-        try:
-            return self._ordered.popleft().result()
-        except BaseException:
-            self._left = 0
-            wait(self._ordered)
-            self._ordered.clear()
-            raise
+        batch = drawing.result()
+        self._order()
+        return batch
 
     def close(self) -> None:
         """End the thread; batches not taken are dropped."""
@@ -340,14 +331,4 @@ class Prefetcher:
     def _order(self) -> None:
         if self._left:
             self._left -= 1
-            self._ordered.append(self._thread.submit(self._draw, next(self._arrays)))
-
-    def _draw(self, out: Batch) -> Batch:
-        """Draw a batch, but none behind one that could not be drawn."""
-        if self._failed:
-            return out
-        try:
-            return self._sampler.sample(out)
-        except BaseException:
-            self._failed = True
-            raise
+            self._drawing = self._thread.submit(self._sampler.sample, next(self._arrays))

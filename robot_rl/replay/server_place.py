@@ -107,14 +107,8 @@ class ServerPlace:
 class RemoteSampler(Sampler):
     """Draws what `ReplaySampler` draws, bit for bit, by asking the server of the store.
 
-    The random stream and what is visible are kept here and travel with each request, so a server
-    that is killed and started again takes nothing along.
-
-    Args:
-        client: A client of its own; it is closed with the sampler.
-        table: Name of the table.
-        spec: What to draw.
-        rng: Where all randomness comes from: PCG64, as `numpy.random.default_rng` makes.
+    The random stream, PCG64's, and what is visible are kept here and travel with each request, so a
+    server that is killed and started again takes nothing along. The client is closed with this.
 
     Raises:
         StoreError: No such table.
@@ -194,11 +188,7 @@ class Sampling:
     Of each client the newest request counts. The first request of a kind has the table indexed,
     which can take seconds. So every second turn goes to a client that was answered before, and such
     a client is always let in: peers that come and ask for ever new kinds cannot keep a learner from
-    its batches.
-
-    Args:
-        store: Folder of the store.
-        message_bytes: Most bytes of one answer.
+    its batches. An answer has at most `message_bytes`.
 
     Attributes:
         ready: Descriptor that is readable when `answers` has something.

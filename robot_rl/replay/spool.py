@@ -14,10 +14,9 @@ from __future__ import annotations
 import mmap
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -113,8 +112,8 @@ class Spool:
         fits = self.end - self.first + rows <= self._slots
         return fits and not (begins and len(self._facts) >= EPISODES)
 
-    def push(self, parts: Sequence[Frame], episode: bytes) -> int:
-        """Add a row for which there is room, given in parts, and return its sequence.
+    def push(self, row: Frame, episode: bytes) -> int:
+        """Add a packed row for which there is room, and return its sequence.
 
         `episode` is JSON: the metadata of the episode that it begins, if it does.
         """
@@ -124,18 +123,14 @@ class Spool:
             # disk too. There is no row whose place it changes.
             self._counters[_BASE] = sequence
         slot = self._slot(sequence)
-        at = start = slot * self.row_bytes
-        for part in parts:
-            self._rows[at : at + len(part)] = part
-            at += len(part)
-        assert at - start == self.row_bytes
+        self._rows[slot * self.row_bytes : (slot + 1) * self.row_bytes] = row
         if self._file is not None:  # what ends with this process is read by nobody else
-            self._checksums[slot] = _checksum(parts)
+            self._checksums[slot] = _checksum(row)
         if episode:
             number = int(self._counters[_EPISODES])
             entry = self._entries[number % EPISODES]
             entry["sequence"], entry["size"] = sequence, len(episode)
-            entry["checksum"], entry["text"] = _checksum([episode]), episode
+            entry["checksum"], entry["text"] = _checksum(episode), episode
             self._counters[_EPISODES] = number + 1
             self._facts[sequence] = episode
         self.end = sequence + 1
@@ -216,7 +211,7 @@ class Spool:
         for sequence in range(self.first, self.end):
             slot = self._slot(sequence)
             row = self._rows[slot * row_bytes : (slot + 1) * row_bytes]
-            if _checksum([row]) != self._checksums[slot]:
+            if _checksum(row) != self._checksums[slot]:
                 whole = f"{sequence - self.first} rows before it are whole"
                 raise self._damaged(f"row {sequence} has another checksum; {whole}")
         newest = int(self._counters[_EPISODES])
@@ -224,7 +219,7 @@ class Spool:
             entry = self._entries[number % EPISODES]
             if self.first <= entry["sequence"] < self.end:
                 text = entry["text"].tobytes()[: entry["size"]]
-                if _checksum([text]) != entry["checksum"]:
+                if _checksum(text) != entry["checksum"]:
                     raise self._damaged(f"the metadata of the episode at row {entry['sequence']}")
                 self._facts[int(entry["sequence"])] = text
         if self.end > self.first:
@@ -308,10 +303,8 @@ def _open_locked(path: Path) -> RowFile:
         file.close()  # its owner removed it, empty, between opening and locking
 
 
-def _checksum(parts: Sequence[Frame | Any]) -> int:
-    checksum = 0
-    for part in parts:
-        view = memoryview(part)
-        for at in range(0, len(view), _CHECKSUM_STEP):
-            checksum = zlib.crc32(view[at : at + _CHECKSUM_STEP], checksum)
+def _checksum(data: Frame) -> int:
+    checksum, view = 0, memoryview(data)
+    for at in range(0, len(view), _CHECKSUM_STEP):
+        checksum = zlib.crc32(view[at : at + _CHECKSUM_STEP], checksum)
     return checksum

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -48,8 +48,7 @@ class StoreWriter:
     """The only writer of a store, in a folder that is created where absent.
 
     With fsync ``"group"`` it waits for the disk. Beyond `capacity_rows`, of all tables together,
-    the oldest segments are evicted, but never demonstrations or an open episode. It takes over the
-    `lock` of whoever has the store locked already.
+    the oldest segments are evicted, but never demonstrations or an open episode.
 
     Raises:
         ReplayError: The capacity is out of range.
@@ -58,12 +57,7 @@ class StoreWriter:
     """
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        fsync: Fsync = "none",
-        capacity_rows: int | None = None,
-        lock: IO[bytes] | None = None,
+        self, path: Path, *, fsync: Fsync = "none", capacity_rows: int | None = None
     ) -> None:
         if capacity_rows is not None and (type(capacity_rows) is not int or capacity_rows < 1):
             raise ReplayError(
@@ -73,14 +67,11 @@ class StoreWriter:
         self._failure: OSError | None = None
         self._unsynced: list[WrittenSegment] = []
         with ExitStack() as opened:
-            self._lock_file = opened.enter_context(lock or lock_store(path))
+            self._lock_file = opened.enter_context(lock_store(path))
             self._catalogue = Catalogue(path, write=True, durable=self._durable)
             opened.callback(self._catalogue.close)
             self.identity = self._catalogue.identity
             self._state = StoreState(path, self._catalogue)
-            for key in list(self._state.sessions):
-                if key != self._state.latest(*key[:2]):
-                    self._close_session(key)
             opened.pop_all()
 
     def open_table(
@@ -140,7 +131,7 @@ class StoreWriter:
         self._catalogue.add_session(key, owner)
         self._state.sessions[key] = Session(owner)
         if latest is not None:
-            self._close_session(latest)
+            self._state.close_session(latest)
         return key
 
     def session(self, key: SessionKey) -> Session:
@@ -174,7 +165,7 @@ class StoreWriter:
         # What this commit has touched stays until the next, so that a learner may see it.
         touched = list(self._state.changed.values())
         try:
-            self._write_catalogue()
+            self._state.put_episodes()
         except StoreFull as full:  # no reader would see the rows: they count when sent again
             return [error or full for error in results]
         if self._capacity is not None:
@@ -216,7 +207,7 @@ class StoreWriter:
                 segment.sync()
             segment.close()
         with suppress(StoreError):
-            self._write_catalogue()
+            self._state.put_episodes()
         self._catalogue.close()
         self._lock_file.close()
 
@@ -340,12 +331,6 @@ class StoreWriter:
             hint="see that it is sound and can be written, and start the replay server again",
         )
 
-    def _write_catalogue(self) -> None:
-        """Put the episodes that have begun or are complete; if that fails, at the next commit."""
-        if self._state.changed:
-            self._catalogue.put_episodes(self._state.changed.values())
-            self._state.changed.clear()
-
     def _closed(self, key: SessionKey) -> Session | None:
         """Read a closed session back; None where nobody has begun it."""
         session = self._catalogue.sessions(key).get(key)
@@ -354,18 +339,3 @@ class StoreWriter:
             ends = [segment.end for segment in self._state.segments.get(key, [])]
             session.next_sequence = max([session.next_sequence, *ends])
         return session
-
-    def _close_session(self, key: SessionKey) -> None:
-        """Close a session for ever, and cut short the episode that is open there."""
-        session, table = self._state.sessions[key], self._state.tables[key[0]]
-        segments = self._state.segments.get(key, [])
-        for segment in segments:
-            segment.close()
-        if session.episode is not None:
-            rows = segments[-1].view(self.identity, table.info.schema.dtype)
-            record = session.episode.cut_short(table.flags.read_all(rows[-1:])[0])
-            table.count(record, session.episode)
-            self._state.changed[record.identifier] = record
-        del self._state.sessions[key]
-        with suppress(StoreFull):  # it is put with the next commit
-            self._write_catalogue()

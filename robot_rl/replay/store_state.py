@@ -9,17 +9,23 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 
 from robot_rl.data.schema import SOURCE_NAMES, RowSchema
 from robot_rl.replay import FileDamaged, RowRefused, StoreError, StoreFull
-from robot_rl.replay.catalogue import Catalogue
+from robot_rl.replay.catalogue import FILE, Catalogue, is_store
 from robot_rl.replay.records import EpisodeRecord, RowFlags, Session, SessionKey, TableInfo
-from robot_rl.replay.row_file import is_blank
-from robot_rl.replay.store_files import Segment, Segments, WrittenSegment, lacks_rows
+from robot_rl.replay.row_file import RowFile, is_blank
+from robot_rl.replay.store_files import (
+    Segment,
+    Segments,
+    WrittenSegment,
+    lacks_rows,
+    lock_store,
+)
 
 
 @dataclass
@@ -46,10 +52,6 @@ class Table:
         return {
             "rows": stored["rows"],
             "episodes": stored["episodes"],
-            "sealed_episodes": stored["sealed"],
-            "cut_episodes": stored["cut"],
-            "successful_episodes": stored["successes"],
-            "bytes": stored["rows"] * self.row_bytes,
             "environment_steps": {name: stored[name] + evicted[name] for name in SOURCE_NAMES},
             "evicted": {
                 "rows": evicted["rows"],
@@ -82,8 +84,7 @@ class StoreState:
             created[segment.key] = created.get(segment.key) or begun
         for key in sorted(self.sessions, key=lambda key: (created[key], key)):
             self._reconcile(key)
-        catalogue.put_episodes(self.changed.values())
-        self.changed.clear()
+        self.put_episodes()
         for number, table in self.tables.items():
             for record in catalogue.episodes(number):
                 if record.sealed:
@@ -91,6 +92,9 @@ class StoreState:
         for key, session in self.sessions.items():
             if session.episode is not None:
                 self.tables[key[0]].count(session.episode)
+        for key in list(self.sessions):
+            if key != self.latest(*key[:2]):
+                self.close_session(key)
 
     def latest(self, table: int, actor: int) -> SessionKey | None:
         """Return the session that an actor began last in a table."""
@@ -99,6 +103,27 @@ class StoreState:
     def rows(self, kind: str) -> int:
         """Return how many rows of a kind there are in all tables."""
         return sum(table.stored[kind] for table in self.tables.values())
+
+    def put_episodes(self) -> None:
+        """Put the episodes that have begun or are complete; if that fails, at the next commit."""
+        if self.changed:
+            self._catalogue.put_episodes(self.changed.values())
+            self.changed.clear()
+
+    def close_session(self, key: SessionKey) -> None:
+        """Close a session for ever, and cut short the episode that is open there."""
+        session, table = self.sessions[key], self.tables[key[0]]
+        segments = self.segments.get(key, [])
+        for segment in segments:
+            segment.close()
+        if session.episode is not None:
+            rows = segments[-1].view(self._catalogue.identity, table.info.schema.dtype)
+            record = session.episode.cut_short(table.flags.read_all(rows[-1:])[0])
+            table.count(record, session.episode)
+            self.changed[record.identifier] = record
+        del self.sessions[key]
+        with suppress(StoreFull):  # it is put with the next commit
+            self.put_episodes()
 
     def evict(self, capacity_rows: int, touched: Sequence[EpisodeRecord]) -> None:
         """Let the oldest segments go until there are no more rows than there may be.
@@ -216,3 +241,49 @@ class StoreState:
         self.changed |= found
         self.next_episode = max([self.next_episode - 1, *found]) + 1
         return state, list(found.values())
+
+
+def rebuild_catalogue(path: Path) -> str:
+    """Make the catalogue of a store anew from its files of rows, and say what was found.
+
+    What only the catalogue knows are the annotations: they are taken over as far as the present
+    one can be read. That file stays beside the new one.
+
+    Raises:
+        StoreInUse: A server is writing the store.
+        StoreError: There are no rows, or rows of several stores, or they are damaged.
+    """
+    if not is_store(path):  # whose folder the lock would make
+        raise _not_of_one_store(path, 0)
+    with lock_store(path):  # until all is done: no server starts on half a store
+        identity = _identity_of_rows(path)
+        old, kept = path / FILE, path / f"{FILE}.before"
+        for suffix in ("", "-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                Path(f"{old}{suffix}").replace(f"{kept}{suffix}")
+        with closing(Catalogue(path, write=True, identity=identity)) as made:
+            annotations = made.take_annotations(kept) if kept.exists() else 0
+        with closing(Catalogue(path, write=True)) as made:  # without the old one beside it
+            tables = StoreState(path, made).tables.values()
+    found = ", ".join(f"{it.stored['episodes']} episodes of {it.info.name}" for it in tables)
+    return f"made the catalogue anew: {found}; {annotations} annotations were kept"
+
+
+def _identity_of_rows(path: Path) -> str:
+    identities = set[str]()
+    for segment in Segments(path):
+        if not is_blank(segment.path):  # as one whose making a kill has cut off; the writer's to go
+            with closing(RowFile.open(segment.path)) as file:
+                identities.add(file.about["store"])
+    if len(identities) != 1:
+        raise _not_of_one_store(path, len(identities))
+    return identities.pop()
+
+
+def _not_of_one_store(path: Path, stores: int) -> StoreError:
+    return StoreError(
+        f"no catalogue can be made from the rows in {path}",
+        got=f"rows of {stores} stores",
+        expected="rows of one",
+        hint="move the files of other stores out of its folder" if stores else None,
+    )

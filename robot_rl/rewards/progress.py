@@ -25,7 +25,7 @@ from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import Annotations, EpisodeRecord
-from robot_rl.wire import AddressInUse, AddressRefused, WireError
+from robot_rl.wire import AddressRefused, WireError
 from robot_rl.wire.endpoint import Endpoint, Listener, check_protected, client_socket
 from robot_rl.wire.messages import (
     Decoder,
@@ -105,7 +105,6 @@ class Judged(Numbered):
     version: Annotated[int, Meta(ge=1, lt=1 << 31)]
 
 
-QUESTIONS: tuple[type[Message], ...] = (Hello, Compare, Done)
 ANSWERS: tuple[type[Message], ...] = (Judged, Refused)
 
 
@@ -333,19 +332,12 @@ def serve_progress(
     At ``tcp://127.0.0.1:PORT`` port 0 takes any free one; `on_ready` is told the address.
 
     Raises:
-        ProgressError: The address is not on this machine, or taken.
+        ProgressError: The address is not on this machine.
+        AddressInUse: The port is taken.
     """
     check_address(address)
-    try:
-        listener = Listener(address)
-    except AddressInUse as error:
-        raise ProgressError(
-            f"nobody can listen at {address}",
-            got=error,
-            hint="take another port, or end who listens there",
-        ) from error
-    decoder = Decoder(*QUESTIONS)
-    with closing(listener):
+    decoder = Decoder(Hello, Compare, Done)
+    with closing(Listener(address)) as listener:
         on_ready(listener.address)
         while not stop.is_set():
             if listener.poll(_POLL_SECONDS):

@@ -35,6 +35,7 @@ Config = Mapping[str, Any]
 
 _PATIENCE_SECONDS = 30.0
 _RETRY_SECONDS = 0.2
+_PASSING = (AnnotationRefused, ServerUnreachable, StoreFull)  # rows may still be on their way
 
 
 class RewardWrapper(RobotEnvWrapper):
@@ -200,11 +201,9 @@ class LateLabels:
                     # A later label has a larger version, whoever gives it.
                     place, now = self.session.place, time.time_ns()
                     client.annotate(Annotations(place, LABELS, now, rows, rewards))
-                return None
-            except (AnnotationRefused, ServerUnreachable, StoreFull) as problem:
-                # The rows may still be on their way.
-                if time.monotonic() > deadline:
-                    return self.note(f"a label of the last episode is lost: {problem}")
+                return
             except RobotRLError as problem:
-                return self.note(f"a label of the last episode is lost: {problem}")
+                if time.monotonic() > deadline or not isinstance(problem, _PASSING):
+                    self.note(f"a label of the last episode is lost: {problem}")
+                    return
             time.sleep(_RETRY_SECONDS)

@@ -37,12 +37,7 @@ _EPISODE_STEPS = 20
 def act_over_topics(config: DictConfig, folder: Path) -> dict[str, object]:
     """Act for `bench.ticks` steps with a hastily cloned policy of the observation `pixels`.
 
-    Args:
-        config: The configuration.
-        folder: For the policy's run and the nodes' logs.
-
-    Returns:
-        See `bench_ros.run`.
+    The figures are explained in `bench_ros.run`; run and logs are in the folder.
     """
     behaviour = _cloned(config, folder)
     settings = over_topics(config, "observation=pixels")

@@ -27,18 +27,12 @@ Position = npt.NDArray[np.float64]
 
 
 class ArmWatch:
-    """Listens to `mode`, `applied_pose` and `current_pose`.
+    """Listens to `mode`, `applied_pose` and `current_pose` of an arm, by its node `client`.
 
-    Args:
-        namespace: Of the arm.
-
-    Attributes:
-        client: The node that listens.
-        check: Raises where waiting has no sense any more.
+    `check` raises where waiting has no sense any more.
     """
 
     def __init__(self, namespace: str) -> None:
-        """See the class."""
         self.client = RosClient("watch", namespace)
         self.check: Callable[[], None] = self.client.check
         self._lock = threading.Lock()
@@ -61,25 +55,15 @@ class ArmWatch:
         with self._lock:
             return [(at, mode) for at, mode in self._modes if at > moment]
 
-    @property
-    def following(self) -> bool:
-        """Whether the arm follows commands."""
-        return self.mode.startswith("follow")
-
     def following_since(self, moment: float, timeout_s: float) -> bool:
         """Wait until the arm has begun to follow commands after a moment (steady clock [s])."""
         return self._wait(lambda: self._first("follow", moment) is not None, timeout_s)
 
     def held_after(self, moment: float, timeout_s: float, *, told: bool) -> float | None:
-        """Wait until the arm holds; returns how long after `moment` it began to [s].
+        """Wait until the arm holds; returns how long after `moment` (steady clock [s]) it began to.
 
-        Args:
-            moment: On the steady clock [s].
-            timeout_s: How long to wait.
-            told: Whether a last command to stay where the arm was measured counts as well.
-
-        Returns:
-            None where it does not hold in time.
+        With `told` a last command to stay where the arm was measured counts as well. None where it
+        does not hold in time.
         """
         if not self._wait(lambda: self._first("hold", moment) is not None, timeout_s):
             return None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, open_dict
 
-from robot_rl.bench.loop import Measured, configured, measure
+from robot_rl.bench.loop import configured, figures, measure
 from robot_rl.console.server import free_port
 from robot_rl.processes.group import ProcessGroup, start_process
 from robot_rl.run import RunDirectory
@@ -42,10 +42,10 @@ def run(config: DictConfig) -> dict[str, object]:
     results: dict[str, object] = {"rate_hz": RATE_HZ, "cameras": len(CAMERAS)}
     pages: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        results |= _figures("without_console", measure(_seeing(config, folder)), budget)
+        results |= figures(measure(_seeing(config, folder)), "without_console", budget)
     with tempfile.TemporaryDirectory() as folder:
         opened = measure(_seeing(config, folder), beside=lambda run: _opened(run, 0, pages))
-        results |= _figures("with_console", opened, budget)
+        results |= figures(opened, "with_console", budget)
     with tempfile.TemporaryDirectory() as folder:
         settings = _seeing(config, folder)
         settings.environment_steps = _STOP_STEPS
@@ -72,18 +72,6 @@ def _seeing(config: DictConfig, folder: str) -> DictConfig:
     with open_dict(settings):
         settings.observation.cameras = settings.robot.cameras = cameras
     return settings
-
-
-def _figures(name: str, measured: Measured, budget: float) -> dict[str, object]:
-    seconds = measured.decisions
-    late = np.maximum(seconds - budget, 0.0)
-    return {
-        f"p99_tick_lateness_ms_{name}": 1e3 * float(np.percentile(measured.lateness, 99)),
-        f"p99_lateness_ms_{name}": 1e3 * float(np.percentile(late, 99)),
-        f"median_decision_ms_{name}": 1e3 * float(np.median(seconds)),
-        f"p99_decision_ms_{name}": 1e3 * float(np.percentile(seconds, 99)),
-        f"max_decision_ms_{name}": 1e3 * float(seconds.max()),
-    }
 
 
 @contextmanager

@@ -163,16 +163,13 @@ class _Torture:
                 client.flush(60.0)
 
     def _verify(self) -> dict[str, object]:
-        reader = StoreReader(self._store)
         rows = safe = 0
-        try:
+        with StoreReader(self._store) as reader:
             stored: dict[tuple[int, int], dict[int, bytes]] = {}
             for episode in reader.episodes(TABLE):
                 place = stored.setdefault((episode.actor, episode.session), {})
                 for index, row in enumerate(reader.read_episode(TABLE, episode)):
                     place[episode.first_sequence + index] = row.tobytes()
-        finally:
-            reader.close()
         schema = _schema()
         for actor in (1, 2):
             appended = _counts(self._folder / f"appended-{actor}")

@@ -78,17 +78,12 @@ def run(config: DictConfig) -> dict[str, object]:
 
 @dataclass
 class _Repeated(Generic[_Answer]):
-    """What came of an event that was made again and again.
+    """What came of an event that was made again and again."""
 
-    Attributes:
-        answers: Each of them, with the moment of its event, system clock [ns].
-        ignored: Events at which the policy acted, and went on.
-        missed: Events that met no policy that acted, for an episode had just ended.
-    """
-
+    # Each of them, with the moment of its event, system clock [ns].
     answers: list[tuple[int, _Answer]] = field(default_factory=list)
-    ignored: int = 0
-    missed: int = 0
+    ignored: int = 0  # events at which the policy acted, and went on
+    missed: int = 0  # events that met no policy that acted, for an episode had just ended
 
     @property
     def events(self) -> dict[str, object]:
@@ -105,16 +100,9 @@ def _repeat(
 ) -> _Repeated[_Answer]:
     """Make an event at random moments while the policy acts, until so much has come of it.
 
-    Args:
-        actions: Of the run.
-        rng: Draws the moments.
-        make: Makes the event, and lets the policy act again; returns when the event was made,
-            system clock [ns].
-        read: Finds what came of it in the rows of the newest episodes, see `_stored_actions`.
-        times: How often something is to come of it.
-
-    Raises:
-        BenchFailed: Nothing comes of it.
+    `make` makes the event, lets the policy act again, and returns when the event was made, system
+    clock [ns]; `read` finds what came of it in the rows of the newest episodes, see
+    `stored_actions`. `BenchFailed` where nothing comes of it.
     """
     made: _Repeated[_Answer] = _Repeated()
     actions.wait_for_policy()

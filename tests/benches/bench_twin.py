@@ -249,9 +249,8 @@ def _begin(operated: Intervention, rng: np.random.Generator) -> None:
 def _check_rows(folder: str, actions: Sequence[tuple[int, Any]]) -> int:
     """Compare the store with the actions that the actor told of; returns the number of rows."""
     run = RunDirectory(Path(folder) / LATEST)
-    reader = StoreReader(run.store)
     rows, sequences = [], dict[tuple[int, int], int]()
-    try:
+    with StoreReader(run.store) as reader:
         for table in reader.tables():
             for episode in reader.episodes(table):
                 place = episode.actor, episode.session
@@ -265,8 +264,6 @@ def _check_rows(folder: str, actions: Sequence[tuple[int, Any]]) -> int:
                 sequences[place] = episode.first_sequence + len(found)
                 if len(found) and found["source"][0] != SOURCE_DEMONSTRATION:
                     rows += list(found[~found["is_last"]])
-    finally:
-        reader.close()
     since = int(rows[0]["stamp_action"]) if rows else 0
     told = [action for at, action in actions if at >= since]
     stored = [row["action"] for row in rows]

@@ -24,14 +24,9 @@ _SETTLED_SECONDS = 0.5
 
 
 class StandIn:
-    """A page that keeps what it was told last.
-
-    Args:
-        socket: The connection to the console.
-    """
+    """A page that keeps what it was told last."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """See the class."""
         self._socket = socket
         self._live: dict[str, Any] = {}
         self._news = asyncio.Event()
@@ -60,10 +55,8 @@ class StandIn:
     ) -> dict[str, Any]:
         """Wait until the loop does something, and return the first observation of that.
 
-        Args:
-            activity: What it does.
-            control: Who moves the robot then, if that matters.
-            since: The observation is of a later time on the system clock [ns].
+        `control` is who moves the robot then, if that matters; the observation is of a later time
+        than `since` (system clock [ns]).
         """
         while True:
             live = self._live

@@ -31,33 +31,19 @@ _STAMPED_BEFORE_SENT_NS = 50_000_000
 
 
 class ArmStop(NamedTuple):
-    """How the arm's node stopped.
+    """How the arm's node stopped."""
 
-    Attributes:
-        heard_ns: When it said so, system clock [ns].
-        speed: The largest of the TCP from `settled_s` after the event on [m/s].
-        speed_before: Of the TCP before the event [m/s].
-        still_s: From the event to where the TCP was slower than 10 mm/s for good [s].
-        distance: How far from where it was at the event the TCP came [m].
-    """
-
-    heard_ns: int
-    speed: float
-    speed_before: float
-    still_s: float
-    distance: float
+    heard_ns: int  # when it said so, system clock [ns]
+    speed: float  # the largest of the TCP from `settled_s` after the event on [m/s]
+    speed_before: float  # of the TCP before the event [m/s]
+    still_s: float  # from the event to where the TCP was slower than 10 mm/s for good [s]
+    distance: float  # how far from where it was at the event the TCP came [m]
 
 
 class OperatorTopics:
-    """Moves and stops an arm by topics and services.
-
-    Args:
-        namespace: Of the arm.
-        command_topic: Of the device `teleop=twist`.
-    """
+    """Moves and stops an arm by services and the topic of the device `teleop=twist`."""
 
     def __init__(self, namespace: str, command_topic: str) -> None:
-        """See the class."""
         self._client = RosClient("operator", namespace)
         node = self._client.node
         self._lock = threading.Lock()
@@ -84,11 +70,7 @@ class OperatorTopics:
         )
 
     def wait(self) -> None:
-        """Wait until somebody listens to the device and serves the services.
-
-        Raises:
-            BenchFailed: Nobody does.
-        """
+        """Wait until somebody listens to the device and serves the services, or `BenchFailed`."""
         services = self._services.values()
 
         def heard() -> bool:
@@ -110,8 +92,7 @@ class OperatorTopics:
     def call(self, name: str) -> int:
         """Call a service, and wait for its answer; returns when it was called [ns].
 
-        Raises:
-            BenchFailed: It says no, or nothing.
+        `BenchFailed` where it says no, or nothing.
         """
         called = time.time_ns()
         future: Any = self._services[name].call_async(Trigger.Request())  # rclpy types it in part
@@ -130,8 +111,7 @@ class OperatorTopics:
     def arm_took(self, sent_ns: int) -> int | None:
         """When the arm's node said that it follows the command of an action, if that was heard.
 
-        Args:
-            sent_ns: Stamp of the action [ns], which is taken right after its command is published.
+        The action's stamp [ns] is taken right after its command is published.
         """
         with self._lock:
             commands = list(self._applied)
@@ -143,12 +123,9 @@ class OperatorTopics:
         return arrivals[-1] if arrivals else None
 
     def arm_stop(self, called_ns: int, settled_s: float, until_s: float) -> ArmStop | None:
-        """How the arm stopped after a call, if it followed commands then.
+        """How the arm stopped after a call [ns], if it followed commands then.
 
-        Args:
-            called_ns: When it was told to [ns].
-            settled_s: From then on it is to be still [s].
-            until_s: Until when it is looked at [s].
+        It is to be still after `settled_s`, and is looked at until `until_s` [s].
         """
         with self._lock:
             modes, speeds, places = list(self._modes), list(self._speeds), list(self._places)

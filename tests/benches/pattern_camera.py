@@ -16,23 +16,11 @@ class PatternCamera:
     """Gives noise at a constant rate; the first 8 bytes of a picture are its number, little-endian.
 
     A picture that nobody reads in time is left out, and its number with it.
-
-    Args:
-        width: Pixels.
-        height: Pixels.
-        rate_hz: Pictures per second.
-        camera: Its name, which changes nothing.
     """
 
     def __init__(
         self, width: int = 640, height: int = 480, rate_hz: float = 30.0, camera: str = ""
     ) -> None:
-        if 3 * width * height < _NUMBER_BYTES:
-            raise DriverError(
-                "the picture is too small for its number",
-                got=f"{width}×{height}",
-                expected=f"{_NUMBER_BYTES} bytes of pixels or more",
-            )
         noise = np.random.default_rng(0)
         self._picture = noise.integers(0, 256, (height, width, 3), np.uint8)
         self._period = 1.0 / rate_hz

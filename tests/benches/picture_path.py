@@ -28,10 +28,6 @@ _PATIENCE = 3.0  # times as long as it should take
 def count_pictures(config: DictConfig, logs: Path) -> dict[str, object]:
     """Receive `bench.frames` pictures of 640x480 at 30 Hz from a node, with nothing beside it.
 
-    Args:
-        config: The configuration.
-        logs: Folder of the node's log.
-
     Returns:
         `frames` that were sent from the first to the last that came; `sequence_gaps` and
         `frames_lost` among them; `picture_age_p50_ms` and `…_p99_ms` from stamp to receipt.

@@ -31,60 +31,42 @@ _NEWEST_EPISODES = 6
 
 @dataclass(frozen=True)
 class Halt:
-    """How an episode ended in which the robot was told to hold.
+    """How an episode ended in which the robot was told to hold."""
 
-    Attributes:
-        sent_ns: When it was told, system clock [ns].
-        seen_ns: When it was seen a control period later.
-        speed: Of the TCP then [m/s].
-        speed_before: Of the TCP when it was told [m/s].
-    """
-
-    sent_ns: int
-    seen_ns: int
-    speed: float
-    speed_before: float
+    sent_ns: int  # when it was told, system clock [ns]
+    seen_ns: int  # when it was seen a control period later
+    speed: float  # of the TCP then [m/s]
+    speed_before: float  # of the TCP when it was told [m/s]
 
 
 class StoredActions:
-    """Looks at the store of the newest run, while the run writes it.
+    """Looks at the store of the newest run in a folder, while the run writes it.
 
-    Args:
-        folder: In which run directories are made.
-        check: Raises where waiting has no sense any more.
+    `check` raises where waiting has no sense any more.
     """
 
     def __init__(self, folder: str, check: Callable[[], None]) -> None:
-        """See the class."""
         self._folder = Path(folder)
         self._check = check
 
     def newest(self) -> list[Rows]:
         """Rows (T + 1,), or (T,) of an episode that goes on, of the newest online episodes."""
         run = RunDirectory(self._folder / LATEST)
-        if not (
-            loop_folder(run, actor=1) / ENDPOINT_FILE
-        ).exists():  # it is made after the actor's table
+        # It is made after the actor's table.
+        if not (loop_folder(run, actor=1) / ENDPOINT_FILE).exists():
             return []
-        reader = StoreReader(run.store)
-        try:
+        with StoreReader(run.store) as reader:
             episodes = [
                 reader.read_episode(table, record)
                 for table in reader.tables()
                 for record in reader.episodes(table)[-_NEWEST_EPISODES:]
             ]
-        finally:
-            reader.close()
         return [
             rows for rows in episodes if len(rows) and rows["source"][0] != SOURCE_DEMONSTRATION
         ]
 
     def wait_for_policy(self) -> None:
-        """Wait until the policy has acted for some steps on end from now on.
-
-        Raises:
-            BenchFailed: It does not.
-        """
+        """Wait until the policy has acted for some steps on end from now on, or `BenchFailed`."""
         began = time.time_ns()
 
         def acts() -> bool:
@@ -96,14 +78,9 @@ class StoredActions:
 
 
 def first_of_operator(episodes: Sequence[Rows], told_ns: int) -> int | None:
-    """When an operator's action was sent first after a moment at which the policy acted.
+    """When an operator's action was sent first after a moment at which the policy acted [ns].
 
-    Args:
-        episodes: Rows of each episode.
-        told_ns: The moment, system clock [ns].
-
-    Returns:
-        Its stamp [ns]; None where the policy did not act then, or the episode ended before.
+    None where the policy did not act then, or the episode ended before.
     """
     found = _answer(episodes, told_ns)
     return None if found is None else int(found[0]["stamp_action"][found[1]])
@@ -112,12 +89,7 @@ def first_of_operator(episodes: Sequence[Rows], told_ns: int) -> int | None:
 def halt_of_operator(episodes: Sequence[Rows], told_ns: int) -> Halt | None:
     """How an operator halted the robot after a moment at which the policy acted.
 
-    Args:
-        episodes: Rows of each episode.
-        told_ns: The moment, system clock [ns].
-
-    Returns:
-        None where the policy did not act then, or the episode ended for another reason.
+    None where the policy did not act then, or the episode ended for another reason.
     """
     found = _answer(episodes, told_ns)
     if found is None:

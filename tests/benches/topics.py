@@ -72,13 +72,7 @@ def demonstrated(
 ) -> tuple[DictConfig, RunDirectory]:
     """Record demonstrations in a simulation of this process, which needs no time to pass.
 
-    Args:
-        config: The configuration, whose task it is.
-        folder: Where the run directory is made.
-        *overrides: Further overrides.
-
-    Returns:
-        The configuration and the run directory that they are in.
+    Returns the configuration and the run directory that they are in.
     """
     place = [f"demonstrations={_DEMONSTRATIONS}", f"runs_directory={folder}"]
     settings = compose([*chosen(config), *overrides, *place])

@@ -37,16 +37,9 @@ _BRIEFLY_PREPARED = (
 def training(
     config: DictConfig, folder: str, words: Sequence[str], seen: Sequence[str] = ()
 ) -> Iterator[Callable[[], None]]:
-    """Run `robot-rl train` until the end of the context.
+    """Run `robot-rl train` until the end of the context; yields what raises `ProcessDied` then.
 
-    Args:
-        config: The configuration, whose task and seed it is.
-        folder: Where the run directory is made.
-        words: Further overrides of the training.
-        seen: Those that the demonstrations need as well.
-
-    Yields:
-        What raises `ProcessDied` where the training has ended.
+    `words` are further overrides of the training, `seen` those that the demonstrations need too.
     """
     _, shown = demonstrated(config, folder, *seen)
     with train(config, folder, [f"dataset={shown.demonstrations}", *words, *seen]) as check:
@@ -107,11 +100,7 @@ def _name(words: list[str]) -> str | None:
 def training_run(config: DictConfig) -> Iterator[ArmWatch]:
     """Run `robot-rl train` over topics, with two cameras, until the end of the context.
 
-    Yields:
-        What watches its arm, which the actor moves.
-
-    Raises:
-        BenchFailed: The actor does not begin to move it.
+    Yields what watches its arm, which the actor moves, or raises `BenchFailed`.
     """
     from arm_watch import ArmWatch  # not before `own_domain`
 

@@ -90,18 +90,14 @@ class Stop:
 
 
 class TwinCell:
-    """Watches a twin's arm, and is the person beside it.
+    """Watches a twin's arm, and is the person beside it, for as long as `rng` draws.
 
-    Args:
-        config: Of the cell.
-        rng: Draws how long that person looks.
-        check: Raises where waiting has no sense any more.
+    `check` raises where waiting has no sense any more.
     """
 
     def __init__(
         self, config: DictConfig, rng: np.random.Generator, check: Callable[[], None]
     ) -> None:
-        """See the class."""
         self._rng = rng
         self.watch = ArmWatch(str(config.robot.namespace))
         self._check = check

@@ -1,13 +1,16 @@
-"""Writes episodes into a store without a server between, commit by commit."""
+"""Writes episodes into a store without a server between, commit by commit; and reads them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from robot_rl.data.schema import Row, RowSchema
 from robot_rl.replay.messages import Append
+from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.records import EpisodeRecord
 from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.rows import TableRows
 from robot_rl.replay.sampler import SampleSpec
@@ -48,6 +51,12 @@ class Recording:
         """Environment steps of actors in the table, as the server tells them."""
         counts = self.writer.statistics()[self.table]["environment_steps"]
         return counts["policy"] + counts["intervention"]
+
+
+def read_back(store: Path, table: str = "reach") -> list[tuple[EpisodeRecord, Any]]:
+    """The episodes of a table, with copies of their rows."""
+    with StoreReader(store) as reader:
+        return [(e, reader.read_episode(table, e).copy()) for e in reader.episodes(table)]
 
 
 def sampler_of(

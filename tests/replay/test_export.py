@@ -42,11 +42,8 @@ def rows_equal(dataset: EpisodeDataset, index: int, rows) -> None:
 
 
 def records(store: Path, table: str = "reach") -> list[EpisodeRecord]:
-    reader = StoreReader(store)
-    try:
+    with StoreReader(store) as reader:
         return reader.episodes(table)
-    finally:
-        reader.close()
 
 
 def test_export_takes_whole_episodes_while_an_actor_writes(

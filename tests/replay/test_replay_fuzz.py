@@ -19,10 +19,10 @@ import psutil
 import pytest
 import zmq
 from fuzzing import GREETING, READY
+from store_writing import read_back
 
 from robot_rl.replay import StoreError
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.sampler import SampleSpec
 from robot_rl.replay.server_place import RemoteSampler
 from robot_rl.replay.store import MAXIMUM_TABLES
@@ -88,16 +88,8 @@ class Honest:
         assert self._remote.state_dict() != state
 
     def check_store(self):
-        reader = StoreReader(self._server.store)
-        try:
-            stored = [
-                row.tobytes()
-                for episode in reader.episodes("reach")
-                if episode.actor == ACTOR
-                for row in reader.read_episode("reach", episode)
-            ]
-        finally:
-            reader.close()
+        found = read_back(self._server.store)
+        stored = [row.tobytes() for e, rows in found if e.actor == ACTOR for row in rows]
         assert stored == self.sent
 
     def __enter__(self):

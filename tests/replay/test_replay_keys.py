@@ -7,11 +7,11 @@ import time
 
 import psutil
 import pytest
+from store_writing import read_back
 
 from robot_rl import cli
 from robot_rl.config import compose
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.server import ReplayServer
 from robot_rl.wire import AddressRefused, KeysError, KeysRefused, ServerUnreachable
 from robot_rl.wire.endpoint import read_endpoint
@@ -29,11 +29,7 @@ def keys(tmp_path):
 
 
 def stored(store):
-    reader = StoreReader(store)
-    try:
-        return sum(episode.rows for episode in reader.episodes("reach"))
-    finally:
-        reader.close()
+    return sum(len(rows) for _, rows in read_back(store))
 
 
 def refusal(address, keys, **options):
@@ -274,7 +270,7 @@ def test_the_endpoint_of_one_interface_reaches_it(start_server, keys):
     server = start_server(address=f"tcp://{host}:0", keys=keys)
     assert read_endpoint(server.store).address.startswith(f"tcp://{host}:")
     with ReplayClient(server.store, keys=keys) as client:
-        assert client.statistics()["messages"] >= 1
+        assert client.statistics()["clients_refused"] == 0
 
 
 def test_ipv6_loopback_needs_no_keys(start_server):

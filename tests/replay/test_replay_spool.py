@@ -22,6 +22,7 @@ from spool_writer import (
     numbered_row,
     open_client,
 )
+from store_writing import read_back
 
 from robot_rl.data.schema import Field, SchemaMismatch, row_schema
 from robot_rl.processes.signals import StopEvent
@@ -44,14 +45,12 @@ def spool(tmp_path):
 
 def stored(store):
     """Return rows by session, and each episode's metadata by session and sequence."""
-    reader = StoreReader(store)
     sessions, episodes = {}, {}
-    for episode in reader.episodes("reach"):
+    for episode, found in read_back(store):
         rows = sessions.setdefault(episode.session, [])
         assert episode.first_sequence == len(rows)
-        rows += [row.tobytes() for row in reader.read_episode("reach", episode)]
+        rows += [row.tobytes() for row in found]
         episodes[episode.session, episode.first_sequence] = episode.metadata
-    reader.close()
     return sessions, episodes
 
 
@@ -246,11 +245,8 @@ def replace_store(server, identity=None):
 
 
 def identity_of(store):
-    reader = StoreReader(store)
-    try:
+    with StoreReader(store) as reader:
         return reader.identity
-    finally:
-        reader.close()
 
 
 def check_kept(server, spool, error, match):
@@ -291,9 +287,8 @@ def test_an_empty_store_in_place_of_another_gets_nothing_and_the_rows_wait_for_t
         client.flush(20)
     with pytest.raises(StoreReplaced):
         client.close()
-    reader = StoreReader(server.store)
-    assert reader.tables() == {}
-    reader.close()
+    with StoreReader(server.store) as reader:
+        assert reader.tables() == {}
     server.kill()
     shutil.rmtree(server.store)
     former.rename(server.store)

@@ -97,7 +97,7 @@ def test_a_spool_behaves_as_a_list(tmp_path, operations, on_disk, begin):
             content, episode = row(), b"%d" % number * 3 if amount else b""
             assert spool.has_room(1, begins=amount) == (len(model) < slots)
             if len(model) < slots:
-                assert spool.push([content[:7], content[7:]], episode) == first + len(model)
+                assert spool.push(content, episode) == first + len(model)
                 model.append((content, episode))
         elif operation == "acknowledge":
             count = min(amount, len(model))
@@ -125,7 +125,7 @@ def test_a_spool_behaves_as_a_list(tmp_path, operations, on_disk, begin):
 def test_the_rows_can_be_looked_at_as_an_array(path, open_spool):
     spool = open_spool(path, begin=session())
     content = row()
-    spool.push([content], b"")
+    spool.push(content, b"")
     header = RowFile.open(path).header_bytes
     rows = np.memmap(path, SCHEMA.dtype, "r", header)
     assert rows[0].tobytes() == content
@@ -135,14 +135,14 @@ def test_the_rows_can_be_looked_at_as_an_array(path, open_spool):
 def test_a_kill_at_any_point_of_an_append_loses_at_most_that_row(tmp_path, path, open_spool, lap):
     spool = open_spool(path, begin=session())
     rows = [(row(), b'{"seed": 1}')]
-    spool.push([rows[0][0]], rows[0][1])
+    spool.push(rows[0][0], rows[0][1])
     for _ in range(50 * lap):  # so that the last row comes to lie elsewhere
         rows.append((row(), b""))
-        spool.push([rows[-1][0]], rows[-1][1])
+        spool.push(rows[-1][0], rows[-1][1])
         spool.acknowledge(spool.end - 1)
         del rows[:-1]
     before = np.frombuffer(path.read_bytes(), np.uint8)
-    spool.push([row()], b'{"seed": 2}')
+    spool.push(row(), b'{"seed": 2}')
     after = np.frombuffer(path.read_bytes(), np.uint8)
     changed = np.flatnonzero(before != after)
     changed = changed[changed >= 64]  # the counters come last
@@ -160,16 +160,14 @@ def test_a_kill_at_any_point_of_an_append_loses_at_most_that_row(tmp_path, path,
 
 
 @pytest.mark.parametrize("emptied", [False, True])
-def test_an_append_that_fails_while_it_copies_counts_for_nothing(
-    tmp_path, path, open_spool, emptied
-):
+def test_an_append_that_fails_counts_for_nothing(tmp_path, path, open_spool, emptied):
     spool = open_spool(path, begin=session())
     content = row()
-    spool.push([content], b"")
+    spool.push(content, b"")
     if emptied:
         spool.acknowledge(1)
     with pytest.raises(ValueError, match="memoryview"):
-        spool.push([content[:8], memoryview(bytes(8)).cast("H")], b"")
+        spool.push(content[:-1], b"")
     shutil.copy(path, tmp_path / "left.rows")
     left = open_spool(tmp_path / "left.rows")
     assert contents(left) == contents(spool) == [(content, b"")][emptied:]
@@ -178,7 +176,7 @@ def test_an_append_that_fails_while_it_copies_counts_for_nothing(
 def test_a_spool_that_is_emptied_again_and_again_uses_the_begin_of_its_rows(path, open_spool):
     spool = open_spool(path, begin=session())
     for number in range(300):
-        spool.push([b"%4d" % number + bytes(ROW - 4)], b"")
+        spool.push(b"%4d" % number + bytes(ROW - 4), b"")
         spool.acknowledge(spool.end)
     header = RowFile.open(path).header_bytes
     assert path.read_bytes()[header : header + 4] == b" 299"
@@ -187,7 +185,7 @@ def test_a_spool_that_is_emptied_again_and_again_uses_the_begin_of_its_rows(path
 
 def test_a_kill_while_a_session_begins_leaves_an_empty_spool(path, open_spool, tmp_path):
     spool = open_spool(path, begin=session())
-    spool.push([row()], b"")
+    spool.push(row(), b"")
     spool.acknowledge(1)
     before = path.read_bytes()
     spool.begin(OPENING, session(4))
@@ -207,7 +205,7 @@ def test_a_kill_while_the_file_is_made_leaves_one_that_is_made_again(path, open_
         (tmp_path / "new.rows").write_bytes(left)
         found = open_spool(tmp_path / "new.rows", begin=session())
         content = row()
-        found.push([content], b"")
+        found.push(content, b"")
         assert contents(found) == [(content, b"")]
         found.acknowledge(1)
         found.close()
@@ -242,7 +240,7 @@ def test_a_damaged_file_is_refused_by_name_and_left_as_it_is(path, open_spool, t
     damage, message = DAMAGE[kind]
     spool = open_spool(path, begin=session())
     for text in (b"first row", b"marked row", b"last row"):
-        spool.push([text, bytes(ROW - len(text))], b"episode 1" if text == b"first row" else b"")
+        spool.push(text.ljust(ROW, b"\0"), b"episode 1" if text == b"first row" else b"")
     damaged = tmp_path / "damaged.rows"
     content = damage(path.read_bytes())
     damaged.write_bytes(content)
@@ -256,7 +254,7 @@ def test_a_damaged_file_is_refused_by_name_and_left_as_it_is(path, open_spool, t
 def test_another_size_counts_once_the_rows_are_gone(path, open_spool):
     spool = open_spool(path, size=2 * SIZE, begin=session())
     content = row()
-    spool.push([content], b"")
+    spool.push(content, b"")
     spool.close()
     large = path.stat().st_size
     smaller = open_spool(path, size=SIZE)
@@ -274,7 +272,7 @@ def test_room_for_an_episode_is_room_for_its_rows(path, open_spool):
     large = open_spool(None, size=size_for(2 * EPISODES, ROW), begin=session())
     for number in range(EPISODES):
         assert large.has_room(1, begins=True)
-        large.push([row()], b"%d" % number)
+        large.push(row(), b"%d" % number)
     assert large.has_room(1, begins=False)  # the episode that has begun can be finished
     assert not large.has_room(1, begins=True)
 
@@ -303,7 +301,7 @@ def test_a_second_process_is_refused(path, open_spool):
     with pytest.raises(SpoolError):
         Spool(path, SIZE)
     content = row()
-    spool.push([content], b"")
+    spool.push(content, b"")
     # Somebody who still looks at a row does not keep the lock.
     view = spool.rows_from(0, 1, ROW)[1][0]
     spool.close()
@@ -330,7 +328,7 @@ def test_a_full_disk_is_found_at_the_start_and_not_in_the_loop(small_disk):
         while True:
             file.write(bytes(4096))
     while spool.has_room(1, begins=False):  # a page without a block would end us with SIGBUS
-        spool.push([row()], b"")
+        spool.push(row(), b"")
     assert spool.end > 900
     spool.close()
     found = Spool(path, 4 << 20)

@@ -8,22 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_writing import Recording, numbers, sampler_of
+from store_writing import Recording, numbers, read_back, sampler_of
 
-from robot_rl.replay import SessionTaken, StoreError, StoreInUse, rebuild
+from robot_rl.replay import SessionTaken, StoreError, StoreInUse, store_state
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.reader import StoreReader, summarize_store
-from robot_rl.replay.rebuild import rebuild_catalogue
 from robot_rl.replay.records import Annotations, WeightsRecord
 from robot_rl.replay.row_file import RowFile
 from robot_rl.replay.rows import TableRows
 from robot_rl.replay.store import StoreWriter
 from robot_rl.replay.store_files import Segments, read_weights, write_weights
-
-
-def episodes(store):
-    with StoreReader(store) as reader:
-        return [(e, reader.read_episode("reach", e).copy()) for e in reader.episodes("reach")]
+from robot_rl.replay.store_state import rebuild_catalogue
 
 
 def assert_same(found, expected):
@@ -45,7 +40,7 @@ def store(tmp_path, schema, make_episode):
     second = Recording(writer, schema)
     second.put(make_episode(2))
     second.put(make_episode(6)[:4])
-    episode = episodes(writer.path)[0][0]
+    episode = read_back(writer.path)[0][0]
     place, rows = episode.session_key, episode.sequences
     values = np.arange(5, dtype=np.float32)
     assert writer.annotate(Annotations(place, "reward", 1, rows, values)) == 5
@@ -57,28 +52,21 @@ def test_a_session_is_a_file_that_numpy_shows(store, schema):
     for segment in Segments(store):
         header = RowFile.open(segment.path).header_bytes
         rows = np.memmap(segment.path, schema.dtype, "r", header)
-        stored = [r for e, r in episodes(store) if e.session_key == segment.key]
+        stored = [r for e, r in read_back(store) if e.session_key == segment.key]
         assert rows.tobytes() == np.concatenate(stored).tobytes()
 
 
-def test_a_store_of_the_old_format_is_refused_with_the_way_out(tmp_path):
-    (tmp_path / "data.mdb").write_bytes(b"")
-    for open_it in (StoreReader, StoreWriter):
-        with pytest.raises(StoreError, match=r"older robot_rl.*export it with that version"):
-            open_it(tmp_path)
-
-
 def test_episodes_that_the_catalogue_never_heard_of_are_found(store, schema, make_episode):
-    before = episodes(store)
+    before = read_back(store)
     writer = StoreWriter(store)
     more = Recording(writer, schema, actor=2)
     writer._catalogue.put_episodes = lambda records: None  # killed between rows and catalogue
     more.put(make_episode(3))
     more.put(make_episode(4)[:2])
     writer._lock_file.close()
-    assert_same(episodes(store), before)
+    assert_same(read_back(store), before)
     writer = StoreWriter(store)
-    found = episodes(store)
+    found = read_back(store)
     assert [(e.rows, e.sealed) for e, _ in found[len(before) :]] == [(4, True), (2, False)]
     assert writer.statistics()["reach"]["rows"] == sum(len(rows) for _, rows in found)
     writer.close()
@@ -86,7 +74,7 @@ def test_episodes_that_the_catalogue_never_heard_of_are_found(store, schema, mak
 
 @pytest.mark.parametrize("lost", ["all", "damaged", "emptied"])
 def test_a_catalogue_is_made_anew_from_the_rows(store, lost):
-    before = episodes(store)
+    before = read_back(store)
     if lost == "all":
         for file in store.glob("catalogue*"):
             file.unlink()
@@ -97,7 +85,7 @@ def test_a_catalogue_is_made_anew_from_the_rows(store, lost):
         with pytest.raises(StoreError, match="rebuild=true"):
             open_it(store)
     assert "5 episodes of reach; 0 annotations" in rebuild_catalogue(store)
-    assert_same(episodes(store), before)
+    assert_same(read_back(store), before)
     assert before[1][0].metadata == {"task": "reach", "seed": 7, "instruction": "führe"}
     assert [e.cut for e, _ in before] == [False, False, True, False, False]
 
@@ -115,39 +103,39 @@ def test_annotations_are_taken_over_where_the_old_catalogue_tells_them(store):
 
 
 def test_a_torn_row_is_no_row_and_is_cut_by_the_writer(store, schema, make_episode):
-    before = episodes(store)
+    before = read_back(store)
     last = list(Segments(store))[-1]
     whole = last.path.stat().st_size
     with last.path.open("ab") as file:
         file.write(schema.pack(make_episode(1)[0])[:-1])
-    assert_same(episodes(store), before)
+    assert_same(read_back(store), before)
     writer = StoreWriter(store)
     owner = writer.session(last.key).owner
     recording = Recording(writer, schema, session=1, owner=owner)
     recording.put(make_episode(6)[4:])
     writer.close()
     assert last.path.stat().st_size == whole + 3 * schema.dtype.itemsize
-    assert [e.rows for e, _ in episodes(store)][-1] == 7
+    assert [e.rows for e, _ in read_back(store)][-1] == 7
 
 
 def test_a_file_whose_making_was_cut_off_is_no_file(store):
-    before = episodes(store)
+    before = read_back(store)
     left = store / "rows" / "t1-a0-s9-000000000000.rows"
     for content in (b"", bytes(4096)):
         left.write_bytes(content)
         StoreWriter(store).close()
         assert not left.exists()
-    assert_same(episodes(store), before)
+    assert_same(read_back(store), before)
 
 
 @pytest.mark.parametrize("content", [b"", bytes(4096)])
 def test_a_catalogue_is_made_anew_beside_a_file_whose_making_was_cut_off(store, content):
-    before = episodes(store)
+    before = read_back(store)
     left = store / "rows" / "t1-a0-s9-000000000000.rows"
     left.write_bytes(content)
     assert "5 episodes of reach" in rebuild_catalogue(store)
     assert not left.exists()
-    assert_same(episodes(store), before)
+    assert_same(read_back(store), before)
 
 
 def test_nobody_else_writes_a_store_while_its_catalogue_is_made_anew(store, monkeypatch):
@@ -160,7 +148,7 @@ def test_nobody_else_writes_a_store_while_its_catalogue_is_made_anew(store, monk
             tried.append(old)
             return super().take_annotations(old)
 
-    monkeypatch.setattr(rebuild, "Catalogue", Watched)
+    monkeypatch.setattr(store_state, "Catalogue", Watched)
     rebuild_catalogue(store)
     assert tried
     StoreWriter(store).close()
@@ -198,7 +186,7 @@ def test_rows_that_are_lost_are_said_and_never_a_crash(store, schema):
         with pytest.raises(StoreError, match="fewer rows than its catalogue knows"):
             open_it(store)
     assert "4 episodes of reach" not in rebuild_catalogue(store)
-    assert len(episodes(store)) == 3
+    assert len(read_back(store)) == 3
 
 
 @pytest.mark.parametrize("heard", ["of all", "of the begin"])
@@ -244,7 +232,7 @@ def test_a_file_of_another_store_is_refused_by_name(store, tmp_path, schema, mak
 
 def test_a_copied_store_is_the_same_store(store, tmp_path):
     shutil.copytree(store, tmp_path / "copy")
-    assert_same(episodes(tmp_path / "copy"), episodes(store))
+    assert_same(read_back(tmp_path / "copy"), read_back(store))
     with StoreReader(store) as one, StoreReader(tmp_path / "copy") as other:
         assert one.identity == other.identity
 
@@ -305,7 +293,7 @@ def test_a_store_with_a_failed_write_takes_nothing_until_it_is_opened_again(
     writer.close()
     writer = StoreWriter(tmp_path / "store")
     Recording(writer, schema, session=0, owner="me").put(second)
-    assert [len(rows) for _, rows in episodes(writer.path)] == [5, 4]
+    assert [len(rows) for _, rows in read_back(writer.path)] == [5, 4]
     writer.close()
 
 
