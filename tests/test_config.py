@@ -18,7 +18,7 @@ from robot_rl.commands.runs import (
     working_run,
 )
 from robot_rl.commands.teach import start_lines
-from robot_rl.config import ConfigError, compose, composed
+from robot_rl.config import ConfigError, compose, composed, read_cell
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.group import ProcessDied
 from robot_rl.processes.resources import find_resource
@@ -239,7 +239,7 @@ def test_two_arms_at_one_address_are_refused(lab, capsys, robot, driver, said):
     (lab / "cell.yaml").write_text(f"choices: {{robot: {robot}}}\n{arms}\n")
     told = f"the nodes one-arm and two-arm would open one device; got: {said}"
     with pytest.raises(RobotRLError, match=told):
-        check_robot(composed(["cell=lab"]))
+        check_robot(composed([], read_cell("lab")))
     assert cli.main(["doctor", "cell=lab"]) == cli.EXIT_ERROR
     assert told in capsys.readouterr().err
 
