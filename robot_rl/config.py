@@ -138,7 +138,7 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def composed(overrides: Sequence[str], cell: Cell | None = None) -> DictConfig:
-    """As `compose`, with a cell, which is read before; values may be missing: see `check_missing`."""
+    """As `compose`, with a cell that was read; values may be missing: see `check_missing`."""
     parsed = [parse(text) for text in overrides]
     groups = group_choices()
     typed = [override for override in parsed if override.key_or_group in groups]
