@@ -403,7 +403,7 @@ def test_a_written_task_asks_only_for_what_the_lab_knows_and_says_what_success_i
         (["lab/new", "instruction=a", "start=[0,0,0,0,0,0,0]"], "is not a rotation"),
         (["lab/new", "instruction=a", "start=here"], "start cannot be read; got: here"),
         (["lab/new", "instruction=a", "steps=0"], "steps is out of range; got: 0"),
-        (["lab/new", "instruction=a", "noise=nan"], "noise is out of range; got: nan"),
+        (["lab/new", "instruction=a", "noise=nan"], "noise is no number; got: nan"),
         (["lab/new", "instruction=a", f"goal={POSE}"], "only reward=pose has a goal"),
         ([str(find_resource("configs") / "new"), "instruction=a"], "is inside robot_rl"),
     ],
