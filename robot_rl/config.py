@@ -31,10 +31,15 @@ from policies import registry
 from robot_rl.errors import RobotRLError, did_you_mean
 from robot_rl.processes.resources import choice_file, config_places, find_resource
 from robot_rl.ros.nodes import joined
-from robot_rl.run import CELL_FILE
+from robot_rl.run import CELL_FILE, POLICIES
 
 # Strings of which only some are valid.
-VALUES = {"clock": ("stepped", "realtime"), "device": ("auto", "cpu", "cuda")}
+VALUES = {
+    "clock": ("stepped", "realtime"),
+    "device": ("auto", "cpu", "cuda"),
+    "evaluation.policy": POLICIES,
+    "proof.score": ("success", "return"),
+}
 # How a value that must be given is written, by the last word of its key.
 _WRITTEN = {"pose": "[x,y,z,qx,qy,qz,qw]", "names": "[NAME,NAME,...]"}
 NOT_GIVEN = "not given"
@@ -155,10 +160,10 @@ def composed(overrides: Sequence[str], cell: Cell | None = None) -> DictConfig:
         config.cell = str(cell.path)  # absolute: a run is gone on with from other folders too
     _complete_cameras(config)
     _complete_arms(config)
-    resolved = _resolved(config)
+    result = OmegaConf.create(_resolved(config), flags={"struct": True})
     for key, names in VALUES.items():
-        check_value(key, resolved.get(key), names)
-    return OmegaConf.create(resolved, flags={"struct": True})
+        check_value(key, OmegaConf.select(result, key), names)
+    return result
 
 
 def _with_cell(cell: Cell, groups: Mapping[str, Sequence[str]], typed: Sequence[str]) -> DictConfig:

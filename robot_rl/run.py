@@ -373,15 +373,6 @@ def open_policy(
     return checkpoint.load(folder), _steps_of(folder.parent)
 
 
-def policy_place(path: str | Path, which: str, runs_directory: str | Path = "runs") -> Path:
-    """The folder of the policy that `open_policy` loads."""
-    folder = policy_folder(path)
-    if folder is not None:
-        return folder
-    run = RunDirectory.open(path, runs_directory, with_policy=True)
-    return run.complete_folder(policy_checkpoint(run, which)) / "policy"
-
-
 def policy_folder(path: str | Path) -> Path | None:
     """Where the policy of a checkpoint is; None where the path is no checkpoint.
 

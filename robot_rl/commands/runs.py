@@ -73,6 +73,7 @@ ELSEWHERE = (
     "task.tracked",
 )
 _NO_VALUE = object()
+SAME_COMMAND = "the same command with run="
 
 
 def compose_new_run(overrides: Sequence[str]) -> DictConfig:
@@ -253,7 +254,7 @@ def load_resolved(run: Path) -> DictConfig:
 
 @contextmanager
 def working_run(
-    config: DictConfig, key: str = "run", how: str = "the same command with run="
+    config: DictConfig, key: str = "run", how: str = SAME_COMMAND
 ) -> Iterator[RunDirectory]:
     """Open the run that the configuration's `key` names, or make one that keeps the configuration.
 
