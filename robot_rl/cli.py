@@ -316,13 +316,12 @@ def command_config(command: Command, overrides: list[str], path: str | None = No
         return compose(overrides)
     places = (f"{command.run_key}=", "runs_directory=")
     where = compose([override for override in overrides if override.startswith(places)])
-    default = command.default_run
-    if command.new_run_key and any(o.startswith(f"{command.new_run_key}=") for o in overrides):
-        default = None
+    # What takes a dataset makes a run of its own for it, in place of the default one.
+    anew = "dataset" in command.keys.split() and any(o.startswith("dataset=") for o in overrides)
     if path and where[command.run_key]:
         given = f"{path} and {command.run_key}={where[command.run_key]}"
         raise UsageError("the run is named twice", got=given, expected="one of them")
-    named = path or where[command.run_key] or default
+    named = path or where[command.run_key] or (None if anew else command.default_run)
     if named is None:
         return compose_new_run(overrides)
     # Only what is told the path looks at a checkpoint; others would take the run in its place.

@@ -39,8 +39,6 @@ class Command:
     run_key: str | None = "run"
     # The run when that key is not given; None when the command makes its own.
     default_run: str | None = "latest"
-    # A key with which the command makes its own run in place of the default one.
-    new_run_key: str | None = None
     # Whether it measures a run's policy: `latest` is then the newest run that has one, and the
     # robot and the parameters of the task may be others than the run was made with. It is told the
     # overrides too, for its records.
@@ -131,7 +129,6 @@ COMMANDS: dict[str, Command] = {
         "Trains the policy on the demonstrations of RUN, by default of the latest run, or of"
         " `dataset=PATH` in a new run directory, and writes checkpoints/bc. Then robot-rl train"
         " resume=RUN learns online.",
-        new_run_key="dataset",
         keys="task policy observation seed dataset cloning.updates cloning.batch_size"
         " cloning.learning_rate cloning.bf16 policy.horizon policy.observation_steps"
         " execute_steps dagger.rounds dagger.episodes device run runs_directory",
@@ -271,7 +268,6 @@ COMMANDS: dict[str, Command] = {
         " states and units, what commands have moved, rewards and labels, and the settings of"
         " learning. Prints causes, the likeliest first, with what to do next, and what is not one."
         " Reads only, and works while the run goes on.",
-        run_key=None,
         arguments=("[RUN]",),
         options=(Option("json", "one JSON object in its place", False), _RUNS),
         example="robot-rl explain runs/latest",

@@ -263,7 +263,6 @@ class ConsoleLink:
         return max(0.0, self._next_snapshot - time.monotonic())
 
     def _tell(self, now: float) -> None:
-        """Send what is due to the consoles that listen."""
         if self._newest is not self._sent and now >= self._next_snapshot:
             self._send_newest()
             self._next_snapshot = now + 1.0 / MOST_SNAPSHOTS_HZ

@@ -147,7 +147,6 @@ class TelemetryEnv(RobotEnvWrapper):
             super().close()
 
     def _show_again(self, **facts: Any) -> None:
-        """Say something new of the newest observation."""
         newest = self._newest
         self._show(newest.observation, newest.situation.stamp_observation, **facts)
 
