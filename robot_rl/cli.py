@@ -160,8 +160,7 @@ def _page(name: str, command: Command, words: Sequence[str]) -> str:
     lines += [""] if settings else []
     for option in command.options:
         choices = f"{' or '.join(option.choices)}: " if option.choices else ""
-        shown = "" if option.default is None else str(option.default)
-        shown = shown.lower() if isinstance(option.default, bool) else shown
+        shown = "" if option.default is None else json.dumps(option.default).strip('"')
         lines += _entry(f"{option.name}={shown}", choices + option.summary)
     if command.takes_overrides:
         for key, value, meaning in _settings(command, words):

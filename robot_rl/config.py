@@ -154,13 +154,18 @@ def composed(overrides: Sequence[str], cell: Cell | None = None) -> DictConfig:
     words = [str(override.input_line) for override in typed]
     config = _compose(words) if cell is None else _with_cell(cell, groups, words)
     defaults = _defaults(config)
-    for override in (override for override in parsed if override.key_or_group not in groups):
+    given = [override for override in parsed if override.key_or_group not in groups]
+    for override in given:
         _apply(override, config, defaults)
     if cell is not None:
         config.cell = str(cell.path)  # absolute: a run is gone on with from other folders too
     _complete_cameras(config)
     _complete_arms(config)
-    result = OmegaConf.create(_resolved(config), flags={"struct": True})
+    result = OmegaConf.create(resolved := _resolved(config), flags={"struct": True})
+    before, now = flatten(defaults), flatten(resolved)
+    for key in (o.key_or_group for o in given if "${" in str(o.value())):
+        if key in before and key in now:  # what a reference has come to
+            OmegaConf.update(result, key, _checked(key, now[key], defaults))
     for key, names in VALUES.items():
         check_value(key, OmegaConf.select(result, key), names)
     return result
