@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import math
 import os
 import pkgutil
 import re
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from policies.registry import add_folder
-from robot_rl.commands.table import COMMANDS, Command
+from robot_rl.commands.table import COMMANDS, Command, Option
 from robot_rl.errors import RobotRLError, described, did_you_mean
 from robot_rl.processes.signals import (
     ENDS_WITH_INPUT,
@@ -159,7 +160,8 @@ def _page(name: str, command: Command, words: Sequence[str]) -> str:
     lines += [""] if settings else []
     for option in command.options:
         choices = f"{' or '.join(option.choices)}: " if option.choices else ""
-        lines += _entry(f"{option.name}={option.default or ''}", choices + option.summary)
+        shown = "" if option.default is None else json.dumps(option.default).strip('"')
+        lines += _entry(f"{option.name}={shown}", choices + option.summary)
     if command.takes_overrides:
         for key, value, meaning in _settings(command, words):
             lines += _entry(f"{key}={value}", meaning)
@@ -234,9 +236,9 @@ def _entry(left: str, right: str) -> list[str]:
 
 def _split(
     name: str, command: Command, words: list[str]
-) -> tuple[list[str], dict[str, str | None]]:
-    options = {option.name: option.default for option in command.options}
-    choices = {option.name: option.choices for option in command.options}
+) -> tuple[list[str], dict[str, str | float | bool | None]]:
+    options = {option.name: option for option in command.options}
+    given = {option.name: option.default for option in command.options}
     positionals = []
     for word in words:
         key, equals, value = word.partition("=")
@@ -254,16 +256,33 @@ def _split(
                 expected=f"one of {', '.join(options)}" if options else "no options",
                 hint=did_you_mean(key, options, ""),
             )
-        elif choices[key] and value not in choices[key]:
-            raise UsageError(
-                f"{key}={value} is not possible",
-                expected=f"one of {', '.join(choices[key])}",
-                hint=did_you_mean(value, choices[key], f"{key}="),
-            )
         else:
-            options[key] = value
+            given[key] = _value(options[key], value)
     _check_count(name, command, positionals)
-    return positionals, options
+    return positionals, given
+
+
+def _value(option: Option, text: str) -> str | float | bool:
+    """What is given to an option, of the kind of its default."""
+    is_flag = isinstance(option.default, bool)
+    choices = ("true", "false") if is_flag else option.choices
+    if choices and text not in choices:
+        raise UsageError(
+            f"{option.name}={text} is not possible",
+            expected=f"one of {', '.join(choices)}",
+            hint=did_you_mean(text, choices, f"{option.name}="),
+        )
+    if is_flag or not isinstance(option.default, int | float):
+        return text == "true" if is_flag else text
+    try:
+        number = type(option.default)(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        whole = "whole " * isinstance(option.default, int)
+        expected = f"{option.name}={option.default}, for example"
+        raise UsageError(f"{option.name} is no {whole}number", got=text, expected=expected)
+    return number
 
 
 def _check_count(name: str, command: Command, positionals: list[str]) -> None:
@@ -296,13 +315,12 @@ def command_config(command: Command, overrides: list[str], path: str | None = No
         return compose(overrides)
     places = (f"{command.run_key}=", "runs_directory=")
     where = compose([override for override in overrides if override.startswith(places)])
-    default = command.default_run
-    if command.new_run_key and any(o.startswith(f"{command.new_run_key}=") for o in overrides):
-        default = None
+    # What takes a dataset makes a run of its own for it, in place of the default one.
+    anew = "dataset" in command.keys.split() and any(o.startswith("dataset=") for o in overrides)
     if path and where[command.run_key]:
         given = f"{path} and {command.run_key}={where[command.run_key]}"
         raise UsageError("the run is named twice", got=given, expected="one of them")
-    named = path or where[command.run_key] or default
+    named = path or where[command.run_key] or (None if anew else command.default_run)
     if named is None:
         return compose_new_run(overrides)
     # Only what is told the path looks at a checkpoint; others would take the run in its place.

@@ -13,7 +13,7 @@ import functools
 import json
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,10 +31,15 @@ from policies import registry
 from robot_rl.errors import RobotRLError, did_you_mean
 from robot_rl.processes.resources import choice_file, config_places, find_resource
 from robot_rl.ros.nodes import joined
-from robot_rl.run import CELL_FILE
+from robot_rl.run import CELL_FILE, POLICIES
 
 # Strings of which only some are valid.
-VALUES = {"clock": ("stepped", "realtime"), "device": ("auto", "cpu", "cuda")}
+VALUES = {
+    "clock": ("stepped", "realtime"),
+    "device": ("auto", "cpu", "cuda"),
+    "evaluation.policy": POLICIES,
+    "proof.score": ("success", "return"),
+}
 # How a value that must be given is written, by the last word of its key.
 _WRITTEN = {"pose": "[x,y,z,qx,qy,qz,qw]", "names": "[NAME,NAME,...]"}
 NOT_GIVEN = "not given"
@@ -133,15 +138,13 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     `ConfigError` for an override that does not parse, an unknown choice or key, a value of another
     type than its default, or one that must be given and is not.
     """
-    check_missing(result := composed(overrides))
+    check_missing(result := composed(overrides, named_cell(overrides)))
     return result
 
 
 def composed(overrides: Sequence[str], cell: Cell | None = None) -> DictConfig:
-    """As `compose`, with a cell unless one is typed; values may be missing: see `check_missing`."""
+    """As `compose`, with a cell that was read; values may be missing: see `check_missing`."""
     parsed = [parse(text) for text in overrides]
-    named = [override.value() for override in parsed if override.key_or_group == "cell"][-1:]
-    cell = read_cell(str(named[0])) if named and named[0] is not None else cell
     groups = group_choices()
     typed = [override for override in parsed if override.key_or_group in groups]
     own = ", ".join(map(str, registry.config_folders()))
@@ -149,24 +152,23 @@ def composed(overrides: Sequence[str], cell: Cell | None = None) -> DictConfig:
         further = "a task of your own needs cell=PATH" if group == "task" and cell is None else ""
         check_value(group, choice, groups[group], own and f"searched {own} too", further)
     words = [str(override.input_line) for override in typed]
-    if cell is None:
-        config, defaults = _compose(words), _defaults_once(config_places(), tuple(words))
-    else:
-        config = _with_cell(cell, groups, words)
-        defaults = _defaults(config)
-    values = [override for override in parsed if override.key_or_group not in groups]
-    for override in values:
+    config = _compose(words) if cell is None else _with_cell(cell, groups, words)
+    defaults = _defaults(config)
+    given = [override for override in parsed if override.key_or_group not in groups]
+    for override in given:
         _apply(override, config, defaults)
     if cell is not None:
         config.cell = str(cell.path)  # absolute: a run is gone on with from other folders too
     _complete_cameras(config)
     _complete_arms(config)
-    resolved = _resolved(config)
-    for override in values:
-        keep_type(override.key_or_group, defaults, resolved)
+    result = OmegaConf.create(resolved := _resolved(config), flags={"struct": True})
+    before, now = flatten(defaults), flatten(resolved)
+    for key in (o.key_or_group for o in given if "${" in str(o.value())):
+        if key in before and key in now:  # what a reference has come to
+            OmegaConf.update(result, key, _checked(key, now[key], defaults))
     for key, names in VALUES.items():
-        check_value(key, resolved.get(key), names)
-    return OmegaConf.create(resolved, flags={"struct": True})
+        check_value(key, OmegaConf.select(result, key), names)
+    return result
 
 
 def _with_cell(cell: Cell, groups: Mapping[str, Sequence[str]], typed: Sequence[str]) -> DictConfig:
@@ -183,31 +185,41 @@ def _with_cell(cell: Cell, groups: Mapping[str, Sequence[str]], typed: Sequence[
         if robot not in (None, asked):
             hint = "leave out one of cell= and robot="
             raise ConfigError(f"the cell is one of robot={robot}", got=f"robot={asked}", hint=hint)
-        defaults, values = _resolved(config), {}
-        for key, value in cell.values.items():
-            values[key] = _checked(key, value, defaults)
+        defaults = _defaults(config)
+        for key, value in _by_arm(cell.values):
+            OmegaConf.update(config, key, _checked(key, value, defaults, in_cell=True))
     except ConfigError as error:
         raise ConfigError(f"{cell.path}: {error}") from error
-    return OmegaConf.merge(config, values)  # type: ignore[return-value]
+    return config
 
 
-def _checked(key: str, value: Any, defaults: Mapping[str, Any]) -> Any:
-    """A value of a cell, whose key and type are those of a default."""
-    if key == "arms" and isinstance(value, Mapping):
-        return {arm: _checked_arm(arm, own or {}, defaults) for arm, own in value.items()}
-    if key not in defaults or key != "nodes":  # which may have further ones, of any driver
-        check_key(key, value, defaults)
-    return _of_same_type(key, defaults[key], value)
+def _by_arm(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The values of a cell, with `arms` taken apart: a key is `robot` or `arms.left.robot`."""
+    for key, value in values.items():
+        if key != "arms" or not isinstance(value, Mapping):
+            yield key, value
+            continue
+        for arm, own in value.items():
+            if not arm.isidentifier() or not isinstance(own or {}, Mapping):
+                problem = "an arm of `arms` cannot be read"
+                raise ConfigError(problem, got={arm: own}, expected="left: {}")
+            yield f"arms.{arm}", {}
+            yield from ((f"arms.{arm}.{name}", part) for name, part in (own or {}).items())
 
 
-def _checked_arm(arm: str, own: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    if not arm.isidentifier() or not isinstance(own, Mapping):
-        raise ConfigError("an arm of `arms` cannot be read", got={arm: own}, expected="left: {}")
-    shared = {key: defaults[key] for key in _OF_ARM if key in defaults}
-    try:
-        return {key: _checked(key, value, shared) for key, value in own.items()}
-    except ConfigError as error:
-        raise ConfigError(f"arms.{arm}: {error}") from error
+def _checked(key: str, value: Any, defaults: Mapping[str, Any], *, in_cell: bool = False) -> Any:
+    """A value whose key and type are those of a default; a cell may have further arms and nodes."""
+    first, arm, of_arm = (*key.split(".", 2), "", "")[:3]
+    if first == "arms" and of_arm and (in_cell or arm in defaults["arms"]):
+        shared = {name: defaults[name] for name in _OF_ARM if name in defaults}
+        own = OmegaConf.merge(shared, defaults["arms"].get(arm) or {})
+        try:
+            return _checked(of_arm, value, OmegaConf.to_container(own), in_cell=in_cell)  # type: ignore[arg-type]
+        except ConfigError as error:
+            raise ConfigError(f"arms.{arm}: {error}") from error
+    if in_cell and (key == "nodes" or first == "arms"):
+        return _of_same_type(key, defaults.get(key), value)
+    return _of_same_type(key, check_key(key, value, defaults), value)
 
 
 def _chosen_by_task(task: str) -> set[str]:
@@ -224,25 +236,17 @@ def _chosen_by_task(task: str) -> set[str]:
 def _apply(override: Override, config: DictConfig, defaults: Mapping[str, Any]) -> None:
     """Set, add or delete a value, as Hydra does it where there is no cell."""
     key, value = override.key_or_group, override.value()
-    if not override.is_add() and not override.is_force_add():
-        check_key(key, value, _with_shared(key, defaults))
-    elif override.is_add() and not isinstance(value, dict | list) and key in flatten(defaults):
-        raise ConfigError(f"{key} is there already", got=f"+{key}", hint=f"write {key}={value}")
     if override.is_delete():
+        check_key(key, value, defaults)
         above, _, name = key.rpartition(".")
         del (OmegaConf.select(config, above) if above else config)[name]
-    else:
-        OmegaConf.update(config, key, value)
-
-
-def _with_shared(key: str, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same with all that the arm of a key shares with others beside what it has of its own."""
-    arms, parts = defaults["arms"], key.split(".")
-    if parts[0] != "arms" or len(parts) < 3 or parts[1] not in arms:
-        return defaults
-    shared = {name: defaults[name] for name in _OF_ARM if name in defaults}
-    own = OmegaConf.to_container(OmegaConf.merge(shared, arms[parts[1]]))
-    return {**defaults, "arms": {**arms, parts[1]: own}}
+        return
+    is_there = key in flatten(defaults)
+    if override.is_add() and is_there and not isinstance(value, dict | list):
+        raise ConfigError(f"{key} is there already", got=f"+{key}", hint=f"write {key}={value}")
+    if is_there or not (override.is_add() or override.is_force_add()):
+        value = _checked(key, value, defaults)
+    OmegaConf.update(config, key, value)
 
 
 def _complete_cameras(config: DictConfig) -> None:
@@ -279,10 +283,16 @@ def missing_keys(config: DictConfig) -> list[str]:
     return sorted(key for key in OmegaConf.missing_keys(config) if not key.startswith(shared))
 
 
-def is_task_named(overrides: Sequence[str], config: DictConfig) -> bool:
-    """Whether somebody has named the task of what was composed: typed it, or in the cell."""
+def named_cell(overrides: Sequence[str]) -> Cell | None:
+    """Read the cell that overrides name last, if any."""
+    named = [o.value() for o in map(parse, overrides) if o.key_or_group == "cell"][-1:]
+    return read_cell(str(named[0])) if named and named[0] is not None else None
+
+
+def is_task_named(overrides: Sequence[str], cell: Cell | None) -> bool:
+    """Whether somebody has named the task: typed it, or in the cell."""
     typed = any(parse(text).key_or_group == "task" for text in overrides)
-    return typed or (config.cell is not None and "task" in read_cell(config.cell).choices)
+    return typed or (cell is not None and "task" in cell.choices)
 
 
 def on_stepped_clock(config: DictConfig) -> DictConfig:
@@ -326,11 +336,6 @@ def _composed_once(places: tuple[Path, ...], overrides: tuple[str, ...]) -> Dict
     # A part within another group, as reset.backward is, follows from that group.
     config.choices = {g: c for g, c in chosen.items() if not re.match("hydra/|.*@", g)}
     return config
-
-
-@functools.cache
-def _defaults_once(places: tuple[Path, ...], overrides: tuple[str, ...]) -> Mapping[str, Any]:
-    return _defaults(_composed_once(places, overrides))
 
 
 def _defaults(config: DictConfig) -> Mapping[str, Any]:
@@ -423,20 +428,18 @@ def check_value(
         )
 
 
-def check_least(config: Mapping[str, Any], least: Mapping[str, int]) -> None:
+def check_least(config: DictConfig, least: Mapping[str, int]) -> None:
     """Raise `ConfigError` for the first dotted key whose number is below the least it may be."""
     for key, bound in least.items():
-        try:
-            value: Any = functools.reduce(operator.getitem, key.split("."), config)
-        except KeyError as error:
+        if (value := OmegaConf.select(config, key)) is None:
             hint = "write it into the configuration of your own part, as the others have it"
-            raise ConfigError(f"{key} is missing", expected=f">= {bound}", hint=hint) from error
+            raise ConfigError(f"{key} is missing", expected=f">= {bound}", hint=hint)
         if value < bound:
             raise ConfigError(f"{key} is out of range", got=value, expected=f">= {bound}")
 
 
-def check_key(key: str, value: object, defaults: Mapping[str, Any]) -> None:
-    """Raise `ConfigError`, with the valid names, where a dotted key leaves the configuration."""
+def check_key(key: str, value: object, defaults: Mapping[str, Any]) -> Any:
+    """Return the default of a dotted key; `ConfigError`, with the valid names, for one too many."""
     level: Any = defaults
     parts = key.split(".")
     for depth, part in enumerate(parts):
@@ -454,21 +457,7 @@ def check_key(key: str, value: object, defaults: Mapping[str, Any]) -> None:
     if isinstance(value, Mapping) and isinstance(level, Mapping):
         for name, item in value.items():
             check_key(f"{key}.{name}", item, defaults)
-
-
-def keep_type(key: str, defaults: Mapping[str, Any], resolved: dict[str, Any]) -> None:
-    """Raise `ConfigError` where the value of a dotted key has another type than its default.
-
-    A whole number serves as float; it is made one in `resolved`, the values with the override.
-    """
-    *path, last = key.split(".")
-    old: Any = defaults
-    new: Any = resolved
-    for part in path:
-        old = old.get(part) if isinstance(old, Mapping) else None
-        new = new.get(part) if isinstance(new, dict) else None
-    if isinstance(old, Mapping) and last in old and isinstance(new, dict) and last in new:
-        new[last] = _of_same_type(key, old[last], new[last])
+    return level
 
 
 def _of_same_type(key: str, default: Any, value: Any) -> Any:

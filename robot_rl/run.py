@@ -1,34 +1,13 @@
 """The run directory: where one training run keeps its data, checkpoints, curves and report.
 
     runs/<task>/<YYYYmmdd-HHMMSS>/     `runs/latest` points to the newest
-        config.yaml                    the resolved configuration
-        cell.yaml                      the cell that the run was made with, as it was then
-        demonstrations.zarr/           episodes
-        exploration.zarr/              without demonstrations: episodes of random actions; with
-                                       cameras: episodes for the image encoder
-        gathered.zarr/                 episodes of the rounds of a recipe such as rl100
-        corrections.zarr/              what an operator corrected before online learning
-        reward.zarr/  store/           examples for a success classifier; the replay store
-        spool/actor-1.rows             steps of an actor that are not in the store yet
-        curation.jsonl                 which rows of each demonstration are not cloned, and why
-        checkpoints/vision/            with cameras: the image encoder
-        checkpoints/untrained/         without demonstrations: what learning begins with
-        checkpoints/bc/                the cloned policy
-        checkpoints/offline/           what was learned from recorded episodes alone
-        checkpoints/step_0000500/      the policy at an evaluation
-        checkpoints/accepted/          the policy that a gate has accepted last; at first the clone
-        checkpoints/candidate/         what goes on being improved; round_1/ as it was judged then
-        checkpoints/last/              the learner's full state
-        checkpoints/student/           what `robot-rl distil` has made of the deployed policy
-        checkpoints/reward/            a success classifier
-        stages.jsonl                   which stages of the recipe have run, and how long
-        episodes.jsonl learner.jsonl evaluations.jsonl corrections.jsonl
-        gate.jsonl                     what a gate has decided, and why
-        evaluate.jsonl compare.jsonl   what `robot-rl evaluate`, `certify` and `compare` have found
-        attempts.jsonl                 what became of each attempt of `robot-rl run`
-        faults.jsonl recorder/         what kept the robot from going on; MCAP of all topics
-        scenes/20003/                  what the cameras saw of a scene that a person puts back
-        summary.json  report.html
+
+What its files and folders hold stands beside their names below. Beside those there are
+`stages.jsonl` (which stages of the recipe have run, and how long), `episodes.jsonl`,
+`learner.jsonl`, `evaluations.jsonl`, `corrections.jsonl`, `curation.jsonl` (which rows of each
+demonstration are not cloned, and why), `gate.jsonl` (what a gate has decided, and why),
+`evaluate.jsonl` and `compare.jsonl` (what those commands and `certify` have found), `report.html`,
+and `recorder/` (MCAP of all topics).
 
 Files that are replaced are replaced whole: written aside, flushed to the disk, then renamed.
 Folders likewise, see `robot_rl.run.RunDirectory.atomic_folder`. Torch is loaded where a policy
@@ -64,22 +43,27 @@ if TYPE_CHECKING:
     from policies.behaviour import Behaviour
 
 LATEST = "latest"
+# Zarr groups of episodes.
 DEMONSTRATIONS = "demonstrations.zarr"
+# Random actions of a run without demonstrations, or those that train an image encoder.
 EXPLORATION = "exploration.zarr"
-VISION = "checkpoints/vision"
-UNTRAINED = "checkpoints/untrained"
+GATHERED = "gathered.zarr"  # by policies that a recipe such as rl100 improves
+EXAMPLES = "reward.zarr"  # for a success classifier
+VISION = "checkpoints/vision"  # with cameras: the image encoder
+UNTRAINED = "checkpoints/untrained"  # without demonstrations: what learning begins with
 CLONED = "checkpoints/bc"
-OFFLINE = "checkpoints/offline"
-LAST = "checkpoints/last"
-ACCEPTED, CANDIDATE = "checkpoints/accepted", "checkpoints/candidate"
-GATHERED = "gathered.zarr"
-STUDENT = "checkpoints/student"
-EXAMPLES, REWARD = "reward.zarr", "checkpoints/reward"
-CONFIG_FILE = "config.yaml"
-CELL_FILE = "cell.yaml"
-STATE_FILE = "state.json"
+OFFLINE = "checkpoints/offline"  # what was learned from recorded episodes alone
+ACCEPTED = "checkpoints/accepted"  # what a gate has accepted last; at first the clone
+CANDIDATE = "checkpoints/candidate"  # what goes on being improved; round_1/ as it was judged then
+LAST = "checkpoints/last"  # the learner's full state
+STUDENT = "checkpoints/student"  # what `robot-rl distil` has made of the deployed policy
+REWARD = "checkpoints/reward"  # a success classifier
+CONFIG_FILE = "config.yaml"  # the resolved configuration
+CELL_FILE = "cell.yaml"  # the cell that the run was made with, as it was then
+STATE_FILE = "state.json"  # of a checkpoint
 SUMMARY = "summary.json"
-SCENES = "scenes"
+SCENES = "scenes"  # what the cameras saw of each scene that a person puts back
+# What became of each attempt of `robot-rl run`; what kept the robot from going on.
 ATTEMPTS, FAULTS = "attempts", "faults"
 DEPLOYED, CLONED_POLICY, LEARNED_POLICY, STUDENT_POLICY = POLICIES = (
     "deployed",
@@ -98,14 +82,12 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
-        # Zarr groups of episodes:
         self.demonstrations = self.path / DEMONSTRATIONS
         self.failures = self.path / "failures.zarr"  # of a person's attempts, where they are kept
         self.corrections = self.path / "corrections.zarr"  # by an operator, before online learning
-        # Random actions of a run without demonstrations, or those that train an image encoder.
         self.exploration = self.path / EXPLORATION
-        self.gathered = self.path / GATHERED  # by policies that a recipe improves
-        self.reward_examples = self.path / EXAMPLES  # for a success classifier
+        self.gathered = self.path / GATHERED
+        self.reward_examples = self.path / EXAMPLES
         self.store = self.path / "store"  # the folder of the replay store
 
     @classmethod
@@ -371,15 +353,6 @@ def open_policy(
     from policies import checkpoint  # late: loads torch
 
     return checkpoint.load(folder), _steps_of(folder.parent)
-
-
-def policy_place(path: str | Path, which: str, runs_directory: str | Path = "runs") -> Path:
-    """The folder of the policy that `open_policy` loads."""
-    folder = policy_folder(path)
-    if folder is not None:
-        return folder
-    run = RunDirectory.open(path, runs_directory, with_policy=True)
-    return run.complete_folder(policy_checkpoint(run, which)) / "policy"
 
 
 def policy_folder(path: str | Path) -> Path | None:

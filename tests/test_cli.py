@@ -193,6 +193,7 @@ def test_inspect_says_what_it_knows_of_where_there_is_nothing_of_ours(capsys, tm
         ("task.observation=state", "expected: list"),
         ("robot.home_joints=[1,2,x]", "robot.home_joints[2]"),
         ("seed.x=1", "seed is one value"),
+        ("seed=${runs_directory}", "got: runs (str)"),
         ("seed=${nothing}", "refers to another that does not exist"),
     ],
 )

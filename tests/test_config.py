@@ -18,7 +18,7 @@ from robot_rl.commands.runs import (
     working_run,
 )
 from robot_rl.commands.teach import start_lines
-from robot_rl.config import ConfigError, compose, composed
+from robot_rl.config import ConfigError, compose, composed, read_cell
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.group import ProcessDied
 from robot_rl.processes.resources import find_resource
@@ -239,7 +239,7 @@ def test_two_arms_at_one_address_are_refused(lab, capsys, robot, driver, said):
     (lab / "cell.yaml").write_text(f"choices: {{robot: {robot}}}\n{arms}\n")
     told = f"the nodes one-arm and two-arm would open one device; got: {said}"
     with pytest.raises(RobotRLError, match=told):
-        check_robot(composed(["cell=lab"]))
+        check_robot(composed([], read_cell("lab")))
     assert cli.main(["doctor", "cell=lab"]) == cli.EXIT_ERROR
     assert told in capsys.readouterr().err
 
@@ -403,7 +403,7 @@ def test_a_written_task_asks_only_for_what_the_lab_knows_and_says_what_success_i
         (["lab/new", "instruction=a", "start=[0,0,0,0,0,0,0]"], "is not a rotation"),
         (["lab/new", "instruction=a", "start=here"], "start cannot be read; got: here"),
         (["lab/new", "instruction=a", "steps=0"], "steps is out of range; got: 0"),
-        (["lab/new", "instruction=a", "noise=nan"], "noise is out of range; got: nan"),
+        (["lab/new", "instruction=a", "noise=nan"], "noise is no number; got: nan"),
         (["lab/new", "instruction=a", f"goal={POSE}"], "only reward=pose has a goal"),
         ([str(find_resource("configs") / "new"), "instruction=a"], "is inside robot_rl"),
     ],

@@ -129,7 +129,7 @@ def test_without_a_required_part_it_fails(capsys, monkeypatch, tmp_path):
     assert "pip install" in finding.mend
     monkeypatch.setattr("robot_rl.commands.doctor.CHECKS", {"torch": CHECKS["torch"]})
     with pytest.raises(Unusable, match=r"without torch; got: .*libc10.*next: \.venv/bin/pip"):
-        run(json="false")
+        run()
     assert "missing" in capsys.readouterr().out
 
 
@@ -159,7 +159,7 @@ def test_the_axes_of_a_device_are_shown_on_a_terminal_and_read_once_elsewhere():
 def test_a_device_that_is_named_is_looked_at_and_may_be_missing(capsys, monkeypatch):
     monkeypatch.setattr("robot_rl.commands.doctor.CHECKS", {"python": CHECKS["python"]})
     monkeypatch.delenv("DISPLAY", raising=False)
-    run(json="true", teleop="keyboard")
+    run(json=True, teleop="keyboard")
     checks = json.loads(capsys.readouterr().out.splitlines()[-1])["checks"]
     assert "needs a display" in checks["teleop"]["found"]
     assert "teleop=gamepad" in checks["teleop"]["mend"]

@@ -38,25 +38,17 @@ _HEAD = """\
 _SUSPICIOUS = 0.005
 
 
-def run(what: str, path: str, **options: str | None) -> None:
+def run(what: str, path: str, **options: Any) -> None:
     """Draw the board to a new PNG, or calibrate a camera by the views in a folder."""
-    try:
-        columns, rows = (int(str(options[name])) for name in ("columns", "rows"))
-        square, marker = (float(str(options[name])) for name in ("square", "marker"))
-        board = Board(columns, rows, square, marker, str(options["dictionary"]))
-    except ValueError as error:
-        raise CalibrationError(
-            "the board's measures must be numbers",
-            got=error,
-            expected="whole columns and rows, square and marker in metres",
-        ) from error
+    measures = ("columns", "rows", "square", "marker", "dictionary")
+    board = Board(*(options[name] for name in measures))
     if what == "board":
         _draw(board, Path(path))
     elif what == "camera":
         folder = ViewFolder(Path(path))
         if options["camera"] or options["arm"]:
             _record(folder, board, options["camera"], options["arm"])
-        _calibrate(folder, board, str(options["mount"]), str(options["intrinsics"]))
+        _calibrate(folder, board, options["mount"], options["intrinsics"])
     else:
         raise CalibrationError("unknown word", got=what, expected="board or camera")
 

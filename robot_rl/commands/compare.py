@@ -16,13 +16,12 @@ from policies.behaviour import Behaviour
 from policies.errors import PolicyError
 from policies.exported import ExportedPolicy
 from robot_rl.commands.evaluate import circumstances, evaluator_of, keep, note
-from robot_rl.config import check_value
 from robot_rl.data.intervals import anytime_interval
 from robot_rl.env.rollout import EpisodeResult, Seeds
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.evaluate import Evaluator, check_proof, conditions, summarised
 from robot_rl.evaluation.statistics import Comparison, EvaluationResult
-from robot_rl.run import POLICIES, RunDirectory, open_policy
+from robot_rl.run import RunDirectory, open_policy
 
 
 class CompareError(RobotRLError):
@@ -176,7 +175,6 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
     """
     check_proof(config)
     which = config.evaluation.policy
-    check_value("evaluation.policy", which, POLICIES)
     rivals = [
         Rival(chr(letter), path, *open_policy(path, which, config.runs_directory))
         for letter, path in enumerate(paths, ord("A"))

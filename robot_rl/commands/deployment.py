@@ -14,7 +14,7 @@ from policies.behaviour import Behaviour
 from policies.compute import ready
 from policies.runner import PolicyRunner
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
-from robot_rl.config import check_least, check_value
+from robot_rl.config import check_least
 from robot_rl.console.link import ConsoleLink
 from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.policy_columns import check_fit
@@ -26,7 +26,7 @@ from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_se
 from robot_rl.evaluation.evaluate import TAKEN_BACK, without_training_aids
 from robot_rl.processes.signals import StopEvent, stop_event
 from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env
-from robot_rl.run import ATTEMPTS, POLICIES, RunDirectory, open_policy
+from robot_rl.run import ATTEMPTS, RunDirectory, open_policy
 
 
 @dataclass
@@ -153,7 +153,6 @@ class Deployment:
 def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
     """Let the policy of a run, or of a path in it, work on the robot; see `Deployment`."""
     check_least(config, {"deployment.episodes": 0, "deployment.most_failures": 1})
-    check_value("evaluation.policy", config.evaluation.policy, POLICIES)
     directory = RunDirectory(Path(config.run))
     (path,) = paths or [config.run]
     behaviour, steps = open_policy(path, config.evaluation.policy, config.runs_directory)

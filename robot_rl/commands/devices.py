@@ -33,10 +33,11 @@ def devices_of(*words: str) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     """
     from omegaconf import OmegaConf  # late: Hydra takes a moment
 
-    from robot_rl.config import composed, is_task_named, missing_keys
+    from robot_rl.config import composed, is_task_named, missing_keys, named_cell
     from robot_rl.ros.nodes import node_table
 
-    config = composed(words)
+    cell = named_cell(words)
+    config = composed(words, cell)
     parts = {f"arms.{arm}.": own for arm, own in config.arms.items()} or {"": config}
     for above, part in parts.items():
         if (limits := part.robot.get("limits")) and not OmegaConf.missing_keys(limits):
@@ -44,7 +45,7 @@ def devices_of(*words: str) -> tuple[dict[str, tuple[str, ...]], list[str]]:
                 registry.make(limits)
             except RobotRLError as error:
                 raise RobotRLError(f"{above}robot.limits: {error}") from error
-        if is_task_named(words, config) and part.robot.get("_target_") == _ON_TOPICS:
+        if is_task_named(words, cell) and part.robot.get("_target_") == _ON_TOPICS:
             _check_task(part, list(config.arms))
     found: dict[str, tuple[str, ...]] = {}
     simulated = "simulated" if config.robot.get("mirror") is not None else ""

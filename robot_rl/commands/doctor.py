@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from robot_rl.commands import devices
 from robot_rl.errors import RobotRLError, installing
@@ -300,7 +300,7 @@ def ask(command: Sequence[str], seconds: float, *, shown: bool = False) -> Findi
         return Finding(False, f"{ended}: {said[-1].strip()}"[:200].rstrip(": "), mend)
 
 
-def run(**options: str | None) -> None:
+def run(**options: Any) -> None:
     """Examine the machine, print a line for each part, and fail where nothing can work.
 
     `call` and `topic` ask a robot's nodes in place of all this, where there is no `ros2` tool.
@@ -327,7 +327,7 @@ def run(**options: str | None) -> None:
         findings[name] = _told(name, DEVICE, examine("device", *device))
     required = findings if cell else [name for name, check in CHECKS.items() if check.required]
     broken = [name for name in required if not findings[name].works]
-    if options.get("json") == "true":
+    if options.get("json"):
         from robot_rl.processes.machine import describe_machine  # late: it needs psutil
 
         report = {name: finding._asdict() for name, finding in findings.items()}

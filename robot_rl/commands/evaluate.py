@@ -18,7 +18,7 @@ from policies import checkpoint, exported
 from policies.behaviour import Behaviour
 from policies.compute import ready
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
-from robot_rl.config import ConfigError, check_value, on_stepped_clock
+from robot_rl.config import ConfigError, on_stepped_clock
 from robot_rl.data.intervals import clopper_pearson, failures_allowed, trials_needed
 from robot_rl.env.factory import make_env
 from robot_rl.env.gym import GymError
@@ -37,7 +37,6 @@ from robot_rl.run import (
     DEPLOYED,
     LAST,
     LEARNED_POLICY,
-    POLICIES,
     STUDENT_POLICY,
     RunDirectory,
     RunError,
@@ -45,8 +44,8 @@ from robot_rl.run import (
     learned_steps,
     load_policy,
     open_policy,
+    policy_checkpoint,
     policy_folder,
-    policy_place,
 )
 
 _POLL_SECONDS = 0.2
@@ -221,9 +220,9 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
                 raise KeyboardInterrupt from None
         return
     which = str(config.evaluation.policy)
-    check_value("evaluation.policy", which, POLICIES)
     (path,) = paths or [config.run]
-    beside = which == STUDENT_POLICY and policy_folder(path) is None
+    folder = policy_folder(path)
+    beside = which == STUDENT_POLICY and folder is None
     wanted = [DEPLOYED, which] if beside else [which]
     opened = [open_policy(path, name, config.runs_directory) for name in wanted]
     facts = {**circumstances(overrides), "path": path}
@@ -238,8 +237,8 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
             results.append(result := evaluator.evaluate(behaviour, steps, "final"))
             said = f"{name}: {result.name}" if beside else result.name
             print(f"{config.task.name}, {said}{where}: {result}")
-            place = policy_place(path, name, config.runs_directory)
-            which_one = {"evaluated": name, "policy_checksum": exported.identity(place)}
+            own = folder or directory.complete_folder(policy_checkpoint(directory, name)) / "policy"
+            which_one = {"evaluated": name, "policy_checksum": exported.identity(own)}
             keep(directory, "evaluate", {**facts, **which_one, **result.to_json()})
     if beside and (compared := results[1].beside(results[0])) is not None:
         print(
@@ -247,7 +246,7 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
             f" against {results[0].count}; {compared.lost} lost, {compared.won} won"
             f" (sign test, p = {compared.chance:.2g})"
         )
-    if not changed and policy_folder(path) is None:  # RUN/videos shows what was trained
+    if not changed and folder is None:  # RUN/videos shows what was trained
         film_final(config, directory, behaviour, result)
 
 
@@ -273,7 +272,6 @@ def certify(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) 
     print(f"episodes that prove {stated}, with so many failures: {needed}")
     print(f"{count:,} episodes will prove it if no more than {allowed} of them fail", flush=True)
     config.evaluation.final_episodes, config.evaluation.final_seed = count, proof.seed
-    check_value("evaluation.policy", config.evaluation.policy, POLICIES)
     behaviour, steps = open_policy(paths[0], config.evaluation.policy, config.runs_directory)
     with evaluator_of(config) as evaluator:
         result = evaluator.evaluate(behaviour, steps, "final", most_failures=allowed)

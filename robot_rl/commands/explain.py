@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from typing import Any
 
 from rich.console import Console
 
@@ -18,15 +19,15 @@ _LEARNED = 0.95  # success of the final evaluation, from which on nothing has to
 CHECKS = (*sensing_causes.CHECKS, *motion_causes.CHECKS, *learning_causes.CHECKS)
 
 
-def run(path: str = "latest", **options: str | None) -> None:
+def run(path: str = "latest", *, runs_directory: str, **options: Any) -> None:
     """Print the causes that are found, the likeliest first, and what else was looked at.
 
     Nothing is changed, no robot and no network is made, and the run may go on meanwhile.
     """
-    directory = RunDirectory.open(path, str(options["runs_directory"]))
+    directory = RunDirectory.open(path, runs_directory)
     evidence = gather(directory, load_resolved(directory.path))
     causes, in_order = explain(evidence, CHECKS)
-    if options.get("json") == "true":
+    if options["json"]:
         lists = {"causes": causes, "in_order": in_order}
         facts = {name: [asdict(each) for each in found] for name, found in lists.items()}
         sys.stdout.write(json.dumps({"run": str(directory.path), **facts}) + "\n")

@@ -40,17 +40,17 @@ from robot_rl.run import (
 Facts = dict[str, Any]
 
 
-def run(path: str, *further: str, **options: str | None) -> None:
+def run(path: str, *further: str, rebuild: bool, runs_directory: str, **options: Any) -> None:
     """Print what is at `path`, or what several runs have come to together.
 
-    Nothing is changed, unless "true" `rebuild` makes the catalogue of a store anew before.
+    Nothing is changed, unless `rebuild` makes the catalogue of a store anew before.
     """
-    if options.get("rebuild") == "true":
+    if rebuild:
         store = Path(path) / "store" if (Path(path) / "config.yaml").is_file() else Path(path)
         sys.stderr.write(rebuild_catalogue(store) + "\n")
-    runs = str(options["runs_directory"])
-    facts = _runs([path, *further], runs) if further else describe(Path(path), runs)
-    if options.get("json") == "true":
+    runs = [path, *further]
+    facts = _runs(runs, runs_directory) if further else describe(Path(path), runs_directory)
+    if options["json"]:
         sys.stdout.write(json.dumps(facts) + "\n")
     else:
         console = Console(highlight=False, soft_wrap=True, force_terminal=False)

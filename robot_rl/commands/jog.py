@@ -36,21 +36,21 @@ class JogError(RobotRLError):
     """A motion that may not be asked for, or that the arm's node did not carry out."""
 
 
-def run(*, x: str, y: str, z: str, speed: str, namespace: str, yes: str) -> None:
+def run(*, x: float, y: float, z: float, speed: float, namespace: str, yes: bool) -> None:
     """Move the TCP by `x`, `y`, `z` [m] in the base frame, once a person has said so.
 
     Prints where to before, and how far it went after. Raises `JogError` where the arm's node holds,
     refuses or limits, and `RobotRLError` where the arm is stopped, or others move it.
     """
-    way = np.array([_number(*pair) for pair in (("x", x), ("y", y), ("z", z))])
-    length, pace = float(np.linalg.norm(way)), _number("speed", speed)
+    way = np.array([x, y, z])
+    length = float(np.linalg.norm(way))
     if not 0.0 < length <= _FARTHEST:
         expected = f"x, y and z in m, together more than 0 and at most {_FARTHEST:g}"
         raise JogError("this way is not possible", got=f"{length:g} m", expected=expected)
-    if not 0.0 < pace <= _FASTEST:
+    if not 0.0 < speed <= _FASTEST:
         expected = f"more than 0 and at most {_FASTEST:g} m/s"
-        raise JogError("this speed is not possible", got=f"{pace:g} m/s", expected=expected)
-    if yes != "true" and not sys.stdin.isatty():
+        raise JogError("this speed is not possible", got=f"{speed:g} m/s", expected=expected)
+    if not yes and not sys.stdin.isatty():
         raise JogError(
             "nobody can say that the arm may move", got="no terminal", hint="add yes=true"
         )
@@ -64,17 +64,17 @@ def run(*, x: str, y: str, z: str, speed: str, namespace: str, yes: str) -> None
         start = arm.pose()[:3]
         print(
             f"{client.topic('target_pose')}: from {shown(start)} to {shown(start + way)} m,"
-            f" {1e3 * length:g} mm at {1e3 * pace:g} mm/s; Ctrl-C stops it",
+            f" {1e3 * length:g} mm at {1e3 * speed:g} mm/s; Ctrl-C stops it",
             flush=True,
         )
-        if yes != "true":
+        if not yes:
             print("press Enter, and the arm moves: ", end="", flush=True)
             if not sys.stdin.readline():
                 raise JogError("nothing was moved", got="the end of the input in place of Enter")
             arm.check()
         start = arm.pose()[:3]
         try:
-            arm.go(way, pace)
+            arm.go(way, speed)
         finally:
             went = 1e3 * (arm.last[:3] - start)
             print(f"asked {shown(1e3 * way)} mm, measured {shown(went)} mm", flush=True)
@@ -184,13 +184,3 @@ class _Arm:
 
     def _take_mode(self, message: String) -> None:
         self._modes.append(str(message.data))
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise JogError(f"{name} is no number", got=text, expected=f"{name}=0.01, for example")
-    return number

@@ -203,7 +203,6 @@ def try_environment(config: DictConfig) -> None:
 
 
 def _place(error: Exception) -> str:
-    """Where an error was raised."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{frame.filename}:{frame.lineno}, {frame.name}"
 

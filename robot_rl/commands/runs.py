@@ -16,11 +16,11 @@ from robot_rl.config import (
     Cell,
     ConfigError,
     check_missing,
-    compose,
     composed,
     flatten,
     group_choices,
     is_task_named,
+    named_cell,
     parse,
     read_cell,
 )
@@ -73,13 +73,15 @@ ELSEWHERE = (
     "task.tracked",
 )
 _NO_VALUE = object()
+SAME_COMMAND = "the same command with run="
 
 
 def compose_new_run(overrides: Sequence[str]) -> DictConfig:
     """As `compose`; `ConfigError` where a real robot would do a task that nobody has named."""
-    config = compose(overrides)
+    cell = named_cell(overrides)
+    check_missing(config := composed(overrides, cell))
     simulated = "namespace" not in config.robot or config.robot.mirror is not None
-    if not simulated and not is_task_named(overrides, config):
+    if not simulated and not is_task_named(overrides, cell):
         folder = "lab" if config.cell is None else Path(config.cell).parent
         raise ConfigError(
             "which task is this robot to do?",
@@ -103,9 +105,10 @@ def compose_for_run(
     the run may differ in `ELSEWHERE` too.
     """
     typed = {override.key_or_group: override.value() for override in map(parse, overrides)}
-    if typed.get("cell") is not None:  # what it chooses otherwise than before is as if typed
+    if (new := named_cell(overrides)) is not None:
+        # What it chooses otherwise than before is as if typed.
         known = cell.choices if cell is not None else {}
-        chosen = read_cell(str(typed["cell"])).choices.items()
+        chosen = new.choices.items()
         typed = {**{g: c for g, c in chosen if known.get(g) != c}, **typed}
         overrides = [*(f"{g}={c}" for g, c in chosen if known.get(g) != c), *overrides]
     given = list(typed)
@@ -115,7 +118,7 @@ def compose_for_run(
     # What must be given was given when the run was made; it is not asked for again.
     found = composed(
         [*(text for g, text in choices.items() if g not in given), *overrides],
-        cell if same_robot else None,
+        new or (cell if same_robot else None),
     )
     result = copy.deepcopy(run_config)
     OmegaConf.set_struct(result, False)
@@ -251,7 +254,7 @@ def load_resolved(run: Path) -> DictConfig:
 
 @contextmanager
 def working_run(
-    config: DictConfig, key: str = "run", how: str = "the same command with run="
+    config: DictConfig, key: str = "run", how: str = SAME_COMMAND
 ) -> Iterator[RunDirectory]:
     """Open the run that the configuration's `key` names, or make one that keeps the configuration.
 

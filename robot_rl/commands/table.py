@@ -18,8 +18,9 @@ class Option:
 
     name: str  # the key, which is also the name of the function's argument
     summary: str  # what it decides
-    default: str | None = None  # the value if it is not given
-    choices: tuple[str, ...] = ()  # what it may be; empty where any text may follow
+    # The value if it is not given; a number or a truth value takes only such.
+    default: str | float | bool | None = None
+    choices: tuple[str, ...] = ()  # which words it may be; empty where any text may follow
 
 
 # Of the commands that read runs, but have no configuration.
@@ -38,8 +39,6 @@ class Command:
     run_key: str | None = "run"
     # The run when that key is not given; None when the command makes its own.
     default_run: str | None = "latest"
-    # A key with which the command makes its own run in place of the default one.
-    new_run_key: str | None = None
     # Whether it measures a run's policy: `latest` is then the newest run that has one, and the
     # robot and the parameters of the task may be others than the run was made with. It is told the
     # overrides too, for its records.
@@ -130,7 +129,6 @@ COMMANDS: dict[str, Command] = {
         "Trains the policy on the demonstrations of RUN, by default of the latest run, or of"
         " `dataset=PATH` in a new run directory, and writes checkpoints/bc. Then robot-rl train"
         " resume=RUN learns online.",
-        new_run_key="dataset",
         keys="task policy observation seed dataset cloning.updates cloning.batch_size"
         " cloning.learning_rate cloning.bf16 policy.horizon policy.observation_steps"
         " execute_steps dagger.rounds dagger.episodes device run runs_directory",
@@ -257,8 +255,8 @@ COMMANDS: dict[str, Command] = {
         " rebuild.",
         arguments=("PATH", "..."),
         options=(
-            Option("json", "one JSON object in its place", "false", ("true", "false")),
-            Option("rebuild", "make a store's catalogue anew before", "false", ("true", "false")),
+            Option("json", "one JSON object in its place", False),
+            Option("rebuild", "make a store's catalogue anew before", False),
             _RUNS,
         ),
         example="robot-rl inspect runs/latest",
@@ -270,9 +268,8 @@ COMMANDS: dict[str, Command] = {
         " states and units, what commands have moved, rewards and labels, and the settings of"
         " learning. Prints causes, the likeliest first, with what to do next, and what is not one."
         " Reads only, and works while the run goes on.",
-        run_key=None,
         arguments=("[RUN]",),
-        options=(Option("json", "one JSON object in its place", "false", ("true", "false")), _RUNS),
+        options=(Option("json", "one JSON object in its place", False), _RUNS),
         example="robot-rl explain runs/latest",
     ),
     "export": Command(
@@ -375,9 +372,9 @@ COMMANDS: dict[str, Command] = {
             Option("instruction", "what the robot is to do, in words"),
             Option("reward", "who says what is success", "human", _REWARDS),
             Option("gripper", "what it does in an episode", "none", ("none", "closed", "moves")),
-            Option("steps", "time limit, in steps of control_rate_hz", "200"),
+            Option("steps", "time limit, in steps of control_rate_hz", 200),
             Option("start", "TCP pose about which episodes start, [x,y,z,qx,qy,qz,qw]"),
-            Option("noise", "half range of the start position on each axis in m", "0.01"),
+            Option("noise", "half range of the start position on each axis in m", 0.01),
             Option("goal", "TCP pose at success of reward=pose, [x,y,z,qx,qy,qz,qw]"),
         ),
         example="robot-rl task lab/plug instruction='push the plug into the socket' gripper=closed",
@@ -403,10 +400,10 @@ COMMANDS: dict[str, Command] = {
                 "device",
                 ("device", "estimate"),
             ),
-            Option("columns", "squares of the board along its longer side", "7"),
-            Option("rows", "squares along the other", "5"),
-            Option("square", "side of a square in m, measured on the print", "0.03"),
-            Option("marker", "side of a marker in m", "0.022"),
+            Option("columns", "squares of the board along its longer side", 7),
+            Option("rows", "squares along the other", 5),
+            Option("square", "side of a square in m, measured on the print", 0.03),
+            Option("marker", "side of a marker in m", 0.022),
             Option("dictionary", "OpenCV's name of the set of markers", "DICT_5X5_100"),
         ),
         example="robot-rl calibrate camera views/wrist camera=camera.yaml arm=arm.yaml",
@@ -427,10 +424,10 @@ COMMANDS: dict[str, Command] = {
         " Stops, and says why, where the node holds, refuses or limits. Ctrl-C stops at once."
         " hardware/arms.md, section First motion, has the steps.",
         options=(
-            *(Option(axis, f"way along {axis} of the base frame in m", "0") for axis in "xyz"),
-            Option("speed", "in m/s, at most 0.05", "0.01"),
+            *(Option(axis, f"way along {axis} of the base frame in m", 0.0) for axis in "xyz"),
+            Option("speed", "in m/s, at most 0.05", 0.01),
             Option("namespace", "of the arm's node", "/"),
-            Option("yes", "true: do not wait for Enter", "false", ("true", "false")),
+            Option("yes", "true: do not wait for Enter", False),
         ),
         example="robot-rl jog z=0.01",
     ),
@@ -458,7 +455,7 @@ COMMANDS: dict[str, Command] = {
         options=(
             Option("cell", "a robot of yours, whose devices are looked at"),
             Option("task", "a task for it, whose values are looked at too"),
-            Option("json", "one JSON object as the last line", "false", ("true", "false")),
+            Option("json", "one JSON object as the last line", False),
             Option("teleop", "a device, whose axes are shown live for some seconds"),
             Option("call", "only call this ROS service, such as /start or /clear_errors"),
             Option("topic", "only print the newest message of this, as /current_pose"),

@@ -66,9 +66,9 @@ def write(
     instruction: str | None,
     reward: str,
     gripper: str,
-    steps: str,
+    steps: int,
     start: str | None,
-    noise: str,
+    noise: float,
     goal: str | None,
 ) -> None:
     """Write `configs/task/NAME.yaml` of FOLDER/NAME; `ConfigError` where it is there, or is wrong.
@@ -87,6 +87,9 @@ def write(
         raise ConfigError("what is the robot to do?", expected="instruction=TEXT", hint=hint)
     if goal is not None and reward != "pose":
         raise ConfigError("only reward=pose has a goal", got=f"goal={goal} with reward={reward}")
+    for key, number, least in (("steps", steps, 1), ("noise", noise, 0)):
+        if number < least:
+            raise ConfigError(f"{key} is out of range", got=number, expected=f">= {least}")
     moves = gripper == "moves"
     text = _TEXT.format(
         summary=" ".join(instruction.split()),
@@ -96,10 +99,10 @@ def write(
         judge=_JUDGES[reward],
         goal=_GOAL.format(goal=_pose("goal", goal)) if reward == "pose" else "",
         instruction=json.dumps(instruction, ensure_ascii=False),
-        steps=int(_number("steps", steps, least=1.0)),
+        steps=steps,
         actions=", ".join((*ARM_ACTIONS, *([GRIPPER_ACTION] if moves else []))),
         start=_pose("start", start),
-        noise=_number("noise", noise, least=0.0),
+        noise=noise,
         closed=str(gripper == "closed").lower(),
         reported=str(reward == "task").lower(),
         seen=", ".join(f"state/{n}" for n in (*_SEEN, *(["gripper_position"] if moves else []))),
@@ -128,13 +131,3 @@ def _pose(key: str, text: str | None) -> str:
         expected = f"{key}=[x,y,z,qx,qy,qz,qw]"
         raise ConfigError(f"{key} cannot be read", got=text, expected=expected) from error
     return str(checked_pose(pose, key, tolerance=1e-3).tolist())
-
-
-def _number(key: str, text: str, least: float) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = float("nan")
-    if not least <= number < float("inf"):
-        raise ConfigError(f"{key} is out of range", got=text, expected=f"a number >= {least:g}")
-    return number

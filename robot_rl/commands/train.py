@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from robot_rl.actor import NOTE
 from robot_rl.commands.evaluate import FinalEvaluation, evaluate_final, film_final
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
-from robot_rl.commands.runs import load_resolved, save_resolved, working_run
+from robot_rl.commands.runs import SAME_COMMAND, load_resolved, save_resolved, working_run
 from robot_rl.config import ConfigError
 from robot_rl.evaluation.evaluate import check_counts
 from robot_rl.evaluation.records import intervention_rates, read_run
@@ -298,13 +298,8 @@ def _rate(method: str, result: EvaluationResult | None) -> dict[str, Any]:
 
 def collect(config: DictConfig) -> None:
     """Record demonstrations into a new run directory, or go on in that of `run`."""
-    check_robot(config)  # what cannot work is said before anything is made
-    try_environment(config)
-    recipe, names = _checked(config, Collect)
-    with working_run(config) as run, run.claim("train"), robot_nodes(config, run.path / "logs"):
-        for name in names:
-            recipe.perform(name, run)
-        print(f"written to {run.demonstrations}\nnext: robot-rl pretrain {run.path}", flush=True)
+    run = _alone(config, Collect, on_robot=True)
+    print(f"written to {run.demonstrations}\nnext: robot-rl pretrain {run.path}", flush=True)
 
 
 def pretrain(config: DictConfig) -> None:
@@ -325,31 +320,37 @@ def pretrain(config: DictConfig) -> None:
 
 def distil(config: DictConfig) -> None:
     """Distil the deployed policy of `run` into a student that needs one call of the network."""
-    recipe, names = _checked(config, Distil)
-    how = "from the beginning, by the same command with run="
-    with working_run(config, how=how) as directory, directory.claim("train"):
-        for name in names:
-            recipe.perform(name, directory)
-        told = f"robot-rl evaluate {directory.path} evaluation.policy=student"
-        print(f"written to {directory.path / STUDENT}; beside its teacher: {told}", flush=True)
+    run = _alone(config, Distil, how="from the beginning, by the same command with run=")
+    told = f"robot-rl evaluate {run.path} evaluation.policy=student"
+    print(f"written to {run.path / STUDENT}; beside its teacher: {told}", flush=True)
 
 
 def collect_reward(config: DictConfig) -> None:
     """Record frames of success and of failure into a new run, or go on in `run`."""
-    check_robot(config)
-    try_environment(config)
-    recipe, names = _checked(config, CollectReward)
-    with working_run(config) as run, run.claim("train"), robot_nodes(config, run.path / "logs"):
-        for name in names:
-            recipe.perform(name, run)
+    _alone(config, CollectReward, on_robot=True)
 
 
 def train_reward(config: DictConfig) -> None:
     """Train a success classifier on the examples of `run`."""
-    recipe, names = _checked(config, Reward)
-    with working_run(config) as directory, directory.claim("train"):
+    _alone(config, Reward)
+
+
+def _alone(
+    config: DictConfig, kind: type[Stage], *, on_robot: bool = False, how: str = SAME_COMMAND
+) -> RunDirectory:
+    """Perform a kind of stage in the run `config.run`, or in a new one, which is returned."""
+    if on_robot:  # what cannot work is said before anything is made
+        check_robot(config)
+        try_environment(config)
+    recipe, names = _checked(config, kind)
+    with (
+        working_run(config, how=how) as run,
+        run.claim("train"),
+        robot_nodes(config, run.path / "logs") if on_robot else nullcontext(),
+    ):
         for name in names:
-            recipe.perform(name, directory)
+            recipe.perform(name, run)
+    return run
 
 
 def _check_sources(config: DictConfig) -> None:

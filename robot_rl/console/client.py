@@ -121,7 +121,6 @@ class LoopClient:
             raise ConsoleError(problem)
 
     def _find(self) -> None:
-        """Connect to where the loop listens now."""
         try:
             found: Endpoint | None = read_endpoint(self._folder)
         except ServerUnreachable:

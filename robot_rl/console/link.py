@@ -95,7 +95,6 @@ class Situation:
     time_limit_steps: int = 0  # actions after which it is cut
     reward: float = 0.0  # of the last action
     total_reward: float = 0.0  # of the episode so far
-    success: bool = False  # whether the goal is reached
     intervened_steps: int = 0  # actions of the operator in the episode
     run_steps: int = 0  # environment steps of the whole run, as far as known
     policy_version: int = 0  # gradient updates behind the acting policy
@@ -107,7 +106,6 @@ class Situation:
     wanted_scene: int | None = None
     action_names: tuple[str, ...] = ()  # columns of the actions
     action: tuple[float, ...] = ()  # what was sent last, (d,) in [-1, 1]
-    policy_action: tuple[float, ...] = ()  # what the policy wanted, (d,) in [-1, 1]
     stamp_observation: int = 0  # time of the observation on the clock of the environment [ns]
 
 
@@ -265,7 +263,6 @@ class ConsoleLink:
         return max(0.0, self._next_snapshot - time.monotonic())
 
     def _tell(self, now: float) -> None:
-        """Send what is due to the consoles that listen."""
         if self._newest is not self._sent and now >= self._next_snapshot:
             self._send_newest()
             self._next_snapshot = now + 1.0 / MOST_SNAPSHOTS_HZ

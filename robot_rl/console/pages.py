@@ -253,7 +253,6 @@ class Pages:
 
 
 def _packed(kind: str, content: dict[str, Any]) -> str:
-    """A text message of a page."""
     return json.dumps({"type": kind, **content})
 
 

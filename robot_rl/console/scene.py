@@ -77,7 +77,6 @@ class RobotScene:
         self._update(observation.get("state/target_lead"))
 
     def _update(self, lead: npt.NDArray[Any] | None = None) -> None:
-        """Send the poses that have changed."""
         data = self._data
         mujoco.mj_kinematics(self._model, data)
         with self._server.atomic():

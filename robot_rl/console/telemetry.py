@@ -92,12 +92,10 @@ class TelemetryEnv(RobotEnvWrapper):
                 activity=halted or Activity.ACTING,
                 in_control=InControl.NOBODY if halted else acting,
                 reward=float(reward),
-                success=bool(info["success"]),
                 advice=info.get("advice", ""),
                 decision_seconds=float(info["decision_seconds"]),
                 lateness_seconds=float(info["lateness"]),
                 action=tuple(np.asarray(info["executed_action"]).tolist()),
-                policy_action=tuple(np.asarray(action).tolist()),
             )
         return observation, float(reward), terminated, truncated, info
 
@@ -149,7 +147,6 @@ class TelemetryEnv(RobotEnvWrapper):
             super().close()
 
     def _show_again(self, **facts: Any) -> None:
-        """Say something new of the newest observation."""
         newest = self._newest
         self._show(newest.observation, newest.situation.stamp_observation, **facts)
 

@@ -17,7 +17,6 @@ from policies.runner import PolicyRunner
 from robot_rl.config import (
     ConfigError,
     check_least,
-    check_value,
     composed,
     flatten,
     on_stepped_clock,
@@ -40,7 +39,6 @@ from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_en
 from robot_rl.run import SCENES, RunDirectory, RunError
 
 SeedSet = Literal["periodic", "final"]
-SCORES = ("success", "return")
 # A robot that cuts the same episode so often in a row cannot do it.
 _CUT, _MOST_CUTS = "cut", 5
 # What an operator says of the attempt, not of the policy.
@@ -242,7 +240,6 @@ def _settings(config: DictConfig, key: str) -> dict[str, Any]:
 def check_proof(config: DictConfig) -> None:
     """Raise `ConfigError` where the settings of what is to be proved are not valid."""
     check_least(config, {"proof.scenes": 1, "proof.seed": 0})
-    check_value("proof.score", config.proof.score, SCORES)
     for name, low in (("confidence", 0.5), ("claim", 0.0)):
         if not low < (got := config.proof[name]) < 1.0:
             wanted = f"more than {low:g}, less than 1"

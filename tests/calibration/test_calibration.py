@@ -272,7 +272,7 @@ def test_the_board_is_written_for_printing_and_never_overwritten(capsys, tmp_pat
     ("words", "answer"),
     [
         (["ceiling", "x"], "unknown word; got: ceiling; expected: board or camera"),
-        (["board", "x.png", "rows=many"], "measures must be numbers"),
+        (["board", "x.png", "rows=many"], "rows is no whole number"),
         (["camera", "x", "mount=ceiling"], "one of wrist, fixed"),
         (["camera", "x", "camera=c.yaml"], "need the camera and the arm"),
         (["camera", "x", "camera=c.yaml", "arm=a.yaml"], "configuration cannot be read"),

@@ -104,7 +104,7 @@ def test_a_way_ends_at_a_stop_and_at_ctrl_c(cell, jog, ends):
     [
         (["yes=true"], "this way is not possible; got: 0 m"),
         (["x=0.04", "y=0.04", "yes=true"], "together more than 0 and at most 0.05"),
-        (["z=1cm"], "z is no number; got: 1cm; expected: z=0.01, for example"),
+        (["z=1cm"], "z is no number; got: 1cm; expected: z=0.0, for example"),
         (["z=0.01", "speed=0.2"], "this speed is not possible; got: 0.2 m/s"),
         (["z=0.01"], "nobody can say that the arm may move; got: no terminal; next: add yes=true"),
     ],

@@ -94,7 +94,7 @@ export class Episodes {
     $("action-legend").replaceChildren(...actions.map((name, column) => {
       const entry = document.createElement("span");
       entry.textContent = `— ${name}`;
-      entry.className = `color-${column % COLORS.length}`;
+      entry.style.color = COLORS[column % COLORS.length];
       return entry;
     }));
     this.mark();
