@@ -96,6 +96,7 @@ class ModelJudge(Training):
         self.value = CriticEnsemble(features, hidden, 1, self._generator)
         learned = (*self.networks.parameters(), *self.critics.parameters())
         self._optimizer = adam(((*learned, *self.value.parameters()), settings.rate))
+        self.beside = [self.networks, self.critics, self.target_critics, self.value, self._encoder]
         self.elites = list(range(settings.elites))
         self.required = SampleSpec(
             tuple(base.encoder.observed),
@@ -107,18 +108,6 @@ class ModelJudge(Training):
             chunk_steps=executed_steps,
         )
         self._discount = discount**executed_steps
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {
-            "networks": self.networks,
-            "critics": self.critics,
-            "target_critics": self.target_critics,
-            "value": self.value,
-            "encoder": self._encoder,
-        }
-
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {"all": self._optimizer}
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Make one update of model and critics (implicit Q-learning)."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -64,7 +64,7 @@ class ActorCriticSettings(CriticSettings):
         )
 
 
-class ActorCritic(Training):
+class ActorCritic(Training, ABC):
     """Soft actor-critic over encoded observations; a subclass says what the actor controls.
 
     `base` is the cloned policy. The seed is that of the weights and of all draws. The actor
@@ -109,6 +109,9 @@ class ActorCritic(Training):
             settings.temperature_rate,
         )
         self.critics = Critics(seen + width, settings, self._generator, encoding.parameters)
+        self.modules = {"actor": self.actor, "critics": self.critics, **encoding.modules}
+        self.optimizers = {"critic": self.critics.optimizer, "actor": self.actor.optimizer}
+        self.beside = [self.encoder]
         observed = (*self.encoder.observed, *(["base_action"] if self.uses_base else []))
         self.required = SampleSpec(
             (*observed, "action"),
@@ -162,11 +165,6 @@ class ActorCritic(Training):
             self._average(_IMITATION_AVERAGE_RATE)
             metrics["imitation_loss"] = loss.detach()
         return metrics
-
-    def to(self, device: torch.device, *, compiled: bool = False) -> None:
-        """Compute on a device from now on; before the first update or `load_state_dict`."""
-        self.encoder.to(device)
-        super().to(device, compiled=compiled)
 
     def acting_policy(self) -> Policy:
         """The policy with the actor as it learns: with its average exploration comes later."""
@@ -246,12 +244,6 @@ class ActorCritic(Training):
         shown = self.tensor(batch["source"] != SOURCE_POLICY).float()
         errors = (mean - action).square().sum(-1)
         return (errors * shown).sum() / shown.sum().clamp(min=1)
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {"actor": self.actor, "critics": self.critics, **self.encoding.modules}
-
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {"critic": self.critics.optimizer, "actor": self.actor.optimizer}
 
     def _compilable(self) -> Iterable[nn.Module]:
         return self.actor.learned.network, self.critics.network, self.critics.target

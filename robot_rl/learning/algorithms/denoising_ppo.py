@@ -138,12 +138,8 @@ class DenoisingPPO(ImplicitQ):
         self.old = copy.deepcopy(self.learned).requires_grad_(False)
         self._drawing = self.old.process.exploring(settings.exploration_std)
         self._learning = self.learned.process.exploring(settings.exploration_std)
-
-    def to(self, device: torch.device, *, compiled: bool = False) -> None:
-        """Compute on a device from now on; before the first update or `load_state_dict`."""
-        self._drawing.to(device)
-        self._learning.to(device)
-        super().to(device, compiled=compiled)
+        self.modules["old"] = self.old
+        self.beside += [self._drawing, self._learning]
 
     def restart(self, policy: Policy) -> None:
         """Go on from another policy, also with the ratio."""
@@ -181,6 +177,3 @@ class DenoisingPPO(ImplicitQ):
             found.append({"actor_loss": loss.detach(), **metrics})
         means = {name: torch.stack([each[name] for each in found]).mean() for name in found[0]}
         return {**means, "advantage": raw.mean(), "advantage_std": raw.std(unbiased=False)}
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {**super()._modules(), "old": self.old}

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from policies.critics import CriticEnsemble
 from policies.gaussian import GaussianTanh
@@ -91,6 +91,9 @@ class DSRL(Generative):
         hidden, heads = settings.critic_hidden, settings.critic_heads
         self.latent_critics = CriticEnsemble(features + columns, hidden, heads, self._generator)
         self._latent_optimizer = adam((self.latent_critics.parameters(), settings.critic_rate))
+        self.modules |= {"actor": self.actor, "latent_critics": self.latent_critics}
+        self.optimizers["actor"] = self.actor.optimizer
+        self.optimizers["latent"] = self._latent_optimizer
 
     def next_chunks(self, features: Tensor) -> Tensor:
         """What the clone does at latents that the actor draws."""
@@ -140,17 +143,3 @@ class DSRL(Generative):
         """Q^W (E, B) of the actor's outputs."""
         latent = self._steering.limit * drawn
         return judged_alone(self.latent_critics, torch.cat([features, latent], -1))
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {
-            **super()._modules(),
-            "actor": self.actor,
-            "latent_critics": self.latent_critics,
-        }
-
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {
-            **super()._optimizers(),
-            "actor": self.actor.optimizer,
-            "latent": self._latent_optimizer,
-        }

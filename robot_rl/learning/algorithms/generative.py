@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import copy
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from policies.diffusion import DiffusionPolicy
 from policies.improved import ImprovedPolicy
@@ -53,7 +53,7 @@ class Seen(NamedTuple):
     following: Tensor  # (B, F) of the next observations
 
 
-class Generative(Training):
+class Generative(Training, ABC):
     """Improves a copy of the cloned policy; a subclass says how.
 
     Raises:
@@ -84,6 +84,9 @@ class Generative(Training):
         width = settings.executed_steps * base.action_dimension
         self.critics = Critics(base.encoder.features + width, settings, self._generator)
         self._actor_optimizer = adam((self.learned.parameters(), settings.actor_rate))
+        self.modules = {"learned": self.learned, "average": self.average, "critics": self.critics}
+        self.optimizers = {"critic": self.critics.optimizer, "actor": self._actor_optimizer}
+        self.beside = [self._fast]
         self.required = SampleSpec(
             tuple(base.encoder.observed),
             batch_size=schedule.batch_size,
@@ -144,11 +147,6 @@ class Generative(Training):
             policy.load_state_dict(self._base.state_dict())
         self._actor_optimizer.state.clear()
 
-    def to(self, device: torch.device, *, compiled: bool = False) -> None:
-        """Compute on a device from now on; before the first update or `load_state_dict`."""
-        self._fast.to(device)
-        super().to(device, compiled=compiled)
-
     def restart(self, policy: Policy) -> None:
         """Go on from another policy of the same shape; what the critics know is kept.
 
@@ -203,12 +201,6 @@ class Generative(Training):
         with torch.no_grad():
             target = self.target(batch, seen)
         return self.critics.learn(judged(seen.features, seen.executed), target)
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {"learned": self.learned, "average": self.average, "critics": self.critics}
-
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {"critic": self.critics.optimizer, "actor": self._actor_optimizer}
 
 
 def judged(features: Tensor, executed: Tensor) -> Tensor:

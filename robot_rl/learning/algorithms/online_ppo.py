@@ -88,11 +88,9 @@ class OnlinePPO(Training):
         self.value = CriticEnsemble(width, settings.critic_hidden, 1, self._generator)
         self._actor_optimizer = adam((self.learned.parameters(), settings.actor_rate))
         self._value_optimizer = adam((self.value.parameters(), settings.critic_rate))
-
-    def to(self, device: torch.device, *, compiled: bool = False) -> None:
-        """Compute on a device from now on; before the first update or `load_state_dict`."""
-        self.explores.to(device)
-        super().to(device, compiled=compiled)
+        self.modules = {"learned": self.learned, "value": self.value}
+        self.optimizers = {"actor": self._actor_optimizer, "value": self._value_optimizer}
+        self.beside = [self.explores]
 
     def acting_policy(self) -> DiffusionPolicy:
         """A copy that explores."""
@@ -172,12 +170,6 @@ class OnlinePPO(Training):
         loss = 0.5 * errors.mean()
         step(self._value_optimizer, loss)
         return {"value_loss": loss.detach()}
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {"learned": self.learned, "value": self.value}
-
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {"actor": self._actor_optimizer, "value": self._value_optimizer}
 
 
 def advantages(chunks: Chunks, value: Tensor, following: Tensor, trace: float) -> Tensor:

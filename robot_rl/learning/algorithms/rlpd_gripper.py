@@ -97,6 +97,9 @@ class RLPDGripper(RLPD):
         )
         self.target_gripper_critic = copy.deepcopy(self.gripper_critic).requires_grad_(False)
         self._gripper_optimizer = adam((self.gripper_critic.parameters(), gripper.critic_rate))
+        self.modules["gripper_critic"] = self.gripper_critic
+        self.modules["target_gripper_critic"] = self.target_gripper_critic
+        self.optimizers["gripper"] = self._gripper_optimizer
         self._range = settings.value_range
         if self._range is not None and gripper.penalty:
             # At worst the gripper is moved for ever.
@@ -137,13 +140,3 @@ class RLPDGripper(RLPD):
         step(self._gripper_optimizer, loss)
         move_towards(self.target_gripper_critic, self.gripper_critic, settings.target_rate)
         return metrics | {"gripper_loss": loss.detach(), "gripper_moves": moved.float().mean()}
-
-    def _modules(self) -> dict[str, torch.nn.Module]:
-        return {
-            **super()._modules(),
-            "gripper_critic": self.gripper_critic,
-            "target_gripper_critic": self.target_gripper_critic,
-        }
-
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {**super()._optimizers(), "gripper": self._gripper_optimizer}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from policies.networks import seeded, to_device
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch
 
 
-class Training(ABC):
+class Training:
     """Networks that learn on a device, and the state with which they go on elsewhere.
 
     The seed is that of all draws.
@@ -22,32 +21,30 @@ class Training(ABC):
     Attributes:
         updates: Number of updates made.
         device: Where the networks are.
+        modules: What changes in training, by its name in a training state.
+        optimizers: What changes it, likewise.
+        beside: What goes to the device with it, and is no part of a training state.
     """
 
     def __init__(self, seed: int) -> None:
         self.updates = 0
         self.device = torch.device("cpu")
+        self.modules: dict[str, nn.Module] = {}
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.beside: list[nn.Module] = []
         self._generator = seeded(seed)
-
-    @abstractmethod
-    def _modules(self) -> dict[str, nn.Module]:
-        """What changes in training, by its name in a training state."""
-
-    @abstractmethod
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """Optimisers by their name in a training state."""
 
     def to(self, device: torch.device, *, compiled: bool = False) -> None:
         """Compute on a device from now on; before the first update or `load_state_dict`."""
         self.device = device
-        for module in self._modules().values():
+        for module in (*self.beside, *self.modules.values()):
             module.to(device)
         for network in self._compilable() if compiled else ():
             network.compile()
 
     def _compilable(self) -> Iterable[nn.Module]:
         """Networks that make up nearly all of the work."""
-        return self._modules().values()
+        return self.modules.values()
 
     def tensor(self, column: npt.NDArray[Any]) -> Tensor:
         """A column of a batch on the device."""
@@ -55,7 +52,7 @@ class Training(ABC):
 
     def _trained(self) -> Iterator[tuple[str, torch.optim.Optimizer, Tensor]]:
         """Each trained parameter with its optimiser, and the prefix of what that knows of it."""
-        for name, optimizer in self._optimizers().items():
+        for name, optimizer in self.optimizers.items():
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             for index, parameter in enumerate(parameters):
                 yield f"optimizer/{name}/{index}/", optimizer, parameter
@@ -66,7 +63,7 @@ class Training(ABC):
             "updates": torch.tensor(self.updates),
             "generator": self._generator.get_state(),
         }
-        for name, module in self._modules().items():
+        for name, module in self.modules.items():
             state |= {f"{name}/{key}": value for key, value in module.state_dict().items()}
         for prefix, optimizer, parameter in self._trained():
             known = optimizer.state.get(parameter, {})
@@ -83,7 +80,7 @@ class Training(ABC):
         try:
             self.updates = int(state["updates"])
             self._generator.set_state(state["generator"])
-            for name, module in self._modules().items():
+            for name, module in self.modules.items():
                 module.load_state_dict(_below(state, f"{name}/"))
             for prefix, optimizer, parameter in self._trained():
                 known = _below(state, prefix).items()

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from omegaconf import DictConfig
-from torch import Tensor, nn
+from torch import Tensor
 
 from policies import registry
 from policies.columns import FEATURES
@@ -89,6 +89,7 @@ class ProgressCritics(Training):
         self.critics = CriticEnsemble(width, _HIDDEN, _HEADS, self._generator, "hl_gauss")
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
         self._optimizer = adam((self.critics.parameters(), _RATE))
+        self.beside = [self.critics, self.targets, self.encoder]
 
     def update(self, batch: Batch) -> Tensor:
         """Learn from a batch, and give the loss."""
@@ -112,12 +113,6 @@ class ProgressCritics(Training):
         values = self.critics(self.encoder(observed)).mean(0)
         progress: npt.NDArray[np.float32] = values[:-1].cpu().numpy()
         return progress
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {"critics": self.critics, "targets": self.targets, "encoder": self.encoder}
-
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {"critics": self._optimizer}
 
 
 def falling_segments(progress: npt.NDArray[np.float32], fall: float, window: int) -> Segments:
