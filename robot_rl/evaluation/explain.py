@@ -7,7 +7,7 @@ look at. Thresholds are wide: a check speaks where a person who saw the figure w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from robot_rl.evaluation.evidence import Evidence
 
@@ -27,7 +27,7 @@ class Finding:
     name: str  # of what was looked at, two words
     likely: float  # 0: it is in order
     figure: str  # what was measured
-    mend: str = ""  # what to do; empty where it is in order
+    mend: str = ""  # what to do, if it is not
 
 
 Check = Callable[[Evidence], Finding | None]
@@ -39,7 +39,7 @@ def explain(evidence: Evidence, checks: Iterable[Check]) -> tuple[list[Finding],
     causes = [finding for finding in found if finding.likely >= NAMED]
     # Python's sort is stable: of equally likely ones the earlier check comes first.
     causes.sort(key=lambda finding: -finding.likely)
-    return causes, [finding for finding in found if finding.likely < NAMED]
+    return causes, [replace(each, mend="") for each in found if each.likely < NAMED]
 
 
 def percent(share: float) -> str:

@@ -34,10 +34,8 @@ def dead_camera(evidence: Evidence) -> Finding | None:
         return None
     worst = min(contrast, key=lambda words: contrast[words])
     figure = f"{worst}: grey levels vary by {contrast[worst]:.1f} of 255 in a picture"
-    if contrast[worst] >= _DARK:
-        return Finding("camera dead", 0.0, figure)
     mend = "look at the live picture (robot-rl console): cap, exposure, cable, or the wrong device"
-    return Finding("camera dead", 0.97, figure, mend)
+    return Finding("camera dead", 0.0 if contrast[worst] >= _DARK else 0.97, figure, mend)
 
 
 def frozen_camera(evidence: Evidence) -> Finding | None:
@@ -58,10 +56,8 @@ def frozen_camera(evidence: Evidence) -> Finding | None:
         f"{worst}: {percent(repeated[worst])} of the pictures equal the one from"
         f" {100 * _MOVED:g} cm away"
     )
-    if repeated[worst] < 0.95:
-        return Finding("camera frozen", 0.0, figure)
     mend = "restart the camera's driver; see that its stamps go on: robot-rl doctor cell=PATH"
-    return Finding("camera frozen", 0.97, figure, mend)
+    return Finding("camera frozen", 0.0 if repeated[worst] < 0.95 else 0.97, figure, mend)
 
 
 def constant_features(evidence: Evidence) -> Finding | None:
@@ -72,10 +68,8 @@ def constant_features(evidence: Evidence) -> Finding | None:
         values = evidence.acted.column(name)
         spread = float(values.std(0).max() / max(np.abs(values).max(), 1e-3))
         figure = f"the liveliest of {values.shape[1]} features varies by {percent(spread)}"
-        if spread > 0.01:
-            return Finding("features", 0.0, figure)
         mend = "train the encoder anew, and longer: observation.vision_training.cloning.updates"
-        return Finding("features", 0.95, figure, mend)
+        return Finding("features", 0.0 if spread > 0.01 else 0.95, figure, mend)
     return None
 
 
@@ -139,9 +133,8 @@ def units(evidence: Evidence) -> Finding | None:
             if min(before, now) > 1e-6 and abs(np.log(now / before)) > abs(np.log(largest)):
                 largest, name = now / before, field
     figure = f"{name or 'each state'} is {largest:.3g} times as large as in the demonstrations"
-    if 1 / 40.0 < largest < 40.0:
-        return Finding("unit", 0.0, figure)
-    return Finding("unit", 0.96, figure, "SI is expected everywhere: m for mm, rad for degrees")
+    mend = "SI is expected everywhere: m for mm, rad for degrees"
+    return Finding("unit", 0.0 if 1 / 40.0 < largest < 40.0 else 0.96, figure, mend)
 
 
 def constant_observation(evidence: Evidence) -> Finding | None:
@@ -257,10 +250,8 @@ def overlap(evidence: Evidence) -> Finding | None:
     others = cKDTree(np.concatenate(shown) / scale)
     away = others.query(np.concatenate(acted)[-_NEIGHBOURS:] / scale)[0] > 2.0 * usual
     figure = f"{percent(away.mean())} of the policy's steps are far from all that was demonstrated"
-    if away.mean() < 0.7:
-        return Finding("overlap", 0.0, figure)
     mend = "demonstrate more widely, or correct the policy where it goes: operator, dagger.rounds"
-    return Finding("overlap", 0.37, figure, mend)
+    return Finding("overlap", 0.0 if away.mean() < 0.7 else 0.37, figure, mend)
 
 
 def _films(evidence: Evidence) -> Iterator[tuple[str, list[tuple[Any, npt.NDArray[np.uint8]]]]]:
