@@ -83,7 +83,7 @@ def test_a_policy_moves_towards_what_its_critics_prefer():
     [
         ({"reduce": "mean"}, "mean of log-densities"),
         ({"clip": [0.01, 0.01]}, "sum of log-densities"),
-        ({"reduce": "max"}, "unknown reduction"),
+        ({"reduce": "max"}, "'reduce' of the algorithm is unknown"),
         ({"transitions": 0}, "transitions"),
     ],
 )

@@ -8,7 +8,6 @@ not what is in replay, so that the policy moves in small steps from where it is.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -34,10 +33,7 @@ class Ascent:
     limit: float  # largest change of an action column
 
     def __post_init__(self) -> None:
-        """Check the range of values, and name the setting in an `AlgorithmError`."""
-        check_settings(
-            steps=(self.steps, 1, math.inf), size=(self.size, 0, 2), limit=(self.limit, 0, 2)
-        )
+        check_settings(self, steps=1, size=(0, 2), limit=(0, 2))
 
 
 class ActionGradient(Generative):

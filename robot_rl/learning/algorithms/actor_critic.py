@@ -9,7 +9,6 @@ n-step returns, and an average of the actor's weights for evaluation.
 from __future__ import annotations
 
 import copy
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -50,7 +49,6 @@ class ActorCriticSettings(CriticSettings):
     imitation_pretraining: bool  # train the actor on the demonstrations in the critic-only phase
 
     def __post_init__(self) -> None:
-        """Check the range of values, and name the setting in an `AlgorithmError`."""
         super().__post_init__()
         if self.critic_value != "scalar" and self.entropy_in_target:
             raise AlgorithmError(
@@ -58,10 +56,7 @@ class ActorCriticSettings(CriticSettings):
                 got=f"critic_value {self.critic_value} with entropy_in_target",
                 hint="algorithm.settings.entropy_in_target=false, or critic_value=scalar",
             )
-        check_settings(
-            temperature_rate=(self.temperature_rate, 0, 1),
-            initial_temperature=(self.initial_temperature, 1e-9, math.inf),
-        )
+        check_settings(self, temperature_rate=(0, 1), initial_temperature=1e-9)
 
 
 class ActorCritic(Training, ABC):

@@ -10,7 +10,6 @@ drawn from the policy as it was a while ago, so that the ratio of PPO compares w
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,14 @@ from torch import Tensor, nn
 
 from policies.networks import standard_normal
 from policies.policy import ChunkPolicy, Policy
-from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
+from robot_rl.learning.algorithms.base import (
+    AlgorithmError,
+    Batch,
+    Schedule,
+    check_choice,
+    check_range,
+    check_settings,
+)
 from robot_rl.learning.algorithms.generative import GenerativeSettings, Seen
 from robot_rl.learning.algorithms.iql import ImplicitQ
 
@@ -50,14 +56,9 @@ class ChainSettings:
     def __post_init__(self) -> None:
         """Check the values, and that the clip range fits the reduction."""
         clips = [float(value) for value in self.clip]
-        check_settings(
-            transitions=(1 if self.transitions is None else self.transitions, 1, math.inf),
-            clip_updates=(self.clip_updates, 0, math.inf),
-            denoising_discount=(self.denoising_discount, 0, 1),
-            gradient_clip=(self.gradient_clip, 0, math.inf),
-        )
-        if self.reduce not in ("sum", "mean"):
-            raise AlgorithmError("unknown reduction", got=self.reduce, expected="sum or mean")
+        check_range("transitions", 1 if self.transitions is None else self.transitions, 1)
+        check_settings(self, clip_updates=0, denoising_discount=(0, 1), gradient_clip=0)
+        check_choice("reduce", self.reduce, ("sum", "mean"))
         averaged = self.reduce == "mean"
         low, high = (0.0, _LARGEST_AVERAGED_CLIP) if averaged else (_LARGEST_AVERAGED_CLIP, 1.0)
         if len(clips) != 2 or not all(c > 0 and low <= c <= high for c in clips):
@@ -133,7 +134,7 @@ class DenoisingPPO(ImplicitQ):
         seed: int,
     ) -> None:
         super().__init__(base, schedule, settings, expectile, seed)
-        check_settings(refresh_every=(refresh_every, 1, math.inf))
+        check_range("refresh_every", refresh_every, 1)
         self._chain, self._refresh_every = chain, refresh_every
         self.old = copy.deepcopy(self.learned).requires_grad_(False)
         self._drawing = self.old.process.exploring(settings.exploration_std)

@@ -9,7 +9,6 @@ each row: demonstrations have none, and replay does not keep those of the actor.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,12 +44,7 @@ class Steering:
     temperature_rate: float  # Adam step size of the temperature
 
     def __post_init__(self) -> None:
-        """Check the range of values, and name the setting in an `AlgorithmError`."""
-        check_settings(
-            limit=(self.limit, 0, math.inf),
-            initial_temperature=(self.initial_temperature, 1e-9, math.inf),
-            temperature_rate=(self.temperature_rate, 0, 1),
-        )
+        check_settings(self, limit=0, initial_temperature=1e-9, temperature_rate=(0, 1))
 
 
 class DSRL(Generative):

@@ -7,7 +7,6 @@ et al. 2025, arXiv 2507.07969).
 from __future__ import annotations
 
 import copy
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,13 +35,8 @@ class GenerativeSettings(CriticSettings):
     exploration_std: float  # least standard deviation of each transition while it explores
 
     def __post_init__(self) -> None:
-        """Check the range of values, and name the setting in an `AlgorithmError`."""
         super().__post_init__()
-        check_settings(
-            executed_steps=(self.executed_steps, 1, math.inf),
-            learning_steps=(self.learning_steps, 1, math.inf),
-            exploration_std=(self.exploration_std, 0, 1),
-        )
+        check_settings(self, executed_steps=1, learning_steps=1, exploration_std=(0, 1))
 
 
 class Seen(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from policies.critics import CriticEnsemble
 from policies.policy import ChunkPolicy
-from robot_rl.learning.algorithms.base import Batch, Schedule, check_settings
+from robot_rl.learning.algorithms.base import Batch, Schedule, check_range
 from robot_rl.learning.algorithms.generative import (
     Generative,
     GenerativeSettings,
@@ -33,7 +33,7 @@ class ImplicitQ(Generative):
         seed: int,
     ) -> None:
         super().__init__(base, schedule, settings, seed)
-        check_settings(expectile=(expectile, 0.5, 1))
+        check_range("expectile", expectile, 0.5, 1)
         self._expectile = expectile
         width = base.encoder.features
         self.value = CriticEnsemble(width, settings.critic_hidden, 1, self._generator)

@@ -8,7 +8,6 @@ chunk of which m actions were executed. With m = 1 that is the single-step metho
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -50,13 +49,9 @@ class OnlineSettings:
     exploration_std: float  # least standard deviation of each transition
 
     def __post_init__(self) -> None:
-        """Check the range of values, and name the setting in an `AlgorithmError`."""
-        for name in ("trace", "actor_rate", "critic_rate", "exploration_std"):
-            check_settings(**{name: (getattr(self, name), 0, 1)})
-        for name in ("epochs", "batch_size"):
-            check_settings(**{name: (getattr(self, name), 1, math.inf)})
-        for name in ("critic_only_updates", "value_clip"):
-            check_settings(**{name: (getattr(self, name), 0, math.inf)})
+        shares = ("trace", "actor_rate", "critic_rate", "exploration_std")
+        check_settings(self, **dict.fromkeys(shares, (0, 1)))
+        check_settings(self, epochs=1, batch_size=1, critic_only_updates=0, value_clip=0)
 
 
 class OnlinePPO(Training):

@@ -48,13 +48,8 @@ class GripperSettings:
     target_rate: float  # Polyak rate τ of the target critic, which is also the deployed one
 
     def __post_init__(self) -> None:
-        """Check the range of values, and name the setting in an `AlgorithmError`."""
-        check_settings(
-            penalty=(self.penalty, -math.inf, 0),
-            exploration=(self.exploration, 0, 1),
-            critic_rate=(self.critic_rate, 0, 1),
-            target_rate=(self.target_rate, 0, 1),
-        )
+        check_settings(self, exploration=(0, 1), critic_rate=(0, 1), target_rate=(0, 1))
+        check_settings(self, penalty=(-math.inf, 0))
 
 
 class RLPDGripper(RLPD):

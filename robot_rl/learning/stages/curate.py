@@ -9,7 +9,6 @@ critics can learn from such failures too. Ours: they judge states alone.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -65,8 +64,7 @@ class Curation:
     retries: bool  # whether failures are made of retries, and the critics learn once more
 
     def __post_init__(self) -> None:
-        """Check the range of values, and name the setting in an `AlgorithmError`."""
-        check_settings(fall=(self.fall, 0.01, 1), window=(self.window, 1, math.inf))
+        check_settings(self, fall=(0.01, 1), window=1)
 
 
 class Attempt(NamedTuple):
