@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ from robot_rl.data.policy_columns import check_features, check_fit
 from robot_rl.learning.algorithms import check_algorithm, make_algorithm
 from robot_rl.learning.algorithms.base import Correction, check_finite
 from robot_rl.learning.algorithms.encoding import trains_on
+from robot_rl.learning.algorithms.training import finite_means
 from robot_rl.learning.blocks import Blocks, offline_updates, unevaluated
 from robot_rl.learning.demonstrations import (
     demonstrated,
@@ -219,7 +220,7 @@ class Learner:
         if self._hindsight is not None:
             self._hindsight.count(target)
             batches = map(self._hindsight.mixed, batches)
-        metrics: dict[str, list[Tensor]] = {}
+        metrics: list[dict[str, Tensor]] = []
         for number, batch in enumerate(batches, self.updates):
             if self._bench.stop.is_set() and time.monotonic() - started > _BLOCK_SECONDS:
                 raise Stopped
@@ -228,8 +229,7 @@ class Learner:
                 # Of its own for each update, so that a resumed run draws the same.
                 rng = np.random.default_rng((self._seed, number))
                 batch = self._turning.turned(batch, rng)
-            for name, value in self._algorithm.update(batch).items():
-                metrics.setdefault(name, []).append(value)
+            metrics.append(self._algorithm.update(batch))
         self.updates += count
         self.environment_steps = target
         if self._trial is not None:
@@ -259,13 +259,10 @@ class Learner:
             trial.begin_again(self.updates)
 
     def _record(
-        self, count: int, seconds: float, metrics: Mapping[str, list[Tensor]]
+        self, count: int, seconds: float, metrics: list[dict[str, Tensor]]
     ) -> dict[str, Any]:
         online = self.environment_steps - self._blocks.warmup_steps
         paid = self.updates - self._blocks.critic_only_updates
-        means = {name: float(torch.stack(values).mean()) for name, values in metrics.items()}
-        for name, value in means.items():
-            self._check_finite(name, value)
         return {
             "environment_steps": self.environment_steps,
             "gradient_updates": self.updates,
@@ -273,17 +270,15 @@ class Learner:
             "update_to_data": paid / online if online > 0 else None,  # it warms up
             "replay_transitions": self._rows.transitions,
             **(self._trial.metrics if self._trial is not None else {}),
-            **means,
+            **finite_means(metrics, f"step {self.environment_steps}"),
         }
 
     def _check_weights(self) -> None:
         """Refuse to save what the last update has broken, and no loss has shown yet."""
         for name, tensor in self._algorithm.state_dict().items():
             if tensor.is_floating_point():
-                self._check_finite(name, float(tensor.sum(dtype=torch.float64)))
-
-    def _check_finite(self, name: str, value: float) -> None:
-        check_finite(name, value, f"step {self.environment_steps}")
+                total = float(tensor.sum(dtype=torch.float64))
+                check_finite(name, total, f"step {self.environment_steps}")
 
     def _publish(self, steps: int) -> None:
         """Publish the weights after `steps` environment steps, and say how long they may act."""

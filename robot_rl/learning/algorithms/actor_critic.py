@@ -22,11 +22,11 @@ from policies.gaussian import GaussianTanh
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.schema import SOURCE_POLICY
-from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
+from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule
 from robot_rl.learning.algorithms.critics import Critics, CriticSettings
 from robot_rl.learning.algorithms.encoding import Encoding
-from robot_rl.learning.algorithms.soft_actor import SoftActor
-from robot_rl.learning.algorithms.training import Training, check_columns, falling, step
+from robot_rl.learning.algorithms.soft_actor import SoftActor, TemperatureSettings
+from robot_rl.learning.algorithms.training import Training, check_batch, falling, step
 from robot_rl.replay.sampler import SampleSpec
 
 # Rate of the actor's average while the actor is fitted to demonstrations. With an `average_rate` of
@@ -36,27 +36,24 @@ _IMITATION_AVERAGE_RATE = 0.05
 
 
 @dataclass(frozen=True)
-class ActorCriticSettings(CriticSettings):
+class ActorCriticSettings(CriticSettings, TemperatureSettings):
     """Settings of the actor-critic core."""
 
     actor_hidden: Sequence[int]  # hidden widths of the actor
     actor_layer_norm: bool  # LayerNorm in the actor's hidden layers
     initial_log_std: float  # log standard deviation of the actor at the start
-    temperature_rate: float  # Adam step size of the temperature
-    initial_temperature: float  # α at the start
-    target_entropy: float  # entropy per action column that the temperature aims at
     entropy_in_target: bool  # whether the target has SAC's entropy term, and then no limits
     imitation_pretraining: bool  # train the actor on the demonstrations in the critic-only phase
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        TemperatureSettings.__post_init__(self)
         if self.critic_value != "scalar" and self.entropy_in_target:
             raise AlgorithmError(
                 "values with entropy leave the range of returns, which a distribution is over",
                 got=f"critic_value {self.critic_value} with entropy_in_target",
                 hint="algorithm.settings.entropy_in_target=false, or critic_value=scalar",
             )
-        check_settings(self, temperature_rate=(0, 1), initial_temperature=1e-9)
 
 
 class ActorCritic(Training, ABC):
@@ -96,13 +93,7 @@ class ActorCritic(Training, ABC):
             zero_last_layer=self.starts_at_zero,
             initial_log_std=settings.initial_log_std,
         )
-        self.actor = SoftActor(
-            actor,
-            settings.actor_rate,
-            settings.initial_temperature,
-            settings.target_entropy,
-            settings.temperature_rate,
-        )
+        self.actor = SoftActor(actor, settings.actor_rate, settings)
         self.critics = Critics(seen + width, settings, self._generator, encoding.parameters)
         self.modules = {"actor": self.actor, "critics": self.critics, **encoding.modules}
         self.optimizers = {"critic": self.critics.optimizer, "actor": self.actor.optimizer}
@@ -115,8 +106,6 @@ class ActorCritic(Training, ABC):
             discount=schedule.gamma,
             demonstration_share=schedule.demonstration_share,
         )
-        following = [f"next/{name}" for name in observed]
-        self._columns = (*self.required.fields, "source", "reward", "discount", *following)
 
     @abstractmethod
     def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
@@ -132,7 +121,7 @@ class ActorCritic(Training, ABC):
         Raises:
             AlgorithmError: The batch lacks a required field.
         """
-        check_columns(batch, self._columns)
+        check_batch(batch, self.required)
         self.critics.check_range()
         self.updates += 1
         return self.learn(batch, *self.encoding.features(batch, self._generator))

@@ -50,7 +50,6 @@ class CalQL(RLPD):
         super().__init__(base, encoding, schedule, settings, seed)
         self._conservative = conservative
         self.required = replace(self.required, returns=True)
-        self._columns = (*self._columns, "return", "return/valid")
 
     def conservatism(
         self, batch: Batch, seen: Seen, following: Seen, values: Tensor

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from policies.networks import standard_normal
 from policies.policy import ChunkPolicy, Policy
@@ -28,6 +28,7 @@ from robot_rl.learning.algorithms.base import (
 )
 from robot_rl.learning.algorithms.generative import GenerativeSettings, Seen
 from robot_rl.learning.algorithms.iql import ImplicitQ
+from robot_rl.learning.algorithms.training import means, step
 
 # Between averaged log-densities, whose clip is about .01, and summed ones, where it is about .2.
 _LARGEST_AVERAGED_CLIP = 0.05
@@ -171,10 +172,6 @@ class DenoisingPPO(ImplicitQ):
             clip = chain.clip_at(part[-1], steps, done)
             weighted = chain.weight(part[-1], steps) * advantage
             loss, metrics = clipped_loss(now - before, weighted, clip)
-            self._actor_optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.learned.parameters(), chain.gradient_clip)
-            self._actor_optimizer.step()
+            step(self._actor_optimizer, loss, chain.gradient_clip)
             found.append({"actor_loss": loss.detach(), **metrics})
-        means = {name: torch.stack([each[name] for each in found]).mean() for name in found[0]}
-        return {**means, "advantage": raw.mean(), "advantage_std": raw.std(unbiased=False)}
+        return {**means(found), "advantage": raw.mean(), "advantage_std": raw.std(unbiased=False)}

@@ -29,22 +29,20 @@ from robot_rl.learning.algorithms.generative import (
     Seen,
     judged,
 )
-from robot_rl.learning.algorithms.soft_actor import SoftActor
+from robot_rl.learning.algorithms.soft_actor import SoftActor, TemperatureSettings
 from robot_rl.learning.algorithms.training import adam, step
 
 
 @dataclass(frozen=True)
-class Steering:
-    """Settings of the actor that chooses latents."""
+class Steering(TemperatureSettings):
+    """Settings of the actor that chooses latents; its entropy is in units of `limit`."""
 
     limit: float  # largest column m of a latent
     hidden: Sequence[int]  # hidden widths of the actor
-    initial_temperature: float  # α at the start
-    target_entropy: float  # entropy per column, in units of m, that the temperature aims at
-    temperature_rate: float  # Adam step size of the temperature
 
     def __post_init__(self) -> None:
-        check_settings(self, limit=0, initial_temperature=1e-9, temperature_rate=(0, 1))
+        super().__post_init__()
+        check_settings(self, limit=0)
 
 
 class DSRL(Generative):
@@ -74,13 +72,7 @@ class DSRL(Generative):
             zero_last_layer=True,
             initial_log_std=0.0,
         )
-        self.actor = SoftActor(
-            actor,
-            settings.actor_rate,
-            steering.initial_temperature,
-            steering.target_entropy,
-            steering.temperature_rate,
-        )
+        self.actor = SoftActor(actor, settings.actor_rate, steering)
         self._latent = LatentPolicy(self._fast, actor, steering.limit)
         hidden, heads = settings.critic_hidden, settings.critic_heads
         self.latent_critics = CriticEnsemble(features + columns, hidden, heads, self._generator)

@@ -22,7 +22,7 @@ from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
 from robot_rl.learning.algorithms.critics import Critics, CriticSettings
-from robot_rl.learning.algorithms.training import Training, adam, check_columns, falling
+from robot_rl.learning.algorithms.training import Training, adam, check_batch, falling
 from robot_rl.replay.sampler import CHUNK, NEXT, SampleSpec
 
 
@@ -91,10 +91,6 @@ class Generative(Training, ABC):
             chunk_fields=("action",),
             chunk_steps=base.horizon,
         )
-        observed = self.required.fields
-        following = [f"{NEXT}{name}" for name in observed]
-        chunk = f"{CHUNK}action", f"{CHUNK}valid"
-        self._columns = (*observed, *following, *chunk, "source", "reward", "discount")
 
     @abstractmethod
     def improve(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
@@ -106,7 +102,7 @@ class Generative(Training, ABC):
         Raises:
             AlgorithmError: The batch lacks a required field.
         """
-        check_columns(batch, self._columns)
+        check_batch(batch, self.required)
         self.critics.check_range()
         self.updates += 1
         with torch.no_grad():

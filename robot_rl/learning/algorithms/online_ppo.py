@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from policies.critics import CriticEnsemble
 from policies.diffusion import DiffusionPolicy
 from policies.policy import ChunkPolicy
 from robot_rl.learning.algorithms.base import AlgorithmError, check_settings
 from robot_rl.learning.algorithms.denoising_ppo import ChainSettings, clipped_loss, standardised
-from robot_rl.learning.algorithms.training import Training, adam, step
+from robot_rl.learning.algorithms.training import Training, adam, finite_means, means, step
 
 
 class Chunks(NamedTuple):
@@ -120,12 +120,9 @@ class OnlinePPO(Training):
                     )
                 found.append(metrics)
         self.iterations += 1
-        names = {name for metrics in found for name in metrics}
-        means = {
-            name: float(torch.stack([m[name] for m in found if name in m]).mean()) for name in names
-        }
         explained = 1 - (returns - value).var() / returns.var().clamp(min=1e-8)
-        return {**means, "value": float(value.mean()), "explained_variance": float(explained)}
+        found.append({"value": value.mean(), "explained_variance": explained})
+        return finite_means(found, f"update {self.updates}")
 
     def _scores(self, chunks: Chunks, executed: int) -> Tensor:
         """The reduced log-densities (N, parts) of the chains."""
@@ -149,12 +146,8 @@ class OnlinePPO(Training):
             losses.append(loss)
             found.append(metrics)
         total = torch.stack(losses).mean()
-        self._actor_optimizer.zero_grad(set_to_none=True)
-        total.backward()
-        nn.utils.clip_grad_norm_(self.learned.parameters(), chain.gradient_clip)
-        self._actor_optimizer.step()
-        means = {name: torch.stack([each[name] for each in found]).mean() for name in found[0]}
-        return {"actor_loss": total.detach(), **means}
+        step(self._actor_optimizer, total, chain.gradient_clip)
+        return {"actor_loss": total.detach(), **means(found)}
 
     def _update_value(self, batch: Chunks, old: Tensor, returns: Tensor) -> dict[str, Tensor]:
         """V by regression on the returns, without a gain from leaving the clip around V before."""

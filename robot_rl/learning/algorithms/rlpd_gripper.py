@@ -86,7 +86,6 @@ class RLPDGripper(RLPD):
         self._settings = gripper
         self._column = list(action_names).index(COLUMN)
         self.required = replace(self.required, fields=(*self.required.fields, LAST_COMMAND))
-        self._columns = (*self._columns, LAST_COMMAND, _NEXT)
         self.gripper_critic = GripperCritic(
             self.encoder.features, gripper.hidden, generator=seeded(seed + 2)
         )

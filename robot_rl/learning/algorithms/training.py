@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from policies.networks import seeded, to_device
-from robot_rl.learning.algorithms.base import AlgorithmError, Batch
+from robot_rl.learning.algorithms.base import AlgorithmError, Batch, check_finite
+from robot_rl.replay.sampler import CHUNK, SampleSpec
 
 
 class Training:
@@ -93,17 +94,34 @@ class Training:
             ) from error
 
 
-def check_columns(batch: Batch, wanted: Iterable[str]) -> None:
-    """Check that a batch has these columns.
-
-    Raises:
-        AlgorithmError: Names the first that it lacks.
-    """
+def check_batch(batch: Batch, spec: SampleSpec) -> None:
+    """Check that a batch has what was asked for; an `AlgorithmError` names what it lacks."""
+    wanted = ["reward", "discount", "source", *(("return", "return/valid") if spec.returns else ())]
+    for prefix, names, chunked in spec.sides:
+        chunk = [CHUNK + name for name in (*chunked, "valid") if chunked]
+        wanted += [prefix + name for name in (*names, *chunk)]
     for name in wanted:
         if name not in batch:
             raise AlgorithmError(
-                f"the batch lacks the field {name!r}", got=sorted(batch), expected=list(wanted)
+                f"the batch lacks the field {name!r}", got=sorted(batch), expected=wanted
             )
+
+
+def means(found: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of each metric over the updates that gave it."""
+    values: dict[str, list[Tensor]] = {}
+    for metrics in found:
+        for name, value in metrics.items():
+            values.setdefault(name, []).append(value)
+    return {name: torch.stack(each).mean() for name, each in values.items()}
+
+
+def finite_means(found: Iterable[Mapping[str, Tensor]], when: str) -> dict[str, float]:
+    """As `means`, read back from the device; `LearningDiverged` where one is not finite."""
+    read = {name: float(mean) for name, mean in means(found).items()}
+    for name, mean in read.items():
+        check_finite(name, mean, when)
+    return read
 
 
 def falling(weight: float, updates: int | None, done: int) -> float:
@@ -121,10 +139,12 @@ def adam(*groups: tuple[Iterable[Tensor], float]) -> torch.optim.Adam:
     )
 
 
-def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """Make one step of an optimiser on a loss."""
+def step(optimizer: torch.optim.Optimizer, loss: Tensor, clip: float | None = None) -> None:
+    """Make one step of an optimiser on a loss, with a gradient of a norm of at most `clip`."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
+    if clip is not None:
+        nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], clip)
     optimizer.step()
 
 

@@ -19,7 +19,7 @@ from policies.runner import PolicyRunner
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_INTERVENTION
 from robot_rl.learning.algorithms import check_algorithm, make_algorithm
-from robot_rl.learning.algorithms.base import check_finite
+from robot_rl.learning.algorithms.training import finite_means
 from robot_rl.learning.blocks import offline_updates
 from robot_rl.learning.demonstrations import stored_columns, with_what_episodes_tell
 from robot_rl.learning.recipe import Stage
@@ -130,18 +130,14 @@ class OfflineTraining:
         Raises:
             LearningDiverged: One of them is not finite.
         """
-        found: dict[str, list[Tensor]] = {}
+        found: list[dict[str, Tensor]] = []
         for number, batch in enumerate(self._rows.batches(count), self.updates):
             if self._turning is not None:
                 rng = np.random.default_rng((self._seed, number))
                 batch = self._turning.turned(batch, rng)
-            for name, value in self.algorithm.update(batch).items():
-                found.setdefault(name, []).append(value)
+            found.append(self.algorithm.update(batch))
         self.updates += count
-        means = {name: float(torch.stack(values).mean()) for name, values in found.items()}
-        for name, mean in means.items():
-            check_finite(name, mean, f"offline update {self.updates}")
-        return means
+        return finite_means(found, f"offline update {self.updates}")
 
     def behaviour(self) -> Behaviour:
         """What was learned, as it is evaluated and deployed."""
