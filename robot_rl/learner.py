@@ -276,9 +276,7 @@ class Learner:
     def _check_weights(self) -> None:
         """Refuse to save what the last update has broken, and no loss has shown yet."""
         for name, tensor in self._algorithm.state_dict().items():
-            if tensor.is_floating_point():
-                total = float(tensor.sum(dtype=torch.float64))
-                check_finite(name, total, f"step {self.environment_steps}")
+            check_finite(name, tensor, f"step {self.environment_steps}")
 
     def _publish(self, steps: int) -> None:
         """Publish the weights after `steps` environment steps, and say how long they may act."""

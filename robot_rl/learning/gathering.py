@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import closing
 from enum import IntEnum, unique
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -97,11 +98,11 @@ def outcomes(run: RunDirectory) -> list[Outcome]:
     return [Outcome(*each) for each in zip(won, operated, versions, strict=True)]
 
 
-def gathered_steps(run: RunDirectory) -> int:
-    """Environment steps in the dataset."""
-    if not run.gathered.exists():
+def recorded_steps(path: Path) -> int:
+    """Environment steps in a dataset, which need not be there."""
+    if not path.exists():
         return 0
-    dataset = EpisodeDataset(run.gathered)
+    dataset = EpisodeDataset(path)
     return dataset.rows_total - len(dataset)
 
 

@@ -26,15 +26,18 @@ class LearningDiverged(RobotRLError):
     """A loss or a weight is no longer a number; the last checkpoint is from before."""
 
 
-def check_finite(name: str, value: float, when: str) -> None:
-    """Raise `LearningDiverged` where a loss or a weight is no longer a number."""
-    if not math.isfinite(value):
+_LOWER_RATES = (
+    "a run keeps its algorithm: begin another one with lower algorithm.settings.critic_rate and"
+    " actor_rate, and with dataset=PATH for the same demonstrations"
+)
+
+
+def check_finite(name: str, tensor: Tensor, when: str, hint: str = _LOWER_RATES) -> None:
+    """Raise `LearningDiverged` where a loss or weights are no longer numbers."""
+    total = float(tensor.detach().sum(dtype=torch.float64))
+    if not math.isfinite(total):
         raise LearningDiverged(
-            f"{name} is no longer a finite number at {when}",
-            got=value,
-            hint="a run keeps its algorithm: begin another one with lower"
-            " algorithm.settings.critic_rate and actor_rate, and with dataset=PATH for the"
-            " same demonstrations",
+            f"{name} is no longer a finite number at {when}", got=total, hint=hint
         )
 
 

@@ -51,20 +51,14 @@ class Generative(Training, ABC):
     """Improves a copy of the cloned policy; a subclass says how.
 
     Raises:
-        AlgorithmError: The policy has no generative process, or shorter chunks.
+        AlgorithmError: The policy is not `generative`, or has shorter chunks.
     """
 
     def __init__(
         self, base: ChunkPolicy, schedule: Schedule, settings: GenerativeSettings, seed: int
     ) -> None:
         super().__init__(seed)
-        if not isinstance(base, DiffusionPolicy):
-            raise AlgorithmError(
-                "this algorithm improves a generative policy",
-                got=base.kind,
-                expected="a policy with a process",
-                hint="choose policy=diffusion or policy=flow, or algorithm=residual",
-            )
+        base = generative(base)
         if settings.executed_steps > base.horizon:
             raise AlgorithmError(
                 "executed_steps exceeds the policy's chunk",
@@ -191,6 +185,18 @@ class Generative(Training, ABC):
         with torch.no_grad():
             target = self.target(batch, seen)
         return self.critics.learn(judged(seen.features, seen.executed), target)
+
+
+def generative(policy: ChunkPolicy) -> DiffusionPolicy:
+    """The policy itself, or an `AlgorithmError` where it has no generative process."""
+    if not isinstance(policy, DiffusionPolicy):
+        raise AlgorithmError(
+            "only a generative policy can be improved itself",
+            got=policy.kind,
+            expected="a policy with a process",
+            hint="choose policy=diffusion or policy=flow, or algorithm=residual",
+        )
+    return policy
 
 
 def judged(features: Tensor, executed: Tensor) -> Tensor:

@@ -18,8 +18,9 @@ from torch import Tensor
 from policies.critics import CriticEnsemble
 from policies.diffusion import DiffusionPolicy
 from policies.policy import ChunkPolicy
-from robot_rl.learning.algorithms.base import AlgorithmError, check_settings
+from robot_rl.learning.algorithms.base import check_settings
 from robot_rl.learning.algorithms.denoising_ppo import ChainSettings, clipped_loss, standardised
+from robot_rl.learning.algorithms.generative import generative
 from robot_rl.learning.algorithms.training import Training, adam, finite_means, means, step
 
 
@@ -62,22 +63,16 @@ class OnlinePPO(Training):
         iterations: How often it has learned.
 
     Raises:
-        AlgorithmError: The policy has no generative process.
+        AlgorithmError: The policy is not `generative`.
     """
 
     def __init__(
         self, base: ChunkPolicy, settings: OnlineSettings, chain: ChainSettings, seed: int
     ) -> None:
         super().__init__(seed)
-        if not isinstance(base, DiffusionPolicy):
-            raise AlgorithmError(
-                "PPO on a chain improves a generative policy",
-                got=base.kind,
-                hint="choose policy=diffusion or policy=flow",
-            )
         self._settings, self._chain = settings, chain
         self.iterations = 0
-        self.learned = copy.deepcopy(base).requires_grad_(True)
+        self.learned = copy.deepcopy(generative(base)).requires_grad_(True)
         self.explores = self.learned.process.exploring(settings.exploration_std)
         width = base.encoder.features
         self.value = CriticEnsemble(width, settings.critic_hidden, 1, self._generator)

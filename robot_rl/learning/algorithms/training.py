@@ -118,10 +118,10 @@ def means(found: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 def finite_means(found: Iterable[Mapping[str, Tensor]], when: str) -> dict[str, float]:
     """As `means`, read back from the device; `LearningDiverged` where one is not finite."""
-    read = {name: float(mean) for name, mean in means(found).items()}
-    for name, mean in read.items():
+    metrics = means(found)
+    for name, mean in metrics.items():
         check_finite(name, mean, when)
-    return read
+    return {name: float(mean) for name, mean in metrics.items()}
 
 
 def falling(weight: float, updates: int | None, done: int) -> float:

@@ -266,5 +266,5 @@ def _fitted(
             batch = sampler.sample()
             loss = critics.update(batch if turning is None else turning.turned(batch, rng))
             progress.update(update)
-    check_finite("the critics' loss", float(loss), f"update {updates}")
+    check_finite("the critics' loss", loss, f"update {updates}", "leave curation out")
     return critics

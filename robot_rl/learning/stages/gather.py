@@ -8,7 +8,7 @@ from policies.behaviour import Behaviour
 from policies.diffusion import DiffusionPolicy
 from robot_rl.config import ConfigError, check_least
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.learning.gathering import Purpose, gathered, gathered_steps
+from robot_rl.learning.gathering import Purpose, gathered, recorded_steps
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.clone import clone
 from robot_rl.learning.workbench import Workbench
@@ -50,7 +50,7 @@ class Gather(Stage):
         found = list(episodes)
         won, operated = sum(o.success for o in found), sum(o.operated for o in found)
         record = {"round": self.round, "episodes": len(found), "successes": won}
-        steps = gathered_steps(bench.run)
+        steps = recorded_steps(bench.run.gathered)
         bench.note({**record, "operated": operated, "gathered_steps": steps})
         bench.say(
             f"{words}: {won} of {len(found)} episodes succeeded while exploring; there are"

@@ -20,7 +20,7 @@ from robot_rl.learning.algorithms.online_ppo import OnlinePPO, OnlineSettings
 from robot_rl.learning.chunks import executed_chunks, joined
 from robot_rl.learning.demonstrations import with_what_episodes_tell
 from robot_rl.learning.gate import Gate, Verdict
-from robot_rl.learning.gathering import Purpose, gathered, gathered_steps, recorded
+from robot_rl.learning.gathering import Purpose, gathered, recorded, recorded_steps
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.gather import accept, check_generative
 from robot_rl.learning.stages.offline import Offline, OfflineTraining
@@ -73,8 +73,6 @@ class ImproveOffline(Offline):
             )
         check_least(config, {"algorithm.schedule.offline_updates": 1})
         registry.make(config.gate)
-
-    done = Stage.done  # not before its end: other rounds leave files of the same names
 
     @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
@@ -172,7 +170,7 @@ class ImproveOnline(Stage):
                         accepted.learned(ppo.policy(), version + ppo.iterations),
                         ppo.state_dict(),
                         {"iterations": ppo.iterations, "version": version}
-                        | {"environment_steps": gathered_steps(bench.run)},
+                        | {"environment_steps": recorded_steps(bench.run.gathered)},
                     )
                 won = won if rest else 0
         gate: Gate = registry.make(bench.config.gate)
@@ -195,7 +193,10 @@ class ImproveOnline(Stage):
             for at in places
         ]
         metrics = ppo.learn(joined(parts), acted.execute_steps)
-        made = {"environment_steps": gathered_steps(bench.run), "gradient_updates": ppo.updates}
+        made = {
+            "environment_steps": recorded_steps(bench.run.gathered),
+            "gradient_updates": ppo.updates,
+        }
         return {**made, "iteration": ppo.iterations, **metrics}
 
 
@@ -205,7 +206,7 @@ def decided(bench: Workbench, gate: Gate, candidate: Behaviour, round_number: in
     The candidate is kept as checkpoints/round_<n>, whatever becomes of it. In `CANDIDATE` is what
     goes on being improved.
     """
-    steps = gathered_steps(bench.run)
+    steps = recorded_steps(bench.run.gathered)
     name = f"checkpoints/round_{round_number}" if round_number else "checkpoints/improved_online"
     if bench.run.has_folder(name):  # an earlier start was interrupted here
         candidate, steps = open_policy(bench.run.path / name)

@@ -30,7 +30,7 @@ from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.rows import EpisodeRows
 from robot_rl.replay.sampler import SampleSpec
 from robot_rl.replay.windows import SCALARS
-from robot_rl.run import CLONED, DEMONSTRATIONS, OFFLINE, RunDirectory
+from robot_rl.run import CLONED, DEMONSTRATIONS, OFFLINE
 
 _BLOCK_UPDATES = 100  # between which the stage can stop
 _SAVE_SECONDS = 60.0
@@ -61,10 +61,6 @@ class Offline(Stage):
         """Check the device and the algorithm's settings."""
         compute_device(config)
         check_algorithm(config)
-
-    def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
-        """Only once it has run to its end: it saves what it has on the way."""
-        return recorded and run.has_folder(OFFLINE)
 
     @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
