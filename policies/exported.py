@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.behaviour import Behaviour, Interface
+from policies.columns import looked_up
 from policies.errors import PolicyError, require
 
 if TYPE_CHECKING:
@@ -53,11 +54,7 @@ class Graph:
         """Map arrays (B, ...) by name to the output (B, ...); others than its own are ignored."""
         fed = {}
         for name, (kind, shape) in self._inputs.items():
-            if name not in given:
-                raise PolicyError(
-                    f"the observation lacks {name!r}", got=sorted(given), expected=name
-                )
-            value = np.asarray(given[name])
+            value = np.asarray(looked_up(given, name))
             dtype = np.uint8 if kind == "tensor(uint8)" else np.float32
             if value.size != len(value) * int(np.prod(shape)):
                 raise PolicyError(

@@ -26,7 +26,6 @@ from robot_rl.evaluation.statistics import EvaluationResult, first_confirmed, wo
 from robot_rl.learner import waits_for_annotation
 from robot_rl.learning.blocks import evaluates_periodically
 from robot_rl.learning.demonstrations import check_demonstrations, demonstrated, open_demonstrations
-from robot_rl.learning.gathering import recorded_steps
 from robot_rl.learning.recipe import Recipe, Stage
 from robot_rl.learning.stages.clone import Clone, check_networks, check_unused
 from robot_rl.learning.stages.collect import Collect
@@ -34,6 +33,7 @@ from robot_rl.learning.stages.collect_reward import CollectReward
 from robot_rl.learning.stages.curate import Curate
 from robot_rl.learning.stages.dagger import Dagger
 from robot_rl.learning.stages.distil import Distil
+from robot_rl.learning.stages.gather import recorded_steps
 from robot_rl.learning.stages.reward import Reward
 from robot_rl.learning.stages.vision import Vision
 from robot_rl.processes.group import ProcessGroup

@@ -6,8 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from omegaconf import OmegaConf
 
-from robot_rl.evaluation.evidence import Evidence, Origin
-from robot_rl.evaluation.explain import Check, Finding, percent
+from robot_rl.evaluation.evidence import Check, Evidence, Finding, Origin, percent
 from robot_rl.evaluation.records import intervention_rates
 from robot_rl.learning.blocks import Blocks
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.evaluation.evidence import Evidence, Motion, Origin
-from robot_rl.evaluation.explain import Check, Finding, percent
+from robot_rl.evaluation.evidence import Check, Evidence, Finding, Motion, Origin, percent
 
 Vector = npt.NDArray[np.float64]
 

@@ -11,8 +11,7 @@ import numpy.typing as npt
 from scipy.spatial import cKDTree
 
 from robot_rl.data.schema import OBJECT_POSES
-from robot_rl.evaluation.evidence import Evidence, Origin
-from robot_rl.evaluation.explain import Check, Finding, percent
+from robot_rl.evaluation.evidence import Check, Evidence, Finding, Origin, percent
 
 Vector = npt.NDArray[np.float64]
 

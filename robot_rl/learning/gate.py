@@ -20,7 +20,7 @@ from robot_rl.evaluation.statistics import Comparison
 from robot_rl.learning.algorithms.base import AlgorithmError, check_settings
 from robot_rl.learning.demonstrations import with_what_episodes_tell
 from robot_rl.learning.dynamics import Estimate, ModelJudge, ModelSettings
-from robot_rl.learning.gathering import Outcome, Purpose, gathered, outcomes, recorded
+from robot_rl.learning.stages.gather import Outcome, Purpose, gathered, outcomes, recorded
 from robot_rl.learning.stages.offline import recorded as recorded_rows
 from robot_rl.learning.workbench import Rows, Workbench
 from robot_rl.processes.progress import WorkProgress

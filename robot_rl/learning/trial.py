@@ -158,15 +158,9 @@ class Trial:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
-        self._cloned = [_score(*values) for values in state["cloned"]]
-        learned = ((_score(*values), bool(explored)) for values, explored in state["learned"])
-        self._learned = deque(learned, _LATEST)
+        self._cloned, self._learned = list(state["cloned"]), deque(state["learned"], _LATEST)
         self._first_version, self.proved = state["first_version"], state["proved"]
         self._rows.load_state_dict(state["sampler"])
-
-
-def _score(success: object, value: Any) -> _Score:
-    return bool(success), float(value)
 
 
 def chance_of_more(more: int, of_more: int, less: int, of_less: int) -> float:

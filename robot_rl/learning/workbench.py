@@ -65,7 +65,6 @@ class Workbench:
     """What a stage of a run works with; a context manager that releases what it has opened.
 
     `stop` is set when the stage shall save what it has and end. Notes go to RUN/<records>.jsonl.
-    The `client` is one of the run's replay server; None connects when it is needed.
     """
 
     def __init__(
@@ -75,15 +74,12 @@ class Workbench:
         stop: StopEvent | None = None,
         *,
         records: str = "notes",
-        client: ReplayClient | None = None,
     ) -> None:
         self.config, self.run = config, run
         self.stop = StopEvent() if stop is None else stop
         self._records = records
         self._opened = ExitStack()
         self._base: StoredBase | None = None
-        if client is not None:
-            self.client = client
 
     def __enter__(self) -> Self:
         return self

@@ -17,9 +17,9 @@ from robot_rl.env.rollout import SeedStream
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.blocks import offline_updates
 from robot_rl.learning.demonstrations import demonstrated
-from robot_rl.learning.gathering import recorded_steps
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.clone import behaviour_of, for_zeros, untrained
+from robot_rl.learning.stages.gather import recorded_steps
 from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.rows import EpisodeRows
 from robot_rl.run import EXPLORATION, UNTRAINED, RunDirectory

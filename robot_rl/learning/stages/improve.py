@@ -20,9 +20,15 @@ from robot_rl.learning.algorithms.online_ppo import OnlinePPO, OnlineSettings
 from robot_rl.learning.chunks import executed_chunks, joined
 from robot_rl.learning.demonstrations import with_what_episodes_tell
 from robot_rl.learning.gate import Gate, Verdict
-from robot_rl.learning.gathering import Purpose, gathered, recorded, recorded_steps
 from robot_rl.learning.recipe import Stage
-from robot_rl.learning.stages.gather import accept, check_generative
+from robot_rl.learning.stages.gather import (
+    Purpose,
+    accept,
+    check_generative,
+    gathered,
+    recorded,
+    recorded_steps,
+)
 from robot_rl.learning.stages.offline import Offline, OfflineTraining
 from robot_rl.learning.workbench import Workbench
 from robot_rl.run import (
