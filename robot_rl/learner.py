@@ -233,27 +233,23 @@ class Learner:
         self.updates += count
         self.environment_steps = target
         if self._trial is not None:
-            before = self._trial.proved
-            self._trial.count(target)
-            if self._trial.proved != before:
-                self._say_who_acts(self._trial)
-            self._undo_a_loss(self._trial)
+            self._judge(self._trial)
         record = self._record(count, time.monotonic() - started, metrics)
         if target > self._noted_steps:
             self._bench.note(record)
         return record
 
-    def _say_who_acts(self, trial: Trial) -> None:
-        deployed = "is deployed now" if trial.proved else "is held back: the clone is deployed"
-        self._bench.say(
-            f"learner: after {self.environment_steps} steps what was learned {deployed} ({trial})"
-        )
-
-    def _undo_a_loss(self, trial: Trial) -> None:
+    def _judge(self, trial: Trial) -> None:
+        """Say whether what was learned is deployed, where that has changed; undo a loss."""
+        before, learned = trial.proved, f"after {self.environment_steps} steps what was learned"
+        trial.count(self.environment_steps)
+        if trial.proved != before:
+            now = "is deployed now" if trial.proved else "is held back: the clone is deployed"
+            self._bench.say(f"learner: {learned} {now} ({trial})")
         if trial.lost and isinstance(self._algorithm, Correction):
             self._bench.say(
-                f"learner: after {self.environment_steps} steps what was learned does worse than"
-                f" the clone ({trial}); its corrections begin again at 0"
+                f"learner: {learned} does worse than the clone ({trial}); its corrections begin"
+                " again at 0"
             )
             self._algorithm.begin_again()
             trial.begin_again(self.updates)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 from omegaconf import OmegaConf
+from scipy.signal import lfilter
 
 from robot_rl.evaluation.evidence import Check, Evidence, Finding, Origin, percent
 from robot_rl.evaluation.records import intervention_rates
@@ -348,14 +349,8 @@ class _Ends:
 
 def _returns(origin: Origin, gamma: float) -> Vector:
     """Discounted returns (n,) from each step on, as they came."""
-    found = []
-    for rewards in origin.each("reward"):
-        total, values = 0.0, np.zeros(len(rewards) - 1)
-        for t in range(len(values) - 1, -1, -1):
-            total = float(rewards[t, 0]) + gamma * total
-            values[t] = total
-        found.append(values)
-    return np.concatenate(found) if found else np.zeros(0)
+    rewards = (each[:-1, 0] for each in origin.each("reward"))
+    return np.concatenate([lfilter([1.0], [1.0, -gamma], r[::-1])[::-1] for r in rewards])
 
 
 CHECKS: tuple[Check, ...] = (

@@ -170,9 +170,7 @@ def constant_observation(evidence: Evidence) -> Finding | None:
 def noise(evidence: Evidence) -> Finding | None:
     """White noise on what is measured of poses."""
     found: list[tuple[float, str, float]] = []
-    for name in _numbers(evidence):
-        if any(word in name for word in _LIVELY):
-            continue
+    for name in _calm(evidence):
         levels = {words: _white(origin, name) for words, origin in evidence.origins.items()}
         for words, (share, correlation) in levels.items():
             clean = min(level for level, _ in levels.values())
@@ -196,9 +194,7 @@ def elsewhere(evidence: Evidence) -> Finding | None:
     if len(evidence.shown) < 2 or not len(evidence.acted):
         return None
     outside: dict[str, tuple[float, float, Vector]] = {}
-    for name in _numbers(evidence):
-        if any(word in name for word in _LIVELY):
-            continue
+    for name in _calm(evidence):
         begun = np.array([v[0] for v in _without_turns(evidence.shown, name)])
         began = np.array([v[0] for v in _without_turns(evidence.acted, name)])
         low, high = begun.min(0), begun.max(0)
@@ -231,7 +227,7 @@ def elsewhere(evidence: Evidence) -> Finding | None:
 
 def overlap(evidence: Evidence) -> Finding | None:
     """A policy that is mostly where nobody has demonstrated anything."""
-    names = [n for n in _numbers(evidence) if not any(word in n for word in _LIVELY)]
+    names = _calm(evidence)
     if len(evidence.shown) < 2 or not len(evidence.acted) or not names:
         return None
     shown, acted = (
@@ -277,6 +273,11 @@ def _numbers(evidence: Evidence) -> list[str]:
     """States that the policy sees or that are poses, and that both origins have."""
     names = [*evidence.observed, _POSE, OBJECT_POSES]
     return [n for n in dict.fromkeys(names) if all(o.has(n) for o in evidence.origins.values())]
+
+
+def _calm(evidence: Evidence) -> list[str]:
+    """Those of them that do not tremble."""
+    return [n for n in _numbers(evidence) if not any(word in n for word in _LIVELY)]
 
 
 def _without_turns(origin: Origin, name: str) -> Iterator[Vector]:

@@ -110,13 +110,12 @@ class Trial:
                 noiseless = episode["noiseless"]
                 if noiseless.all() or not noiseless.any():
                     self._learned.append((score, not noiseless.any()))
-        self.proved = self._is_better()
-
-    def _is_better(self) -> bool:
-        exploring, noiseless = self._chances()
+        exploring, without_noise = self._chances()
         if exploring is None or exploring < _HOPELESS:
-            return False  # the episodes without noise are of before
-        return max(exploring, noiseless or 0.0) >= (_STILL if self.proved else _SURE)
+            self.proved = False  # the episodes without noise are of before
+        else:
+            best = max(exploring, without_noise or 0.0)
+            self.proved = best >= (_STILL if self.proved else _SURE)
 
     def _chances(self) -> list[float | None]:
         """That what was learned is better than the clone: as it explores, and without noise.

@@ -10,8 +10,13 @@ from policies.diffusion import DiffusionPolicy
 from policies.runner import PolicyRunner
 from robot_rl.learning.algorithms.base import AlgorithmError
 from robot_rl.learning.algorithms.denoising_ppo import ChainSettings
-from robot_rl.learning.algorithms.online_ppo import Chunks, OnlinePPO, OnlineSettings, advantages
-from robot_rl.learning.chunks import executed_chunks
+from robot_rl.learning.algorithms.online_ppo import (
+    Chunks,
+    OnlinePPO,
+    OnlineSettings,
+    advantages,
+    executed_chunks,
+)
 
 CHAIN = {
     "transitions": None,

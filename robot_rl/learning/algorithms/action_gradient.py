@@ -21,7 +21,6 @@ from robot_rl.learning.algorithms.generative import (
     Seen,
     judged,
 )
-from robot_rl.learning.algorithms.training import step
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,7 @@ class ActionGradient(Generative):
         valid = torch.ones(clean.shape[:2], dtype=torch.bool, device=self.device)
         loss = self.learned.process.loss(clean, seen.features, valid, self._generator)
         metrics = {"actor_loss": loss.detach(), "change": (better - chunk).square().mean().sqrt()}
-        imitation = self.imitation_loss(batch, seen.features)
-        step(self._actor_optimizer, loss if imitation is None else loss + imitation)
+        self.step_imitating(batch, seen.features, loss)
         return metrics
 
     def _improved(self, features: Tensor, chunk: Tensor) -> Tensor:

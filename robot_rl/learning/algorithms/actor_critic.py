@@ -138,7 +138,13 @@ class ActorCritic(Training, ABC):
         action = self.tensor(batch["action"])
         seen = Seen(_join(features, base), base)
         following = Seen(_join(next_features, next_base), next_base)
-        metrics = self._update_critics(batch, seen, action, following)
+        with torch.no_grad():
+            target = self._target(batch, following)
+        metrics = self.critics.learn(
+            _join(seen.features, action),
+            target,
+            lambda values: self.conservatism(batch, seen, following, values),
+        )
         seen = Seen(seen.features.detach(), base)
         if self.updates > self.schedule.critic_only_updates:
             if self.updates % settings.actor_every == 0:
@@ -188,17 +194,6 @@ class ActorCritic(Training, ABC):
         outputs = self.next_outputs(following, action, self.critics.heads(self._generator))
         reward, discount = self.tensor(batch["reward"]), self.tensor(batch["discount"])
         return self.critics.target_of(outputs, self.critics.backup(reward, discount, entropy))
-
-    def _update_critics(
-        self, batch: Batch, seen: Seen, action: Tensor, following: Seen
-    ) -> dict[str, Tensor]:
-        with torch.no_grad():
-            target = self._target(batch, following)
-        return self.critics.learn(
-            _join(seen.features, action),
-            target,
-            lambda values: self.conservatism(batch, seen, following, values),
-        )
 
     def _update_actor(self, batch: Batch, seen: Seen, action: Tensor) -> dict[str, Tensor]:
         settings = self.settings

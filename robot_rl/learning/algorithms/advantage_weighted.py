@@ -14,7 +14,6 @@ from policies.policy import ChunkPolicy
 from robot_rl.learning.algorithms.base import Batch, Schedule, check_range
 from robot_rl.learning.algorithms.generative import GenerativeSettings, Seen
 from robot_rl.learning.algorithms.iql import ImplicitQ
-from robot_rl.learning.algorithms.training import step
 
 _LARGEST = 100.0  # weight
 
@@ -45,6 +44,5 @@ class AdvantageWeighted(ImplicitQ):
             weight = (self._temperature * advantage).exp().clamp(max=_LARGEST)
         loss = self.cloning_loss(batch, seen.features, weight)
         metrics = {"actor_loss": loss.detach(), "weight": weight.mean(), "edge": advantage.std()}
-        imitation = self.imitation_loss(batch, seen.features)
-        step(self._actor_optimizer, loss if imitation is None else loss + imitation)
+        self.step_imitating(batch, seen.features, loss)
         return metrics

@@ -22,7 +22,7 @@ from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
 from robot_rl.learning.algorithms.critics import Critics, CriticSettings
-from robot_rl.learning.algorithms.training import Training, adam, check_batch, falling
+from robot_rl.learning.algorithms.training import Training, adam, check_batch, falling, step
 from robot_rl.replay.sampler import CHUNK, NEXT, SampleSpec
 
 
@@ -151,14 +151,14 @@ class Generative(Training, ABC):
         shape = (len(features), *self._fast.noise_shape)
         return self._fast.chunks(features, standard_normal(shape, features, self._generator))
 
-    def imitation_loss(self, batch: Batch, features: Tensor) -> Tensor | None:
-        """The weighted imitation loss of what a demonstrator or operator did; None if it is 0."""
+    def step_imitating(self, batch: Batch, features: Tensor, loss: Tensor) -> None:
+        """A step of the policy on a loss, and on the weighted imitation of what people did."""
         settings, done = self.settings, self.updates - self.schedule.critic_only_updates
         weight = falling(settings.imitation_weight, settings.imitation_updates, done)
-        if weight <= 0:
-            return None
-        shown = self.tensor(batch["source"] != SOURCE_POLICY)
-        return weight * self.cloning_loss(batch, features, shown)
+        if weight > 0:
+            shown = self.tensor(batch["source"] != SOURCE_POLICY)
+            loss = loss + weight * self.cloning_loss(batch, features, shown)
+        step(self._actor_optimizer, loss)
 
     def cloning_loss(self, batch: Batch, features: Tensor, weight: Tensor) -> Tensor:
         """The imitation loss of the chunks that were executed, each by its weight (B,)."""

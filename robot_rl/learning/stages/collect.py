@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from robot_rl.config import ConfigError, check_least
 from robot_rl.data.episodes import DatasetError, EpisodeDataset, EpisodeWriter, StorageFull
@@ -71,10 +71,16 @@ class Collect(Stage):
     def run(self, bench: Workbench) -> None:
         """Record those that are missing; what was recorded before is kept in any case."""
         config, run = bench.config, bench.run
-        by_hand = config.teleop.device is not None
-        with WorkProgress(int(config.demonstrations), "demonstrations") as progress:
+        wanted = int(config.demonstrations)
+        with WorkProgress(wanted, "demonstrations") as progress:
             progress.phase("collecting")
-            (_collect_by_hand if by_hand else _collect)(config, run, progress)
+            if config.teleop.device is None:
+                _collect(config, run, progress)
+                return
+            timed = config.copy()
+            timed.clock = "realtime"
+            with closing(TeleoperatedSession(timed, run, progress)) as session:
+                session.record(wanted, _attempts(config, run)[1])
 
 
 def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
@@ -119,13 +125,6 @@ def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> N
             f"collected {wanted} demonstrations of {config.task.name} in {attempts} attempts"
             f" ({100 * wanted / attempts:.0f} % succeeded)"
         )
-
-
-def _collect_by_hand(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
-    """Let a person drive the demonstrations; see `TeleoperatedSession`."""
-    config = OmegaConf.merge(config, {"clock": "realtime"})  # type: ignore[assignment]
-    with closing(TeleoperatedSession(config, run, progress)) as session:
-        session.record(int(config.demonstrations), _attempts(config, run)[1])
 
 
 def _attempts(config: DictConfig, run: RunDirectory) -> tuple[int, Iterator[int]]:

@@ -129,14 +129,6 @@ def falling_segments(progress: npt.NDArray[np.float32], fall: float, window: int
     return [(int(top), int(end)) for top, end in edges.reshape(-1, 2)]
 
 
-def cut_at_retries(shown: Attempt, segments: Segments) -> list[Attempt]:
-    """The failures that an attempt would have been, had it ended where each segment does."""
-    return [
-        Attempt({name: column[: end + 1] for name, column in shown.columns.items()}, False)
-        for _, end in segments
-    ]
-
-
 class Curate(Stage):
     """Finds the rows of successful demonstrations that `clone` leaves out; see `left_out`.
 
@@ -176,9 +168,12 @@ class Curate(Stage):
         shown = [attempt for attempt in attempts if attempt.success]
         segments: list[Segments] = []
         for _ in range(1 + options.retries):
-            made = [cut_at_retries(*each) for each in zip(shown, segments, strict=False)]
-            learned = [*attempts, *(failure for failures in made for failure in failures)]
-            critics = _fitted(bench, learned, keys, options.updates)
+            made = [  # failures, had an attempt ended where each fall does
+                Attempt({name: column[: end + 1] for name, column in each.columns.items()}, False)
+                for each, falls in zip(shown, segments, strict=False)
+                for _, end in falls
+            ]
+            critics = _fitted(bench, [*attempts, *made], keys, options.updates)
             progress = [critics.progress(attempt.columns) for attempt in shown]
             segments = [falling_segments(p, options.fall, options.window) for p in progress]
         (bench.run.path / CURATED).unlink(missing_ok=True)  # what was found before

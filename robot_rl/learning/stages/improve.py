@@ -16,8 +16,12 @@ from robot_rl.config import ConfigError, check_least
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.learning.algorithms.denoising_ppo import ChainSettings
 from robot_rl.learning.algorithms.generative import Generative
-from robot_rl.learning.algorithms.online_ppo import OnlinePPO, OnlineSettings
-from robot_rl.learning.chunks import executed_chunks, joined
+from robot_rl.learning.algorithms.online_ppo import (
+    OnlinePPO,
+    OnlineSettings,
+    executed_chunks,
+    joined,
+)
 from robot_rl.learning.demonstrations import with_what_episodes_tell
 from robot_rl.learning.gate import Gate, Verdict
 from robot_rl.learning.recipe import Stage
