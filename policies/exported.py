@@ -172,11 +172,7 @@ def load(folder: Path) -> Behaviour:
         seen = description["vision"]
         vision = None if seen is None else ExportedVision(Graph(folder / VISION_GRAPH), seen)
         policy = ExportedPolicy(folder, description["policy"])
-        interface = Interface(
-            str(description["task"]),
-            float(description["control_rate_hz"]),
-            tuple(str(name) for name in description["action_names"]),
-        )
+        interface = Interface.of(description)
         steps, version = int(description["execute_steps"]), int(description["version"])
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise PolicyError(f"{folder / DESCRIPTION_FILE} is damaged", got=repr(error)) from error

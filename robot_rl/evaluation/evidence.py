@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -69,9 +69,9 @@ class Motion:
 class Origin:
     """The episodes of one origin: demonstrated, or acted by the policy."""
 
-    episodes: list[Rows]
+    episodes: list[Rows] = field(default_factory=list)
     # Of a camera, the first pictures (n, H, W, 3) of some episodes, with these.
-    pictures: Callable[[str], list[tuple[Rows, npt.NDArray[np.uint8]]]]
+    pictures: Callable[[str], list[tuple[Rows, npt.NDArray[np.uint8]]]] = lambda camera: []
 
     def __len__(self) -> int:
         return len(self.episodes)
@@ -283,10 +283,6 @@ def gather(run: RunDirectory, config: DictConfig) -> Evidence:
     )
 
 
-def _nothing() -> Origin:
-    return Origin([], lambda camera: [])
-
-
 def _demonstrations(run: RunDirectory, config: DictConfig) -> tuple[Origin, RowSchema | None, int]:
     """Those that succeeded, of the first ones; the schema; and how many have succeeded in all."""
     path = Path(config.dataset) if config.dataset else run.demonstrations
@@ -296,7 +292,7 @@ def _demonstrations(run: RunDirectory, config: DictConfig) -> tuple[Origin, RowS
         dataset.first(int(np.searchsorted(dataset.episode_ends, _ROWS)) + 1)
         episodes = _without_pictures(dataset)
     except RobotRLError:  # there are none; of damaged ones `robot-rl inspect` says more
-        return _nothing(), None, 0
+        return Origin(), None, 0
     succeeded = np.flatnonzero(dataset.successes).tolist()
     origin = _origin(dataset, episodes, succeeded, succeeded[:_FILMED])
     return origin, dataset.schema, count
@@ -323,13 +319,13 @@ def _origin(
 def _acted(run: RunDirectory) -> tuple[Origin, RowSchema | None, int, int]:
     """The policy's episodes, the schema of the store, interventions and environment steps."""
     if not is_store(run.store):
-        return _nothing(), None, 0, 0
+        return Origin(), None, 0, 0
     episodes: list[Rows] = []
     rows_read = interventions = transitions = 0
     with StoreReader(run.store) as reader:
         tables = reader.tables()
         if not tables:
-            return _nothing(), None, 0, 0
+            return Origin(), None, 0, 0
         info = next(iter(tables.values()))
         for record in reversed(reader.episodes(info.name)):
             if record.overall_source == SOURCE_DEMONSTRATION:
@@ -356,7 +352,7 @@ def _gathered(run: RunDirectory) -> tuple[Origin, RowSchema | None, int, int]:
         dataset = EpisodeDataset(run.gathered)
         episodes = _without_pictures(dataset)
     except RobotRLError:
-        return _nothing(), None, 0, 0
+        return Origin(), None, 0, 0
     mine = [i for i, rows in enumerate(episodes) if not rows["intervened"].any()]
     latest = [i for i in mine if dataset.episode_ends[i] > dataset.rows_total - _ROWS]
     origin = _origin(dataset, episodes, latest, latest[-_FILMED:])

@@ -7,11 +7,9 @@ import numpy.typing as npt
 from omegaconf import OmegaConf
 from scipy.signal import lfilter
 
-from robot_rl.evaluation.evidence import Check, Evidence, Finding, Origin, percent
+from robot_rl.evaluation.evidence import Check, Evidence, Finding, Origin, Vector, percent
 from robot_rl.evaluation.records import intervention_rates
 from robot_rl.learning.blocks import Blocks
-
-Vector = npt.NDArray[np.float64]
 
 _FEW = 5  # demonstrations; from twice as many on nobody complains
 _MANY = 40  # of them, before which success rates are not compared

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from robot_rl.evaluation.evidence import Check, Evidence, Finding, Motion, Origin, percent
-
-Vector = npt.NDArray[np.float64]
+from robot_rl.evaluation.evidence import Check, Evidence, Finding, Motion, Origin, Vector, percent
 
 _WALL_CLOCK = 10**18  # ns: stamps of real time are later than 2001
 _CLOSES = 5  # steps within which a gripper has moved

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from contextlib import closing
-from typing import Any, ClassVar
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -56,14 +56,9 @@ class ImproveOffline(Offline):
     from round to round, and goes on in online learning.
     """
 
-    makes: ClassVar[tuple[str, ...]] = (OFFLINE, CANDIDATE, ACCEPTED)
-
-    def __init__(self) -> None:
-        super().__init__((GATHERED,))
-
-    def wanted(self, config: DictConfig) -> bool:
-        """Always: `check` refuses what would do nothing."""
-        return True
+    makes = (OFFLINE, CANDIDATE, ACCEPTED)
+    datasets = (GATHERED,)
+    wanted = Stage.wanted  # `check` refuses what would do nothing
 
     def needed(self, config: DictConfig) -> tuple[str, ...]:
         """What it learns from, and improves; later rounds go on with the training."""

@@ -45,9 +45,7 @@ class Offline(Stage):
 
     makes: ClassVar[tuple[str, ...]] = (OFFLINE,)
     records = "offline"
-
-    def __init__(self, datasets: Sequence[str] = ()) -> None:
-        self.datasets = tuple(datasets)
+    datasets: ClassVar[tuple[str, ...]] = ()
 
     def wanted(self, config: DictConfig) -> bool:
         """Only where there are updates."""
