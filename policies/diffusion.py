@@ -132,14 +132,6 @@ class DiffusionPolicy(ChunkPolicy):
         process.to(self.action_normalizer.center.device)  # its tables; the network is there
         return DiffusionPolicy(self.encoder, process, self.action_normalizer)
 
-    def varied(self, **options: Any) -> DiffusionPolicy:
-        """Give the policy of a process with some other options; the networks are shared.
-
-        Raises:
-            RegistryError: The process has no such option.
-        """
-        return self.under(self.process.varied(**options))
-
     @cached_property
     def exploring(self) -> DiffusionPolicy:
         """The policy of the process that explores; the networks are shared."""

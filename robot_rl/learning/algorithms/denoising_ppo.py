@@ -88,29 +88,26 @@ class ChainSettings:
             scores = scores.clamp(*self.log_density_range)
         return scores.flatten(1).sum(1) if self.reduce == "sum" else scores.flatten(1).mean(1)
 
-    def weight(self, last: int, steps: int) -> float:
-        """What the advantage counts for a part that ends with transition `last` of K."""
-        return 1.0 if self.joint else float(self.denoising_discount ** (steps - 1 - last))
+    def loss(
+        self, log_ratio: Tensor, advantage: Tensor, last: int, steps: int, updates: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """PPO's loss, -E min(r A, clip(r, 1 ± c) A) (Schulman et al. 2017, eq. 7), and its metrics.
 
-    def clip_at(self, last: int, steps: int, updates: int) -> float:
-        """The clip range of that part after so many updates of the policy (DPPO, appendix C)."""
+        It is of a part that ends with transition `last` of K = `steps`, after so many updates of
+        the policy (DPPO, appendix C).
+        """
         noisiest, finest = self.clip
         first = self.indices(steps)[0]
         share = 1.0 if self.joint or steps - 1 == first else (last - first) / (steps - 1 - first)
         clip = noisiest * (finest / noisiest) ** share
-        left = 1.0 - updates / self.clip_updates if self.clip_updates else 1.0
-        return float(clip * max(0.0, left))
-
-
-def clipped_loss(
-    log_ratio: Tensor, advantage: Tensor, clip: float
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's loss, -E min(r A, clip(r, 1 ± c) A) (Schulman et al. 2017, eq. 7), and its metrics."""
-    ratio = log_ratio.exp()
-    gain = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
-    outside = ((ratio - 1).abs() > clip).float().mean()
-    change = log_ratio.detach().abs().mean()
-    return -gain.mean(), {"clipped_share": outside, "log_ratio": change}
+        clip *= max(0.0, 1.0 - updates / self.clip_updates) if self.clip_updates else 1.0
+        if not self.joint:
+            advantage = advantage * self.denoising_discount ** (steps - 1 - last)
+        ratio = log_ratio.exp()
+        gain = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+        outside = ((ratio - 1).abs() > clip).float().mean()
+        change = log_ratio.detach().abs().mean()
+        return -gain.mean(), {"clipped_share": outside, "log_ratio": change}
 
 
 def standardised(advantage: Tensor) -> Tensor:
@@ -169,9 +166,7 @@ class DenoisingPPO(ImplicitQ):
             with torch.no_grad():
                 before = chain.reduced(self._drawing.log_prob(drawn, features, part), executed)
             now = chain.reduced(self._learning.log_prob(drawn, features, part), executed)
-            clip = chain.clip_at(part[-1], steps, done)
-            weighted = chain.weight(part[-1], steps) * advantage
-            loss, metrics = clipped_loss(now - before, weighted, clip)
+            loss, metrics = chain.loss(now - before, advantage, part[-1], steps, done)
             step(self._actor_optimizer, loss, chain.gradient_clip)
             found.append({"actor_loss": loss.detach(), **metrics})
         return {**means(found), "advantage": raw.mean(), "advantage_std": raw.std(unbiased=False)}

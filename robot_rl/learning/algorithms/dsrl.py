@@ -88,9 +88,12 @@ class DSRL(Generative):
 
     def improve(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
         """Update the actor on −Q^W(s, w) + α log π(w|s), and α: SAC on latents."""
-        metrics = self.actor.learn(
-            seen.features, lambda drawn: self._latent_values(seen.features, drawn), self._generator
-        )
+
+        def value(drawn: Tensor) -> Tensor:  # Q^W (E, B) of the actor's outputs
+            seen_latents = torch.cat([seen.features, self._steering.limit * drawn], -1)
+            return judged_alone(self.latent_critics, seen_latents)
+
+        metrics = self.actor.learn(seen.features, value, self._generator)
         self.actor.follow(self.settings.average_rate)
         return metrics
 
@@ -124,8 +127,3 @@ class DSRL(Generative):
         loss = (predicted - target).square().mean(1).sum()
         step(self._latent_optimizer, loss)
         return metrics | {"latent_loss": loss.detach()}
-
-    def _latent_values(self, features: Tensor, drawn: Tensor) -> Tensor:
-        """Q^W (E, B) of the actor's outputs."""
-        latent = self._steering.limit * drawn
-        return judged_alone(self.latent_critics, torch.cat([features, latent], -1))

@@ -68,7 +68,8 @@ class Generative(Training, ABC):
         self.schedule, self.settings, self._base = schedule, settings, base
         self.learned = copy.deepcopy(base).requires_grad_(True)
         self.average = copy.deepcopy(base).requires_grad_(False)
-        self._fast = self.average.varied(steps=settings.learning_steps)
+        fast = self.average.process.varied(steps=settings.learning_steps)
+        self._fast = self.average.under(fast)
         width = settings.executed_steps * base.action_dimension
         self.critics = Critics(base.encoder.features + width, settings, self._generator)
         self._actor_optimizer = adam((self.learned.parameters(), settings.actor_rate))

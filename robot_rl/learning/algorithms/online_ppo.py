@@ -27,7 +27,7 @@ from policies.diffusion import DiffusionPolicy
 from policies.policy import ChunkPolicy
 from policies.runner import RunningEpisode
 from robot_rl.learning.algorithms.base import AlgorithmError, check_settings
-from robot_rl.learning.algorithms.denoising_ppo import ChainSettings, clipped_loss, standardised
+from robot_rl.learning.algorithms.denoising_ppo import ChainSettings, standardised
 from robot_rl.learning.algorithms.generative import generative
 from robot_rl.learning.algorithms.training import Training, adam, finite_means, means, step
 
@@ -147,9 +147,7 @@ class OnlinePPO(Training):
         log_ratios = self._scores(batch, executed) - before
         losses, found = [], []
         for part, log_ratio in zip(chain.parts(steps), log_ratios.unbind(1), strict=True):
-            clip = chain.clip_at(part[-1], steps, self.updates)
-            weighted = chain.weight(part[-1], steps) * advantage
-            loss, metrics = clipped_loss(log_ratio, weighted, clip)
+            loss, metrics = chain.loss(log_ratio, advantage, part[-1], steps, self.updates)
             losses.append(loss)
             found.append(metrics)
         total = torch.stack(losses).mean()

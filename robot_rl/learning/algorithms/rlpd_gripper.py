@@ -32,9 +32,9 @@ from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, c
 from robot_rl.learning.algorithms.encoding import Encoding
 from robot_rl.learning.algorithms.rlpd import RLPD
 from robot_rl.learning.algorithms.training import adam, step
+from robot_rl.replay.sampler import NEXT
 
 COLUMN = "gripper"
-_NEXT = f"next/{LAST_COMMAND}"
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,8 @@ class RLPDGripper(RLPD):
         settings = self._settings
         with torch.no_grad():
             last = last_command(batch, self._column).to(self.device)
-            next_last = last_command({LAST_COMMAND: batch[_NEXT]}, self._column).to(self.device)
+            following = {LAST_COMMAND: batch[NEXT + LAST_COMMAND]}
+            next_last = last_command(following, self._column).to(self.device)
             best = self.gripper_critic(next_features, next_last).argmax(-1, keepdim=True)
             value = self.target_gripper_critic(next_features, next_last).gather(1, best)[:, 0]
             told = nearest_command(self.tensor(batch["action"])[:, self._column])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import asdict
 from typing import Any
 
 from omegaconf import DictConfig
@@ -220,19 +220,18 @@ def decided(bench: Workbench, gate: Gate, candidate: Behaviour, round_number: in
         bench.checkpoint(name, candidate, state={"environment_steps": steps})
     accepted = bench.policy(ACCEPTED)
     verdict = gate.judge(bench, accepted, candidate, round_number)
-    _noted(bench, verdict, {"round": round_number, "candidate": name, "environment_steps": steps})
+    where = f"round {round_number}" if round_number else "online"
+    bench.say(f"gate, {where}: {verdict.decision} — {verdict.reason}")
+    if all(record["candidate"] != name for record in bench.run.read_jsonl(VERDICTS)):
+        record = {
+            "round": round_number,
+            "candidate": name,
+            "environment_steps": steps,
+            "gate": bench.config.choices.gate,
+            **asdict(verdict),
+        }
+        bench.run.append_jsonl(VERDICTS, record)
     if verdict.decision == "accepted":
         accept(bench, candidate, steps)
     bench.checkpoint(CANDIDATE, accepted if verdict.decision == "reverted" else candidate)
     return verdict
-
-
-def _noted(bench: Workbench, verdict: Verdict, facts: Mapping[str, Any]) -> None:
-    """Record a verdict once, and say it."""
-    where = f"round {facts['round']}" if facts["round"] else "online"
-    bench.say(f"gate, {where}: {verdict.decision} — {verdict.reason}")
-    known = bench.run.read_jsonl(VERDICTS)
-    if all(record["candidate"] != facts["candidate"] for record in known):
-        told = {"gate": bench.config.choices.gate, "decision": verdict.decision}
-        record = {**facts, **told, "reason": verdict.reason, "figures": dict(verdict.figures)}
-        bench.run.append_jsonl(VERDICTS, record)
