@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +77,12 @@ class Interface:
     task: str  # name of the task
     control_rate_hz: float  # steps per second at which its actions are meant
     action_names: tuple[str, ...]  # one name per action column
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any]) -> Interface:
+        """Take it from the JSON values of a policy's description."""
+        names = tuple(str(name) for name in described["action_names"])
+        return cls(str(described["task"]), float(described["control_rate_hz"]), names)
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,7 @@ class Behaviour:
     ) -> Behaviour:
         """Give the same behaviour with another `Exploration`; the networks are shared."""
         exploration = Exploration(mode, noise, noise_scale, base_share, mean_share)
-        return dataclasses.replace(self, exploration=exploration)
+        return replace(self, exploration=exploration)
 
     def to(self, device: torch.device) -> Behaviour:
         """Move the networks to a device; what the runner gives and takes stays on the CPU."""
@@ -188,11 +193,11 @@ class Behaviour:
         return {
             "format": FORMAT_VERSION,
             "version": self.version,
-            **dataclasses.asdict(self.interface),
+            **asdict(self.interface),
             "observation": self.observation,
             "vision": None if self.vision is None else self.vision.config,
             "execute_steps": self.execute_steps,
-            "exploration": dataclasses.asdict(self.exploration),
+            "exploration": asdict(self.exploration),
             "policy": describe(self.policy),
         }
 
@@ -217,11 +222,7 @@ class Behaviour:
                 hint="load it with the robot_rl version that wrote it",
             )
         try:
-            interface = Interface(
-                str(content["task"]),
-                float(content["control_rate_hz"]),
-                tuple(str(name) for name in content["action_names"]),
-            )
+            interface = Interface.of(content)
             exploration = Exploration(**content["exploration"])
             execute_steps, version = int(content["execute_steps"]), int(content["version"])
             seen = content.get("vision")

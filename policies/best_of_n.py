@@ -11,7 +11,6 @@ from torch import Tensor
 from policies.critics import CriticEnsemble
 from policies.diffusion import DiffusionPolicy
 from policies.encoders import ObservationBatch, StateEncoder
-from policies.errors import PolicyError
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, build, describe
 
@@ -32,8 +31,6 @@ class BestOfN(ChunkPolicy):
 
     def __init__(self, policy: DiffusionPolicy, critics: CriticEnsemble, candidates: int) -> None:
         super().__init__()
-        if candidates < 1:
-            raise PolicyError("there is nothing to choose from", got=candidates, expected=">= 1")
         self.sampled, self.critics, self.candidates = policy, critics, int(candidates)
         self.horizon, self.action_dimension = policy.horizon, policy.action_dimension
         self.noise_shape = (self.candidates, *policy.noise_shape)

@@ -1,12 +1,15 @@
-"""Names of what a policy sees beside the environment's observations. It loads no torch."""
+"""What a policy sees, by name, also beside the environment's observations. It loads no torch."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from policies.errors import PolicyError
 
 FEATURES = "features/image"
 """What an image encoder makes of a row's images."""
@@ -16,6 +19,13 @@ INSTRUCTION = "instruction"
 """Name under which a conditioned policy finds the instructions (B,) or (B, n) of its episodes."""
 INSTRUCTION_FEATURES = "features/instruction"
 INSTRUCTION_WIDTH = 16
+
+
+def looked_up(observation: Mapping[str, Any], name: str) -> Any:
+    """What was observed under a name; a `PolicyError` where nothing was."""
+    if name not in observation:
+        raise PolicyError(f"the observation lacks {name!r}", got=sorted(observation), expected=name)
+    return observation[name]
 
 
 def instruction_features(instructions: Sequence[str]) -> npt.NDArray[np.float16]:

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from policies.errors import PolicyError
-
 BINS = 51  # of a distribution, as in C51
 
 
@@ -169,8 +167,6 @@ class CriticEnsemble(nn.Module):
         value: str = "scalar",
     ) -> None:
         super().__init__()
-        if value not in VALUES:
-            raise PolicyError("unknown value of a critic", got=value, expected=list(VALUES))
         self.value = VALUES[value]()
         self.heads = heads
         self.config: dict[str, Any] = {

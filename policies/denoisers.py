@@ -96,17 +96,9 @@ class ConditionalUNet(Denoiser):
     """U-Net over the chunk, halved between two levels; FiLM by embedded time and observation.
 
     Chi et al. use `down_dims` 256, 512, 1024 and an embedding of 256; the defaults train on a CPU.
-    The horizon is a multiple of 2^(levels - 1), as every halving must be exact.
-
-    Args:
-        features: See `Denoiser`, as for the next two.
-        horizon: H.
-        action_dimension: d.
-        generator: Source of the initial weights.
-        down_dims: Channels of each level, from the chunk's full length down.
-        kernel: Odd width of the convolutions.
-        groups: Groups of each GroupNorm; they divide every level's channels.
-        embedding: Width of the embedded time.
+    The horizon is a multiple of 2^(levels - 1), as every halving must be exact. `down_dims` are the
+    channels of each level, from the chunk's full length down, which the `groups` of each GroupNorm
+    divide; `kernel` is the odd width of the convolutions.
     """
 
     def __init__(
@@ -214,15 +206,8 @@ class ConditionalTransformer(Denoiser):
     After the time-series diffusion transformer of Chi et al. 2023: an action attends to itself and
     to those before it, and by cross-attention to two tokens, which an MLP made of the time and of
     the whole observation. They use 8 layers and a width of 256; the defaults train on a CPU.
-
-    Args:
-        features: See `Denoiser`, as for the next two.
-        horizon: H.
-        action_dimension: d.
-        generator: Source of the initial weights.
-        width: Of a token, and of the embedded time; the heads divide it.
-        layers: Number of layers.
-        heads: Heads of each attention.
+    `width` is that of a token, and of the embedded time; twice the `heads` of each attention
+    divide it.
     """
 
     causal: Tensor

@@ -70,7 +70,7 @@ class DiffusionPolicy(ChunkPolicy):
             observation_steps: Length of the observation history.
             horizon: Number of actions H of a chunk.
             denoiser: `class` of the denoiser, `MLPDenoiser` where none is named, and its options.
-            identity: Keys, "action" among them, that are not normalised.
+            identity: Keys that are not normalised.
             range_floor: See `Normalizer`.
             observation_tail: The `tail` of the observations' `Normalizer`.
             process: Class of the process: see `policies.processes`.
@@ -79,12 +79,12 @@ class DiffusionPolicy(ChunkPolicy):
         Raises:
             RegistryError: An unknown class, or options that do not fit it.
         """
-        own = [key for key in identity if key in keys]
-        normalizer = Normalizer(keys, identity=own, range_floor=range_floor, tail=observation_tail)
+        normalizer = Normalizer(
+            keys, identity=identity, range_floor=range_floor, tail=observation_tail
+        )
         encoder = StateEncoder(keys, normalizer, observation_steps=observation_steps).fit(arrays)
         width = int(arrays["action"].shape[-1])
-        action_identity = ("action",) if "action" in identity else ()
-        actions = Normalizer({"action": width}, identity=action_identity, range_floor=range_floor)
+        actions = Normalizer({"action": width}, range_floor=range_floor)
         config = {
             **options,
             registry.CLASS: process,
@@ -100,7 +100,6 @@ class DiffusionPolicy(ChunkPolicy):
         return {
             "encoder": self.encoder.config,
             "process": self.process.config,
-            "action_identity": bool(self.action_normalizer.identity),
             "range_floor": self.action_normalizer.range_floor,
             "exploration_std": self.exploration_std,
         }
@@ -110,12 +109,10 @@ class DiffusionPolicy(ChunkPolicy):
         """Make a policy of the configured shape; its weights are then loaded."""
         encoder = build_encoder(config["encoder"])
         process = build_process(config["process"], encoder.features, seeded(0))
-        normalizer = Normalizer(
-            {"action": process.action_dimension},
-            identity=("action",) if config["action_identity"] else (),
-            range_floor=config["range_floor"],
+        actions = Normalizer(
+            {"action": process.action_dimension}, range_floor=config["range_floor"]
         )
-        return cls(encoder, process, normalizer, config["exploration_std"])
+        return cls(encoder, process, actions, config["exploration_std"])
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
         """Give the imitation loss of a batch of windows; diffusion steps and noise are drawn.
@@ -134,14 +131,6 @@ class DiffusionPolicy(ChunkPolicy):
         """Give the policy of another process; encoder and normaliser are shared."""
         process.to(self.action_normalizer.center.device)  # its tables; the network is there
         return DiffusionPolicy(self.encoder, process, self.action_normalizer)
-
-    def varied(self, **options: Any) -> DiffusionPolicy:
-        """Give the policy of a process with some other options; the networks are shared.
-
-        Raises:
-            RegistryError: The process has no such option.
-        """
-        return self.under(self.process.varied(**options))
 
     @cached_property
     def exploring(self) -> DiffusionPolicy:

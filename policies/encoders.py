@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from policies import registry
+from policies.columns import looked_up
 from policies.errors import PolicyError
 from policies.networks import to_device
 
@@ -111,11 +112,7 @@ class StateEncoder(nn.Module):
         return features.reshape(len(features), self.features)
 
     def _part(self, name: str, width: int, observation: ObservationBatch) -> Array | Tensor:
-        if name not in observation:
-            raise PolicyError(
-                f"the observation lacks {name!r}", got=sorted(observation), expected=name
-            )
-        value = observation[name]
+        value: Array | Tensor = looked_up(observation, name)
         shape = tuple(value.shape)
         steps = self.observation_steps
         size = int(np.prod(shape[1:])) if shape else 0

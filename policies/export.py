@@ -41,7 +41,9 @@ def export(folder: Path, behaviour: Behaviour, facts: Mapping[str, Any]) -> floa
         policy = policy.base  # which then acts alone
     found = [0.0]
     if vision is not None:
-        found.append(_write_vision(folder, vision))
+        seen = {name: _invented(shape, image=True) for name, shape in vision.cameras.items()}
+        path = folder / exported.VISION_GRAPH
+        found.append(_traced(path, _Vision(vision), seen, "the image encoder"))
     found.append(_write(folder, policy))
     if not policy.plans_chunks and policy.base is not None:
         found.append(_write(folder, policy.base))
@@ -124,11 +126,6 @@ class _Acting(nn.Module):
             return self.policy.act(observation, last, None)
         assert last is not None
         return self.policy.plan(observation, last)
-
-
-def _write_vision(folder: Path, vision: ImageEncoder) -> float:
-    images = {name: _invented(shape, image=True) for name, shape in vision.cameras.items()}
-    return _traced(folder / exported.VISION_GRAPH, _Vision(vision), images, "the image encoder")
 
 
 def _write(folder: Path, policy: Policy) -> float:

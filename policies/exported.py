@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.behaviour import Behaviour, Interface
+from policies.columns import looked_up
 from policies.errors import PolicyError, require
 
 if TYPE_CHECKING:
@@ -53,11 +54,7 @@ class Graph:
         """Map arrays (B, ...) by name to the output (B, ...); others than its own are ignored."""
         fed = {}
         for name, (kind, shape) in self._inputs.items():
-            if name not in given:
-                raise PolicyError(
-                    f"the observation lacks {name!r}", got=sorted(given), expected=name
-                )
-            value = np.asarray(given[name])
+            value = np.asarray(looked_up(given, name))
             dtype = np.uint8 if kind == "tensor(uint8)" else np.float32
             if value.size != len(value) * int(np.prod(shape)):
                 raise PolicyError(
@@ -175,11 +172,7 @@ def load(folder: Path) -> Behaviour:
         seen = description["vision"]
         vision = None if seen is None else ExportedVision(Graph(folder / VISION_GRAPH), seen)
         policy = ExportedPolicy(folder, description["policy"])
-        interface = Interface(
-            str(description["task"]),
-            float(description["control_rate_hz"]),
-            tuple(str(name) for name in description["action_names"]),
-        )
+        interface = Interface.of(description)
         steps, version = int(description["execute_steps"]), int(description["version"])
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise PolicyError(f"{folder / DESCRIPTION_FILE} is damaged", got=repr(error)) from error

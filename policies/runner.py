@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.behaviour import Behaviour, Exploration
-from policies.columns import FEATURES, INSTRUCTION
+from policies.columns import FEATURES, INSTRUCTION, looked_up
 from policies.errors import PolicyError
 
 if TYPE_CHECKING:  # see policies.behaviour
@@ -229,7 +229,7 @@ class PolicyRunner:
         assert base is not None
         if behaviour.vision is not None and FEATURES not in observations:
             observations = {**observations, FEATURES: behaviour.vision.encode(observations)}
-        columns = {name: _looked_up(observations, name) for name in base.observation}
+        columns = {n: np.asarray(looked_up(observations, n)) for n in base.observation}
         rows = min(map(len, columns.values()))
         at = np.arange(0, rows, behaviour.execute_steps)
         # Before the episode its first row is repeated.
@@ -266,26 +266,21 @@ class PolicyRunner:
         windows = {}
         for name in {name: None for policy in policies for name in policy.observation}:
             known = [episode.seen.get(name) for episode in episodes]
-            new = _of_rows(self._checked(name, observation, known), rows)
+            array = np.asarray(looked_up(observation, name))
+            shape = next((seen.shape for seen in known if seen is not None), array.shape)[1:]
+            if array.shape != (self.slots, *shape):
+                raise PolicyError(
+                    f"the observation {name!r} has another shape",
+                    got=array.shape,
+                    expected=(self.slots, *shape),
+                )
+            new = _of_rows(array, rows)
             if steps == 1:
                 windows[name] = new[:, None]  # not copied
             else:
                 pairs = zip(known, new, strict=True)
                 windows[name] = np.stack([_lengthened(*pair, steps) for pair in pairs])
         return windows
-
-    def _checked(
-        self, name: str, observation: Mapping[str, Array], known: Sequence[Array | None]
-    ) -> Array:
-        array = _looked_up(observation, name)
-        shape = next((seen.shape for seen in known if seen is not None), array.shape)[1:]
-        if array.shape != (self.slots, *shape):
-            raise PolicyError(
-                f"the observation {name!r} has another shape",
-                got=array.shape,
-                expected=(self.slots, *shape),
-            )
-        return array
 
     def _episodes(self, rows: Rows) -> list[RunningEpisode]:
         for row in rows:
@@ -379,12 +374,6 @@ def _plan(
     if base.conditioned:
         seen[INSTRUCTION] = np.array([episode.instruction for episode in episodes])
     return base.planned(seen, noise)
-
-
-def _looked_up(observation: Mapping[str, Array], name: str) -> Array:
-    if name not in observation:
-        raise PolicyError(f"the observation lacks {name!r}", got=sorted(observation), expected=name)
-    return np.asarray(observation[name])
 
 
 def _lengthened(seen: Array | None, new: Array, steps: int) -> Array:

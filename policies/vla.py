@@ -99,7 +99,6 @@ class VLAPolicy(ChunkPolicy):
             "tuning": asdict(self.tuning),
             "encoder": self.encoder.config,
             "action_dimension": self.action_dimension,
-            "action_identity": bool(self.action_normalizer.identity),
             "range_floor": self.action_normalizer.range_floor,
             "tokenizer_bytes": len(self.tokenizer.file),
             "instruction_tokens": self.tokenizer.length,
@@ -114,16 +113,12 @@ class VLAPolicy(ChunkPolicy):
         backbone = kind.from_config(config["backbone"]["config"])
         tuning = Tuning(**config["tuning"])
         tuning.apply(backbone, seed=0)
-        normalizer = Normalizer(
-            {"action": int(config["action_dimension"])},
-            identity=("action",) if config["action_identity"] else (),
-            range_floor=config["range_floor"],
-        )
+        width = int(config["action_dimension"])
         return cls(
             backbone,
             tuning,
             StateEncoder.from_config(config["encoder"]),
-            normalizer,
+            Normalizer({"action": width}, range_floor=config["range_floor"]),
             InstructionTokenizer(config["tokenizer_bytes"], config["instruction_tokens"]),
             config["cameras"],
             config["steps"],

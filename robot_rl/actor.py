@@ -35,6 +35,7 @@ from robot_rl.learning.weights import (
     WeightsReceiver,
     online_steps,
 )
+from robot_rl.learning.workbench import noting_faults
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.processes.waiting import QuietWait
@@ -148,11 +149,7 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
         past = _episodes_before(run, number)
         coach = Coach(env, inbox, past, _note if config.clock == "realtime" else None)
         shown = TelemetryEnv(coach, operated, ConsoleLink(run, inbox, number), len(past))
-
-        def note(text: str) -> None:
-            _note(text)
-            operated.keep_faults(run)
-
+        note = noting_faults(operated, run, _note)
         seeds = _seeds(int(config.seed), stream, client, shown, stop, finished, note)
         labels = LateLabels(place, opened, _note)
         env.on_late_label = labels.tell

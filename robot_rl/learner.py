@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ from robot_rl.data.policy_columns import check_features, check_fit
 from robot_rl.learning.algorithms import check_algorithm, make_algorithm
 from robot_rl.learning.algorithms.base import Correction, check_finite
 from robot_rl.learning.algorithms.encoding import trains_on
+from robot_rl.learning.algorithms.training import finite_means
 from robot_rl.learning.blocks import Blocks, offline_updates, unevaluated
 from robot_rl.learning.demonstrations import (
     demonstrated,
@@ -219,7 +220,7 @@ class Learner:
         if self._hindsight is not None:
             self._hindsight.count(target)
             batches = map(self._hindsight.mixed, batches)
-        metrics: dict[str, list[Tensor]] = {}
+        metrics: list[dict[str, Tensor]] = []
         for number, batch in enumerate(batches, self.updates):
             if self._bench.stop.is_set() and time.monotonic() - started > _BLOCK_SECONDS:
                 raise Stopped
@@ -228,44 +229,36 @@ class Learner:
                 # Of its own for each update, so that a resumed run draws the same.
                 rng = np.random.default_rng((self._seed, number))
                 batch = self._turning.turned(batch, rng)
-            for name, value in self._algorithm.update(batch).items():
-                metrics.setdefault(name, []).append(value)
+            metrics.append(self._algorithm.update(batch))
         self.updates += count
         self.environment_steps = target
         if self._trial is not None:
-            before = self._trial.proved
-            self._trial.count(target)
-            if self._trial.proved != before:
-                self._say_who_acts(self._trial)
-            self._undo_a_loss(self._trial)
+            self._judge(self._trial)
         record = self._record(count, time.monotonic() - started, metrics)
         if target > self._noted_steps:
             self._bench.note(record)
         return record
 
-    def _say_who_acts(self, trial: Trial) -> None:
-        deployed = "is deployed now" if trial.proved else "is held back: the clone is deployed"
-        self._bench.say(
-            f"learner: after {self.environment_steps} steps what was learned {deployed} ({trial})"
-        )
-
-    def _undo_a_loss(self, trial: Trial) -> None:
+    def _judge(self, trial: Trial) -> None:
+        """Say whether what was learned is deployed, where that has changed; undo a loss."""
+        before, learned = trial.proved, f"after {self.environment_steps} steps what was learned"
+        trial.count(self.environment_steps)
+        if trial.proved != before:
+            now = "is deployed now" if trial.proved else "is held back: the clone is deployed"
+            self._bench.say(f"learner: {learned} {now} ({trial})")
         if trial.lost and isinstance(self._algorithm, Correction):
             self._bench.say(
-                f"learner: after {self.environment_steps} steps what was learned does worse than"
-                f" the clone ({trial}); its corrections begin again at 0"
+                f"learner: {learned} does worse than the clone ({trial}); its corrections begin"
+                " again at 0"
             )
             self._algorithm.begin_again()
             trial.begin_again(self.updates)
 
     def _record(
-        self, count: int, seconds: float, metrics: Mapping[str, list[Tensor]]
+        self, count: int, seconds: float, metrics: list[dict[str, Tensor]]
     ) -> dict[str, Any]:
         online = self.environment_steps - self._blocks.warmup_steps
         paid = self.updates - self._blocks.critic_only_updates
-        means = {name: float(torch.stack(values).mean()) for name, values in metrics.items()}
-        for name, value in means.items():
-            self._check_finite(name, value)
         return {
             "environment_steps": self.environment_steps,
             "gradient_updates": self.updates,
@@ -273,17 +266,13 @@ class Learner:
             "update_to_data": paid / online if online > 0 else None,  # it warms up
             "replay_transitions": self._rows.transitions,
             **(self._trial.metrics if self._trial is not None else {}),
-            **means,
+            **finite_means(metrics, f"step {self.environment_steps}"),
         }
 
     def _check_weights(self) -> None:
         """Refuse to save what the last update has broken, and no loss has shown yet."""
         for name, tensor in self._algorithm.state_dict().items():
-            if tensor.is_floating_point():
-                self._check_finite(name, float(tensor.sum(dtype=torch.float64)))
-
-    def _check_finite(self, name: str, value: float) -> None:
-        check_finite(name, value, f"step {self.environment_steps}")
+            check_finite(name, tensor, f"step {self.environment_steps}")
 
     def _publish(self, steps: int) -> None:
         """Publish the weights after `steps` environment steps, and say how long they may act."""

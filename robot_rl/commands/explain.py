@@ -11,8 +11,7 @@ from rich.console import Console
 
 from robot_rl.commands.runs import load_resolved
 from robot_rl.evaluation import learning_causes, motion_causes, sensing_causes
-from robot_rl.evaluation.evidence import Evidence, gather
-from robot_rl.evaluation.explain import Finding, explain
+from robot_rl.evaluation.evidence import Evidence, Finding, explain, gather
 from robot_rl.run import RunDirectory
 
 _LEARNED = 0.95  # success of the final evaluation, from which on nothing has to be explained

@@ -26,7 +26,6 @@ from robot_rl.evaluation.statistics import EvaluationResult, first_confirmed, wo
 from robot_rl.learner import waits_for_annotation
 from robot_rl.learning.blocks import evaluates_periodically
 from robot_rl.learning.demonstrations import check_demonstrations, demonstrated, open_demonstrations
-from robot_rl.learning.gathering import gathered_steps
 from robot_rl.learning.recipe import Recipe, Stage
 from robot_rl.learning.stages.clone import Clone, check_networks, check_unused
 from robot_rl.learning.stages.collect import Collect
@@ -34,7 +33,7 @@ from robot_rl.learning.stages.collect_reward import CollectReward
 from robot_rl.learning.stages.curate import Curate
 from robot_rl.learning.stages.dagger import Dagger
 from robot_rl.learning.stages.distil import Distil
-from robot_rl.learning.stages.explore import exploration_steps
+from robot_rl.learning.stages.gather import recorded_steps
 from robot_rl.learning.stages.reward import Reward
 from robot_rl.learning.stages.vision import Vision
 from robot_rl.processes.group import ProcessGroup
@@ -279,8 +278,8 @@ def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> 
         "longest_success_run": final.deployed.longest_success_run,
         "demonstrations": len(open_demonstrations(config, run)) if demonstrated(config) else 0,
         "environment_steps": steps_behind(run),
-        "exploration_steps": exploration_steps(run),
-        "gathered_steps": gathered_steps(run),
+        "exploration_steps": recorded_steps(run.exploration),
+        "gathered_steps": recorded_steps(run.gathered),
         "intervention_rate": intervened[-1][1] if intervened else 0.0,
         "steps_to_97": first_confirmed(learned),
         "gradient_updates": blocks[-1]["gradient_updates"] if blocks else 0,

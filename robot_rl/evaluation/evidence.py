@@ -1,11 +1,16 @@
-"""What a run has left that tells why it does not learn; it may go on meanwhile."""
+"""Why does a run not learn? What it has left that tells; it may go on meanwhile.
+
+`robot-rl explain` names causes, each with the figure behind it. A check is a function of the
+evidence. It returns a `Finding`, or None where there is nothing to look at. Thresholds are wide: a
+check speaks where a person who saw the figure would stop the run.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -64,9 +69,9 @@ class Motion:
 class Origin:
     """The episodes of one origin: demonstrated, or acted by the policy."""
 
-    episodes: list[Rows]
+    episodes: list[Rows] = field(default_factory=list)
     # Of a camera, the first pictures (n, H, W, 3) of some episodes, with these.
-    pictures: Callable[[str], list[tuple[Rows, npt.NDArray[np.uint8]]]]
+    pictures: Callable[[str], list[tuple[Rows, npt.NDArray[np.uint8]]]] = lambda camera: []
 
     def __len__(self) -> int:
         return len(self.episodes)
@@ -179,6 +184,42 @@ class Evidence:
         )
 
 
+# Below this a finding is no cause: what was looked at is in order.
+NAMED = 0.3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check came to.
+
+    How `likely` it is why the run does not learn orders the causes: 0.9 and more for a part that
+    works wrongly and makes others look wrong, such as a sensor; 0.7 for a setting with which
+    nothing can be learned; 0.4 for what may as well follow from something else.
+    """
+
+    name: str  # of what was looked at, two words
+    likely: float  # 0: it is in order
+    figure: str  # what was measured
+    mend: str = ""  # what to do, if it is not
+
+
+Check = Callable[[Evidence], Finding | None]
+
+
+def explain(evidence: Evidence, checks: Iterable[Check]) -> tuple[list[Finding], list[Finding]]:
+    """Run the checks; returns the causes, the likeliest first, and what is in order."""
+    found = [finding for check in checks if (finding := check(evidence)) is not None]
+    causes = [finding for finding in found if finding.likely >= NAMED]
+    # Python's sort is stable: of equally likely ones the earlier check comes first.
+    causes.sort(key=lambda finding: -finding.likely)
+    return causes, [replace(each, mend="") for each in found if each.likely < NAMED]
+
+
+def percent(share: float) -> str:
+    """A share in words."""
+    return f"{100 * float(share):.0f} %"
+
+
 def _displacements(poses: Vector) -> Vector:
     """From each pose (T + 1, 7) to the next: translation and rotation vector (T, 6)."""
     norms = np.linalg.norm(poses[:, 3:], axis=1, keepdims=True)
@@ -242,10 +283,6 @@ def gather(run: RunDirectory, config: DictConfig) -> Evidence:
     )
 
 
-def _nothing() -> Origin:
-    return Origin([], lambda camera: [])
-
-
 def _demonstrations(run: RunDirectory, config: DictConfig) -> tuple[Origin, RowSchema | None, int]:
     """Those that succeeded, of the first ones; the schema; and how many have succeeded in all."""
     path = Path(config.dataset) if config.dataset else run.demonstrations
@@ -255,7 +292,7 @@ def _demonstrations(run: RunDirectory, config: DictConfig) -> tuple[Origin, RowS
         dataset.first(int(np.searchsorted(dataset.episode_ends, _ROWS)) + 1)
         episodes = _without_pictures(dataset)
     except RobotRLError:  # there are none; of damaged ones `robot-rl inspect` says more
-        return _nothing(), None, 0
+        return Origin(), None, 0
     succeeded = np.flatnonzero(dataset.successes).tolist()
     origin = _origin(dataset, episodes, succeeded, succeeded[:_FILMED])
     return origin, dataset.schema, count
@@ -282,13 +319,13 @@ def _origin(
 def _acted(run: RunDirectory) -> tuple[Origin, RowSchema | None, int, int]:
     """The policy's episodes, the schema of the store, interventions and environment steps."""
     if not is_store(run.store):
-        return _nothing(), None, 0, 0
+        return Origin(), None, 0, 0
     episodes: list[Rows] = []
     rows_read = interventions = transitions = 0
     with StoreReader(run.store) as reader:
         tables = reader.tables()
         if not tables:
-            return _nothing(), None, 0, 0
+            return Origin(), None, 0, 0
         info = next(iter(tables.values()))
         for record in reversed(reader.episodes(info.name)):
             if record.overall_source == SOURCE_DEMONSTRATION:
@@ -315,7 +352,7 @@ def _gathered(run: RunDirectory) -> tuple[Origin, RowSchema | None, int, int]:
         dataset = EpisodeDataset(run.gathered)
         episodes = _without_pictures(dataset)
     except RobotRLError:
-        return _nothing(), None, 0, 0
+        return Origin(), None, 0, 0
     mine = [i for i, rows in enumerate(episodes) if not rows["intervened"].any()]
     latest = [i for i in mine if dataset.episode_ends[i] > dataset.rows_total - _ROWS]
     origin = _origin(dataset, episodes, latest, latest[-_FILMED:])

@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 from omegaconf import OmegaConf
+from scipy.signal import lfilter
 
-from robot_rl.evaluation.evidence import Evidence, Origin
-from robot_rl.evaluation.explain import Check, Finding, percent
+from robot_rl.evaluation.evidence import Check, Evidence, Finding, Origin, Vector, percent
 from robot_rl.evaluation.records import intervention_rates
 from robot_rl.learning.blocks import Blocks
-
-Vector = npt.NDArray[np.float64]
 
 _FEW = 5  # demonstrations; from twice as many on nobody complains
 _MANY = 40  # of them, before which success rates are not compared
@@ -54,11 +52,10 @@ def reward_seen(evidence: Evidence) -> Finding | None:
         f"{evidence.acted.succeeded.sum()} of the policy's latest {len(evidence.acted)} episodes"
         f" succeeded; rewards from {rewards.min():.3g} to {rewards.max():.3g}"
     )
-    if np.ptp(rewards) > 0 or evidence.acted.succeeded.any():
-        return Finding("reward seen", 0.0, figure)
     mend = "give it more or better demonstrations, a longer time limit, or help: operator, teleop"
+    seen = np.ptp(rewards) > 0 or evidence.acted.succeeded.any()
     # Some failures in a row are no cause; many are at least worth a word.
-    return Finding("reward seen", 0.35 if len(evidence.acted) >= 20 else 0.0, figure, mend)
+    return Finding("reward seen", 0.0 if seen or len(evidence.acted) < 20 else 0.35, figure, mend)
 
 
 def labels(evidence: Evidence) -> Finding | None:
@@ -94,9 +91,8 @@ def detector(evidence: Evidence) -> Finding | None:
     wrong = float(np.mean([bool(e["success"]) != bool(e["task_success"]) for e in told]))
     alarms = sum(bool(e.get("reward_alarm")) for e in told)
     figure = f"in {percent(wrong)} of the episodes reward and task disagree; {alarms} reward alarms"
-    if wrong < 0.2 and alarms < 0.2 * len(told):
-        return Finding("reward and task", 0.0, figure)
-    return Finding("reward and task", 0.83, figure, "train it on such frames: docs/rewards.md")
+    likely = 0.0 if wrong < 0.2 and alarms < 0.2 * len(told) else 0.83
+    return Finding("reward and task", likely, figure, "train it on such frames: docs/rewards.md")
 
 
 def value_range(evidence: Evidence) -> Finding | None:
@@ -115,10 +111,8 @@ def value_range(evidence: Evidence) -> Finding | None:
         f"value_range is {low:g} to {high:g}; returns are {returns.min():.3g} to"
         f" {returns.max():.3g}, {percent(outside)} of them outside"
     )
-    if outside > 0.05:
-        mend = "leave algorithm.settings.value_range=null, or name the range that returns can have"
-        return Finding("value range", 0.8, figure, mend)
-    return Finding("value range", 0.0, figure)
+    mend = "leave algorithm.settings.value_range=null, or name the range that returns can have"
+    return Finding("value range", 0.8 if outside > 0.05 else 0.0, figure, mend)
 
 
 def discount(evidence: Evidence) -> Finding | None:
@@ -129,10 +123,8 @@ def discount(evidence: Evidence) -> Finding | None:
     steps = float(np.median(evidence.shown.lengths))
     left = gamma**steps
     figure = f"at a discount of {gamma:g} a success in {steps:.0f} steps is worth {left:.2g} of 1"
-    if left > 0.05:
-        return Finding("discount", 0.0, figure)
     mend = "leave algorithm.schedule.discount=null: it is then chosen by the demonstrations"
-    return Finding("discount", 0.75 if left < 0.01 else 0.45, figure, mend)
+    return Finding("discount", 0.0 if left > 0.05 else 0.75 if left < 0.01 else 0.45, figure, mend)
 
 
 def time_limit(evidence: Evidence) -> Finding | None:
@@ -147,10 +139,8 @@ def time_limit(evidence: Evidence) -> Finding | None:
         f"demonstrations took {np.median(steps):.0f} steps, at most {steps.max():.0f}; the limit is"
         f" {limit}; it has ended {percent(cut.mean())} of the policy's episodes"
     )
-    if late < 0.2:
-        return Finding("time limit", 0.0, figure)
     mend = f"task.environment.time_limit_steps={int(1.5 * steps.max())} or more"
-    return Finding("time limit", 0.87, figure, mend)
+    return Finding("time limit", 0.0 if late < 0.2 else 0.87, figure, mend)
 
 
 def demonstrations(evidence: Evidence) -> Finding | None:
@@ -160,10 +150,9 @@ def demonstrations(evidence: Evidence) -> Finding | None:
     count, lengths = evidence.demonstrated, evidence.shown.lengths
     steps = float(np.median(lengths)) if count else 0.0
     figure = f"{count} that succeeded, of {steps:.0f} steps"
-    if count >= 2 * _FEW:
-        return Finding("demonstrations", 0.0, figure)
     mend = "record more: robot-rl collect RUN goes on with a recording; 20 are a good start"
-    return Finding("demonstrations", 0.65 if count < _FEW else 0.32, figure, mend)
+    likely = 0.0 if count >= 2 * _FEW else 0.65 if count < _FEW else 0.32
+    return Finding("demonstrations", likely, figure, mend)
 
 
 def clone(evidence: Evidence) -> Finding | None:
@@ -177,10 +166,8 @@ def clone(evidence: Evidence) -> Finding | None:
     if episodes < 2 * _SOME:
         return None
     figure = f"the cloned policy succeeds in {successes} of {episodes} episodes"
-    if successes:
-        return Finding("clone", 0.0, figure)
     mend = "clone for longer (cloning.updates), from more demonstrations, or see what it observes"
-    return Finding("clone", 0.4, figure, mend)
+    return Finding("clone", 0.0 if successes else 0.4, figure, mend)
 
 
 def updates(evidence: Evidence) -> Finding | None:
@@ -203,13 +190,12 @@ def updates(evidence: Evidence) -> Finding | None:
         f"the weights that acted had had {percent(min(acted / due, 1.0))} of their updates"
         f" ({wanted} a step are asked for, {np.median(speeds or [0.0]):.0f} a second are made)"
     )
-    if acted > 0.7 * due:
-        return Finding("updates short", 0.0, figure)
     mend = (
         "run the learner on another machine (docs/replay.md), use device=cuda or compile=true, or"
         " lower algorithm.schedule.updates_per_step"
     )
-    return Finding("updates short", 0.84 if acted < 0.4 * due else 0.5, figure, mend)
+    likely = 0.0 if acted > 0.7 * due else 0.84 if acted < 0.4 * due else 0.5
+    return Finding("updates short", likely, figure, mend)
 
 
 def learner(evidence: Evidence) -> Finding | None:
@@ -249,14 +235,13 @@ def q_values(evidence: Evidence) -> Finding | None:
     every = np.concatenate([_returns(origin, gamma) for origin in evidence.origins.values()])
     scale = max(float(np.ptp(every)), 1e-6)
     figure = f"the critics say {said:.3g} on average, the recorded returns are {expected:.3g}"
-    if abs(said - expected) < 0.5 * scale:
-        return Finding("critics", 0.0, figure)
     mend = (
         "more target_heads, a lower critic_rate, or the right value_range"
         if said > expected
         else "more updates for each step, or a longer run"
     )
-    return Finding("critics", 0.45 if said > expected else 0.35, figure, mend)
+    likely = 0.0 if abs(said - expected) < 0.5 * scale else 0.45 if said > expected else 0.35
+    return Finding("critics", likely, figure, mend)
 
 
 def interventions(evidence: Evidence) -> Finding | None:
@@ -265,10 +250,8 @@ def interventions(evidence: Evidence) -> Finding | None:
     if not rates:
         return None
     figure = f"an operator took {percent(rates[-1][1])} of the steps of the latest episodes"
-    if rates[-1][1] < 0.6:
-        return Finding("interventions", 0.0, figure)
     mend = "hand back sooner; with so much help HG-DAgger rounds (dagger.rounds) cost less"
-    return Finding("interventions", 0.4, figure, mend)
+    return Finding("interventions", 0.0 if rates[-1][1] < 0.6 else 0.4, figure, mend)
 
 
 def interruptions(evidence: Evidence) -> Finding | None:
@@ -279,9 +262,8 @@ def interruptions(evidence: Evidence) -> Finding | None:
     cut = [e for e in episodes if e.get("interrupted")]
     figure = f"{len(cut)} of the latest {len(episodes)} episodes were cut by the robot"
     figure += f", the last time: {str(cut[-1]['interrupted']).splitlines()[0]}" if cut else ""
-    if len(cut) < 0.3 * len(episodes):
-        return Finding("interruptions", 0.0, figure)
-    return Finding("interruptions", 0.8, figure, "see RUN/faults.jsonl: docs/troubleshooting.md")
+    likely = 0.0 if len(cut) < 0.3 * len(episodes) else 0.8
+    return Finding("interruptions", likely, figure, "see RUN/faults.jsonl: docs/troubleshooting.md")
 
 
 def gate(evidence: Evidence) -> Finding | None:
@@ -293,10 +275,9 @@ def gate(evidence: Evidence) -> Finding | None:
     figure = ", ".join(f"{name.replace('_', ' ')} {percent(rate)}" for name, rate in rates.items())
     cloned, learned = rates.get("cloned_success"), rates.get("exploring_success")
     few = len(evidence.records.episodes) < _MANY
-    if cloned is None or learned is None or few or learned >= cloned - 0.3:
-        return Finding("gate", 0.0, figure)
     mend = "the clone stays deployed meanwhile; try a smaller algorithm.scale: docs/policies.md"
-    return Finding("gate", 0.38, figure, mend)
+    likely = 0.0 if cloned is None or learned is None or few or learned >= cloned - 0.3 else 0.38
+    return Finding("gate", likely, figure, mend)
 
 
 def candidates(evidence: Evidence) -> Finding | None:
@@ -305,10 +286,8 @@ def candidates(evidence: Evidence) -> Finding | None:
         return None
     accepted = sum(verdict["decision"] == "accepted" for verdict in told)
     figure = f"a gate has accepted {accepted} of {len(told)}; of the latest: {told[-1]['reason']}"
-    if accepted or len(told) == 1:
-        return Finding("candidates", 0.0, figure)
     mend = "more pairs (gate.pairs) tell smaller gains; more episodes a round, or a better clone"
-    return Finding("candidates", 0.36, figure, mend)
+    return Finding("candidates", 0.0 if accepted or len(told) == 1 else 0.36, figure, mend)
 
 
 def scenes(evidence: Evidence) -> Finding | None:
@@ -317,9 +296,8 @@ def scenes(evidence: Evidence) -> Finding | None:
     if len(seeds) < _SOME:
         return None
     figure = f"{len(set(seeds))} seeds in {len(seeds)} episodes"
-    if len(set(seeds)) > 0.5 * len(seeds):
-        return Finding("scenes", 0.0, figure)
-    return Finding("scenes", 0.5, figure, "see that the reset draws another scene for each episode")
+    mend = "see that the reset draws another scene for each episode"
+    return Finding("scenes", 0.0 if len(set(seeds)) > 0.5 * len(seeds) else 0.5, figure, mend)
 
 
 _RATES = ("exploring_success", "learned_success", "cloned_success")
@@ -369,14 +347,8 @@ class _Ends:
 
 def _returns(origin: Origin, gamma: float) -> Vector:
     """Discounted returns (n,) from each step on, as they came."""
-    found = []
-    for rewards in origin.each("reward"):
-        total, values = 0.0, np.zeros(len(rewards) - 1)
-        for t in range(len(values) - 1, -1, -1):
-            total = float(rewards[t, 0]) + gamma * total
-            values[t] = total
-        found.append(values)
-    return np.concatenate(found) if found else np.zeros(0)
+    rewards = (each[:-1, 0] for each in origin.each("reward"))
+    return np.concatenate([lfilter([1.0], [1.0, -gamma], r[::-1])[::-1] for r in rewards])
 
 
 CHECKS: tuple[Check, ...] = (

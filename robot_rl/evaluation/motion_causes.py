@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from robot_rl.evaluation.evidence import Evidence, Motion, Origin
-from robot_rl.evaluation.explain import Check, Finding, percent
-
-Vector = npt.NDArray[np.float64]
+from robot_rl.evaluation.evidence import Check, Evidence, Finding, Motion, Origin, Vector, percent
 
 _WALL_CLOCK = 10**18  # ns: stamps of real time are later than 2001
 _CLOSES = 5  # steps within which a gripper has moved
@@ -26,10 +22,8 @@ def action_sign(evidence: Evidence) -> Finding | None:
     own = np.diag(_sure(motion))
     column = int(own.argmin())
     figure = f"in {words} a command along {motion.names[column]} moves {own[column]:+.2f} of it"
-    if own[column] > -0.2:
-        return Finding("action sign", 0.0, figure)
     mend = f"turn the sign of {motion.names[column]}; {_FITS}"
-    return Finding("action sign", 0.95, figure, mend)
+    return Finding("action sign", 0.0 if own[column] > -0.2 else 0.95, figure, mend)
 
 
 def action_columns(evidence: Evidence) -> Finding | None:
@@ -47,10 +41,9 @@ def action_columns(evidence: Evidence) -> Finding | None:
         f"in {words} a command along {told} moves it by {size[column, along]:.2f} along {moved}"
         f" and by {own:.2f} along {told}"
     )
-    if size[column, along] < 0.4 or size[column, along] < 2.0 * own:
-        return Finding("action columns", 0.0, figure)
     mend = f"see whether {told} and {moved} are exchanged; {_FITS}"
-    return Finding("action columns", 0.95, figure, mend)
+    likely = 0.0 if size[column, along] < 0.4 or size[column, along] < 2.0 * own else 0.95
+    return Finding("action columns", likely, figure, mend)
 
 
 def action_scale(evidence: Evidence) -> Finding | None:
@@ -92,10 +85,8 @@ def limited(evidence: Evidence) -> Finding | None:
         return None
     words, share = max(shares.items(), key=lambda item: item[1])
     figure = f"limits changed {percent(share)} of the commands in {words}"
-    if share < 0.3:
-        return Finding("actions limited", 0.0, figure)
     mend = "raise what is met: robot.limits.max_lead_*, workspace_*, max_force; docs/robot.md"
-    return Finding("actions limited", 0.9, figure, mend)
+    return Finding("actions limited", 0.0 if share < 0.3 else 0.9, figure, mend)
 
 
 def saturated(evidence: Evidence) -> Finding | None:
@@ -128,10 +119,8 @@ def delayed(evidence: Evidence) -> Finding | None:
     figure = f"in {words} half of a motion has come {lag:.0f} steps after its command" + (
         f", in the others after {least:.0f}" if len(lags) > 1 else ""
     )
-    if lag < least + 2.0 and lag < 3.0:
-        return Finding("delay", 0.0, figure)
     mend = "find what is late (network, controller, robot.sensors); or a lower control_rate_hz"
-    return Finding("delay", 0.93, figure, mend)
+    return Finding("delay", 0.0 if lag < least + 2.0 and lag < 3.0 else 0.93, figure, mend)
 
 
 def gripper(evidence: Evidence) -> Finding | None:
@@ -179,10 +168,8 @@ def period(evidence: Evidence) -> Finding | None:
         f"{percent(off)} of the steps took more than a quarter less or longer than"
         f" {wanted / 1e6:.0f} ms; the longest {stamps.max() / 1e6:.0f} ms"
     )
-    if off < 0.15:
-        return Finding("control period", 0.0, figure)
     mend = "give the actor's machine less to do, or lower control_rate_hz; robot-rl bench loop"
-    return Finding("control period", 0.9, figure, mend)
+    return Finding("control period", 0.0 if off < 0.15 else 0.9, figure, mend)
 
 
 def _follows(origin: Origin, name: str, column: int) -> float:

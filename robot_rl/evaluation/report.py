@@ -76,7 +76,10 @@ def _content(directory: RunDirectory) -> dict[str, Any]:
         "subtitle": f"Run {directory.path.name}, seed {summary['seed']}{domain}",
         "notes": [
             *_setbacks(summary["worse_than_cloned"]),
-            *_gates(directory),
+            *(
+                f"gate, {verdict['candidate']}: {verdict['decision']}, {verdict['reason']}"
+                for verdict in directory.read_jsonl("gate")
+            ),
             *_conduct(run),
             *_at_work(run),
         ],
@@ -117,14 +120,6 @@ def _setbacks(steps: Sequence[int]) -> list[str]:
         "The learned policy was worse than the cloned one, by more than noise, after"
         f" {', '.join(f'{at:,}' for at in steps)} steps (one-sided sign test on the same scenes, at"
         f" {100 * NOISE_LEVEL:.0f} % for all evaluations of the run together)."
-    ]
-
-
-def _gates(run: RunDirectory) -> list[str]:
-    """Say what a gate has decided of each candidate, and why."""
-    return [
-        f"gate, {record['candidate']}: {record['decision']}, {record['reason']}"
-        for record in run.read_jsonl("gate")
     ]
 
 

@@ -11,10 +11,7 @@ import numpy.typing as npt
 from scipy.spatial import cKDTree
 
 from robot_rl.data.schema import OBJECT_POSES
-from robot_rl.evaluation.evidence import Evidence, Origin
-from robot_rl.evaluation.explain import Check, Finding, percent
-
-Vector = npt.NDArray[np.float64]
+from robot_rl.evaluation.evidence import Check, Evidence, Finding, Origin, Vector, percent
 
 _POSE = "state/tcp_pose"
 _DARK = 3.0  # grey levels: a picture that varies less shows nothing
@@ -34,10 +31,8 @@ def dead_camera(evidence: Evidence) -> Finding | None:
         return None
     worst = min(contrast, key=lambda words: contrast[words])
     figure = f"{worst}: grey levels vary by {contrast[worst]:.1f} of 255 in a picture"
-    if contrast[worst] >= _DARK:
-        return Finding("camera dead", 0.0, figure)
     mend = "look at the live picture (robot-rl console): cap, exposure, cable, or the wrong device"
-    return Finding("camera dead", 0.97, figure, mend)
+    return Finding("camera dead", 0.0 if contrast[worst] >= _DARK else 0.97, figure, mend)
 
 
 def frozen_camera(evidence: Evidence) -> Finding | None:
@@ -58,10 +53,8 @@ def frozen_camera(evidence: Evidence) -> Finding | None:
         f"{worst}: {percent(repeated[worst])} of the pictures equal the one from"
         f" {100 * _MOVED:g} cm away"
     )
-    if repeated[worst] < 0.95:
-        return Finding("camera frozen", 0.0, figure)
     mend = "restart the camera's driver; see that its stamps go on: robot-rl doctor cell=PATH"
-    return Finding("camera frozen", 0.97, figure, mend)
+    return Finding("camera frozen", 0.0 if repeated[worst] < 0.95 else 0.97, figure, mend)
 
 
 def constant_features(evidence: Evidence) -> Finding | None:
@@ -72,10 +65,8 @@ def constant_features(evidence: Evidence) -> Finding | None:
         values = evidence.acted.column(name)
         spread = float(values.std(0).max() / max(np.abs(values).max(), 1e-3))
         figure = f"the liveliest of {values.shape[1]} features varies by {percent(spread)}"
-        if spread > 0.01:
-            return Finding("features", 0.0, figure)
         mend = "train the encoder anew, and longer: observation.vision_training.cloning.updates"
-        return Finding("features", 0.95, figure, mend)
+        return Finding("features", 0.0 if spread > 0.01 else 0.95, figure, mend)
     return None
 
 
@@ -139,9 +130,8 @@ def units(evidence: Evidence) -> Finding | None:
             if min(before, now) > 1e-6 and abs(np.log(now / before)) > abs(np.log(largest)):
                 largest, name = now / before, field
     figure = f"{name or 'each state'} is {largest:.3g} times as large as in the demonstrations"
-    if 1 / 40.0 < largest < 40.0:
-        return Finding("unit", 0.0, figure)
-    return Finding("unit", 0.96, figure, "SI is expected everywhere: m for mm, rad for degrees")
+    mend = "SI is expected everywhere: m for mm, rad for degrees"
+    return Finding("unit", 0.0 if 1 / 40.0 < largest < 40.0 else 0.96, figure, mend)
 
 
 def constant_observation(evidence: Evidence) -> Finding | None:
@@ -178,9 +168,7 @@ def constant_observation(evidence: Evidence) -> Finding | None:
 def noise(evidence: Evidence) -> Finding | None:
     """White noise on what is measured of poses."""
     found: list[tuple[float, str, float]] = []
-    for name in _numbers(evidence):
-        if any(word in name for word in _LIVELY):
-            continue
+    for name in _calm(evidence):
         levels = {words: _white(origin, name) for words, origin in evidence.origins.items()}
         for words, (share, correlation) in levels.items():
             clean = min(level for level, _ in levels.values())
@@ -204,9 +192,7 @@ def elsewhere(evidence: Evidence) -> Finding | None:
     if len(evidence.shown) < 2 or not len(evidence.acted):
         return None
     outside: dict[str, tuple[float, float, Vector]] = {}
-    for name in _numbers(evidence):
-        if any(word in name for word in _LIVELY):
-            continue
+    for name in _calm(evidence):
         begun = np.array([v[0] for v in _without_turns(evidence.shown, name)])
         began = np.array([v[0] for v in _without_turns(evidence.acted, name)])
         low, high = begun.min(0), begun.max(0)
@@ -239,7 +225,7 @@ def elsewhere(evidence: Evidence) -> Finding | None:
 
 def overlap(evidence: Evidence) -> Finding | None:
     """A policy that is mostly where nobody has demonstrated anything."""
-    names = [n for n in _numbers(evidence) if not any(word in n for word in _LIVELY)]
+    names = _calm(evidence)
     if len(evidence.shown) < 2 or not len(evidence.acted) or not names:
         return None
     shown, acted = (
@@ -257,10 +243,8 @@ def overlap(evidence: Evidence) -> Finding | None:
     others = cKDTree(np.concatenate(shown) / scale)
     away = others.query(np.concatenate(acted)[-_NEIGHBOURS:] / scale)[0] > 2.0 * usual
     figure = f"{percent(away.mean())} of the policy's steps are far from all that was demonstrated"
-    if away.mean() < 0.7:
-        return Finding("overlap", 0.0, figure)
     mend = "demonstrate more widely, or correct the policy where it goes: operator, dagger.rounds"
-    return Finding("overlap", 0.37, figure, mend)
+    return Finding("overlap", 0.0 if away.mean() < 0.7 else 0.37, figure, mend)
 
 
 def _films(evidence: Evidence) -> Iterator[tuple[str, list[tuple[Any, npt.NDArray[np.uint8]]]]]:
@@ -287,6 +271,11 @@ def _numbers(evidence: Evidence) -> list[str]:
     """States that the policy sees or that are poses, and that both origins have."""
     names = [*evidence.observed, _POSE, OBJECT_POSES]
     return [n for n in dict.fromkeys(names) if all(o.has(n) for o in evidence.origins.values())]
+
+
+def _calm(evidence: Evidence) -> list[str]:
+    """Those of them that do not tremble."""
+    return [n for n in _numbers(evidence) if not any(word in n for word in _LIVELY)]
 
 
 def _without_turns(origin: Origin, name: str) -> Iterator[Vector]:

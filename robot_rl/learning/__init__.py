@@ -1,1 +1,1 @@
-"""Which weights a run's actors get, and when: between the learner, the mailbox and the actors."""
+"""Recipes of stages, the algorithms that they learn by, and the weights that actors get."""

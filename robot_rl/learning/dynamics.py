@@ -7,7 +7,6 @@ along the model's rollouts. That it tells good from bad is not to be relied on: 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -41,12 +40,8 @@ class ModelSettings:
     chunks: int  # of each rollout: enough of them to reach the reward
 
     def __post_init__(self) -> None:
-        """Check the range of values, and name the setting in an `AlgorithmError`."""
-        check_settings(elites=(self.elites, 1, self.members), rate=(self.rate, 0, 1))
-        check_settings(expectile=(self.expectile, 0.5, 1), target_rate=(self.target_rate, 0, 1))
-        check_settings(batch_size=(self.batch_size, 2, math.inf))
-        for name in ("members", "updates", "chunks"):
-            check_settings(**{name: (getattr(self, name), 1, math.inf)})
+        check_settings(self, members=1, elites=(1, self.members), updates=1, chunks=1)
+        check_settings(self, batch_size=2, rate=(0, 1), target_rate=(0, 1), expectile=(0.5, 1))
 
 
 class Estimate(NamedTuple):
@@ -96,6 +91,7 @@ class ModelJudge(Training):
         self.value = CriticEnsemble(features, hidden, 1, self._generator)
         learned = (*self.networks.parameters(), *self.critics.parameters())
         self._optimizer = adam(((*learned, *self.value.parameters()), settings.rate))
+        self.beside = [self.networks, self.critics, self.target_critics, self.value, self._encoder]
         self.elites = list(range(settings.elites))
         self.required = SampleSpec(
             tuple(base.encoder.observed),
@@ -107,18 +103,6 @@ class ModelJudge(Training):
             chunk_steps=executed_steps,
         )
         self._discount = discount**executed_steps
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {
-            "networks": self.networks,
-            "critics": self.critics,
-            "target_critics": self.target_critics,
-            "value": self.value,
-            "encoder": self._encoder,
-        }
-
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {"all": self._optimizer}
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Make one update of model and critics (implicit Q-learning)."""

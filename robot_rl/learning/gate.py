@@ -20,7 +20,7 @@ from robot_rl.evaluation.statistics import Comparison
 from robot_rl.learning.algorithms.base import AlgorithmError, check_settings
 from robot_rl.learning.demonstrations import with_what_episodes_tell
 from robot_rl.learning.dynamics import Estimate, ModelJudge, ModelSettings
-from robot_rl.learning.gathering import Outcome, Purpose, gathered, outcomes, recorded
+from robot_rl.learning.stages.gather import Outcome, Purpose, gathered, outcomes, recorded
 from robot_rl.learning.stages.offline import recorded as recorded_rows
 from robot_rl.learning.workbench import Rows, Workbench
 from robot_rl.processes.progress import WorkProgress
@@ -86,9 +86,7 @@ class EpisodeGate:
     held_out: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        """Check the range of values, and name the setting in an `AlgorithmError`."""
-        check_settings(pairs=(self.pairs, 1, math.inf), level=(self.level, 1e-6, 1))
-        check_settings(collapse=(self.collapse, 1e-6, 1))
+        check_settings(self, pairs=1, level=(1e-6, 1), collapse=(1e-6, 1))
         if not Comparison(0, self.pairs, self.level, most=self.pairs).beyond_noise:
             raise AlgorithmError(
                 "so few pairs of episodes cannot show that a candidate is better",
@@ -134,8 +132,7 @@ class ModelGate:
     held_out: int
 
     def __post_init__(self) -> None:
-        """Check the range of values, and name the setting in an `AlgorithmError`."""
-        check_settings(held_out=(self.held_out, 0, math.inf))
+        check_settings(self, held_out=0)
 
     def judge(
         self, bench: Workbench, accepted: Behaviour, candidate: Behaviour, round_number: int

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -23,7 +23,9 @@ from robot_rl.env.gym import ACHIEVED, DESIRED, GoalReward, GymRobot
 from robot_rl.learning.algorithms.base import Batch
 from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.workbench import Rows, Workbench
-from robot_rl.replay.sampler import CHUNK, NEXT, SampleSpec
+from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.replay.rows import EpisodeRows
+from robot_rl.replay.sampler import NEXT, SampleSpec
 
 _GOALS = 4  # of each episode: k of the paper
 _MOST_VALUES = 4  # a sparse reward has few
@@ -126,47 +128,25 @@ class Hindsight:
         reward = np.array([each.reward for each in judged if each], np.float32)
         ends = np.array([each.terminated for each in judged if each])
         length = int(ends.argmax()) + 1 if ends.any() else len(ends)
-        states = {
+        rows = {
             name: np.concatenate([episode[name][:1], episode[NEXT + name]])[: length + 1]
             for name in self.spec.fields
             if NEXT + name in episode
         }
-        states[DESIRED] = wanted[: length + 1]
+        rows[DESIRED] = wanted[: length + 1]
         if self.base is not None:
-            states["base_action"] = self.base.label(states, step)
-        return self._windows(episode, states, reward[:length], bool(ends[length - 1]))
+            rows["base_action"] = self.base.label(rows, step)
+        of_steps = {"action": episode["action"], "reward": reward, "terminated": ends}
+        for name, column in of_steps.items():  # the last row has none
+            rows[name] = np.concatenate([column[:length], np.zeros_like(column[:1])])
+        return self._windows(rows)
 
-    def _windows(
-        self, episode: Columns, states: Columns, reward: npt.NDArray[Any], terminated: bool
-    ) -> Columns:
-        """What `SampleSpec` says of each step, from the states (T + 1, ...) and rewards (T,)."""
-        begins = np.arange(len(reward))
-        ends = np.minimum(begins + self.spec.n_step, len(reward))
-        powers = self.spec.discount ** np.arange(self.spec.n_step)
-        sums = [reward[b:e] @ powers[: e - b] for b, e in zip(begins, ends, strict=True)]
-        discount = self.spec.discount ** (ends - begins)
-        discount[(ends == len(reward)) & terminated] = 0.0
-        ahead = begins[:, None] + np.arange(self.spec.horizon)
-        chunk = {
-            f"{CHUNK}action": episode["action"][np.minimum(ahead, len(reward) - 1)],
-            f"{CHUNK}valid": ahead < len(reward),
-        }
-        return {
-            **(chunk if self.spec.horizon else {"action": episode["action"][: len(reward)]}),
-            "reward": np.array(sums, np.float32),
-            "discount": discount.astype(np.float32),
-            "steps": (ends - begins).astype(np.int16),
-            **{name: self._seen(column, begins) for name, column in states.items()},
-            **{NEXT + name: self._seen(column, ends) for name, column in states.items()},
-        }
-
-    def _seen(self, column: npt.NDArray[Any], rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """A column (T + 1, ...) at some rows, with the history that the spec asks for."""
-        steps = self.spec.observation_steps
-        if steps:
-            rows = np.maximum(rows[:, None] + np.arange(1 - steps, 1), 0)
-        seen: npt.NDArray[Any] = column[rows]
-        return seen
+    def _windows(self, rows: Columns) -> Columns:
+        """What `SampleSpec` says of each step of an episode, from its T + 1 rows."""
+        count = len(rows["reward"])
+        whole = replace(self.spec, batch_size=count - 1, demonstration_share=1.0, order="episodes")
+        batch = ReplaySampler(EpisodeRows(rows, [count]), whole, self._rng).sample()
+        return {name: batch[name] for name in batch if name not in ("source", "drawn")}
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the random stream, as JSON; what was taken in follows from the store."""

@@ -110,13 +110,12 @@ class Trial:
                 noiseless = episode["noiseless"]
                 if noiseless.all() or not noiseless.any():
                     self._learned.append((score, not noiseless.any()))
-        self.proved = self._is_better()
-
-    def _is_better(self) -> bool:
-        exploring, noiseless = self._chances()
+        exploring, without_noise = self._chances()
         if exploring is None or exploring < _HOPELESS:
-            return False  # the episodes without noise are of before
-        return max(exploring, noiseless or 0.0) >= (_STILL if self.proved else _SURE)
+            self.proved = False  # the episodes without noise are of before
+        else:
+            best = max(exploring, without_noise or 0.0)
+            self.proved = best >= (_STILL if self.proved else _SURE)
 
     def _chances(self) -> list[float | None]:
         """That what was learned is better than the clone: as it explores, and without noise.
@@ -158,15 +157,9 @@ class Trial:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
-        self._cloned = [_score(*values) for values in state["cloned"]]
-        learned = ((_score(*values), bool(explored)) for values, explored in state["learned"])
-        self._learned = deque(learned, _LATEST)
+        self._cloned, self._learned = list(state["cloned"]), deque(state["learned"], _LATEST)
         self._first_version, self.proved = state["first_version"], state["proved"]
         self._rows.load_state_dict(state["sampler"])
-
-
-def _score(success: object, value: Any) -> _Score:
-    return bool(success), float(value)
 
 
 def chance_of_more(more: int, of_more: int, less: int, of_less: int) -> float:

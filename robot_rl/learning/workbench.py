@@ -65,7 +65,6 @@ class Workbench:
     """What a stage of a run works with; a context manager that releases what it has opened.
 
     `stop` is set when the stage shall save what it has and end. Notes go to RUN/<records>.jsonl.
-    The `client` is one of the run's replay server; None connects when it is needed.
     """
 
     def __init__(
@@ -75,15 +74,12 @@ class Workbench:
         stop: StopEvent | None = None,
         *,
         records: str = "notes",
-        client: ReplayClient | None = None,
     ) -> None:
         self.config, self.run = config, run
         self.stop = StopEvent() if stop is None else stop
         self._records = records
         self._opened = ExitStack()
         self._base: StoredBase | None = None
-        if client is not None:
-            self.client = client
 
     def __enter__(self) -> Self:
         return self
@@ -108,10 +104,7 @@ class Workbench:
         """The cloned policy; checkpoints of what is learned on top of it need not repeat it.
 
         Where a gate has accepted another one since, it is that. Without demonstrations it is an
-        untrained one, with what the exploration says of observations.
-
-        Raises:
-            CheckpointError: There is none, or a file of it is damaged.
+        untrained one, with what the exploration says of observations. Raises as `policy`.
         """
         if not demonstrated(self.config):
             return self.policy(UNTRAINED)
@@ -122,19 +115,11 @@ class Workbench:
         return behaviour
 
     def policy(self, name: str) -> Behaviour:
-        """The policy of a checkpoint of the run.
-
-        Raises:
-            CheckpointError: There is none, or a file of it is damaged.
-        """
+        """The policy of a checkpoint of the run; `CheckpointError` where that is not whole."""
         return checkpoint.load(self.run.complete_folder(name) / "policy").to(self.device)
 
     def demonstrations(self) -> EpisodeDataset:
-        """The demonstrations of the run; some of them are successful.
-
-        Raises:
-            RobotRLError: There are none.
-        """
+        """The demonstrations of the run, some of them successful; see `open_demonstrations`."""
         return open_demonstrations(self.config, self.run)
 
     def sampler(self, spec: SampleSpec) -> Rows:
@@ -218,15 +203,7 @@ class Workbench:
                     runner.set_behaviour(who(first + done).to(self.device))
 
     def publish(self, behaviour: Behaviour, until: int) -> None:
-        """Let the actors act with a behaviour until an environment step.
-
-        While the replay server is away this waits for it.
-
-        Raises:
-            Stopped: `stop` was set meanwhile.
-            ReplayError: The server has refused the weights.
-            KeysRefused: The server has refused the keys.
-        """
+        """Let the actors act with a behaviour until an environment step; waits as `outlast`."""
         self.outlast(lambda: publish(self.client, behaviour, until, self._base), "with new weights")
 
     def outlast(self, ask: Callable[[], _Answer], what: str) -> _Answer:

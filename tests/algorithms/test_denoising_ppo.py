@@ -10,8 +10,13 @@ from policies.diffusion import DiffusionPolicy
 from policies.runner import PolicyRunner
 from robot_rl.learning.algorithms.base import AlgorithmError
 from robot_rl.learning.algorithms.denoising_ppo import ChainSettings
-from robot_rl.learning.algorithms.online_ppo import Chunks, OnlinePPO, OnlineSettings, advantages
-from robot_rl.learning.chunks import executed_chunks
+from robot_rl.learning.algorithms.online_ppo import (
+    Chunks,
+    OnlinePPO,
+    OnlineSettings,
+    advantages,
+    executed_chunks,
+)
 
 CHAIN = {
     "transitions": None,
@@ -83,7 +88,7 @@ def test_a_policy_moves_towards_what_its_critics_prefer():
     [
         ({"reduce": "mean"}, "mean of log-densities"),
         ({"clip": [0.01, 0.01]}, "sum of log-densities"),
-        ({"reduce": "max"}, "unknown reduction"),
+        ({"reduce": "max"}, "'reduce' of the algorithm is unknown"),
         ({"transitions": 0}, "transitions"),
     ],
 )

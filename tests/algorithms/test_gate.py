@@ -5,7 +5,7 @@ import pytest
 
 from robot_rl.learning.algorithms.base import AlgorithmError
 from robot_rl.learning.gate import EpisodeGate, PairedTest
-from robot_rl.learning.gathering import Outcome
+from robot_rl.learning.stages.gather import Outcome
 
 GATE = EpisodeGate(pairs=30, level=0.2, collapse=0.1)
 

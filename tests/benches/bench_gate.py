@@ -24,9 +24,9 @@ from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.algorithms.generative import Generative
 from robot_rl.learning.gate import Decision, EpisodeGate, ModelGate, PairedTest
-from robot_rl.learning.gathering import Outcome, outcomes
 from robot_rl.learning.stages.clone import Clone
 from robot_rl.learning.stages.collect import Collect
+from robot_rl.learning.stages.gather import Outcome, outcomes
 from robot_rl.learning.stages.offline import OfflineTraining
 from robot_rl.learning.workbench import Workbench
 from robot_rl.run import ACCEPTED, GATHERED, RunDirectory

@@ -15,7 +15,6 @@ from robot_rl.learner import Learner
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped
-from robot_rl.replay.client import ReplayClient
 from robot_rl.run import LAST, STATE_FILE, RunDirectory
 
 STEPS = 100
@@ -66,8 +65,7 @@ def test_a_checkpoint_is_saved_from_time_to_time(
                 stop.set()
 
     with (
-        ReplayClient(run.store) as sender,
-        Workbench(configured(), run, stop, records="learner", client=sender) as bench,
+        Workbench(configured(), run, stop, records="learner") as bench,
         Noting(STEPS) as progress,
     ):
         Learner(bench).learn(progress)
@@ -81,8 +79,7 @@ def test_of_a_long_block_nothing_is_kept_when_it_is_stopped(
     monkeypatch.setattr(learning, "_SAVE_SECONDS", 0.0)
     stop = StopEvent()
     with (
-        ReplayClient(run.store) as sender,
-        Workbench(configured(), run, stop, records="learner", client=sender) as bench,
+        Workbench(configured(), run, stop, records="learner") as bench,
         WorkProgress(STEPS) as progress,
     ):
         learner = Learner(bench)

@@ -17,7 +17,6 @@ from robot_rl.learning.algorithms.base import LearningDiverged
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent
-from robot_rl.replay.client import ReplayClient
 from robot_rl.run import LAST, STATE_FILE, RunDirectory
 
 STEPS = 100
@@ -37,8 +36,7 @@ def test_broken_weights_are_named_and_not_saved(
         [*TINY, "clock=realtime", f"environment_steps={STEPS}", "evaluation.every_steps=50"]
     )
     with (
-        ReplayClient(run.store) as sender,
-        Workbench(config, run, StopEvent(), records="learner", client=sender) as bench,
+        Workbench(config, run, StopEvent(), records="learner") as bench,
         WorkProgress(STEPS) as progress,
     ):
         learner = Learner(bench)

@@ -74,7 +74,8 @@ def test_a_learner_outlasts_an_outage_and_is_saved_when_it_is_stopped_in_one(
         assert wait_until(lambda: note in capsys.readouterr().out or bool(ends), WAIT_SECONDS)
 
     with ReplayClient(run.store, request_seconds=0.5) as sender:
-        bench = Workbench(configured(), run, stop, records="learner", client=sender)
+        bench = Workbench(configured(), run, stop, records="learner")
+        bench.client = sender
         learner = Learner(bench)
 
         def learn() -> None:

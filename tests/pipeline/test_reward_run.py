@@ -136,7 +136,7 @@ def test_learning_from_annotations_waits_for_them(folder, server, monkeypatch, c
     stop, learned = StopEvent(), threading.Event()
     with (
         ReplayClient(run.store) as client,
-        Workbench(config, run, stop, records="learner", client=client) as bench,
+        Workbench(config, run, stop, records="learner") as bench,
         WorkProgress(100) as progress,
         closing(StoreReader(run.store)) as reader,
         ThreadPoolExecutor(1) as pool,

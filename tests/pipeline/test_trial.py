@@ -71,8 +71,8 @@ class Acting:
 @pytest.fixture
 def bench(folder: Path, server: RunServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(folder)
-    with ReplayClient(server.run / "store") as client:
-        yield Workbench(compose(TINY), RunDirectory(server.run), client=client)
+    with Workbench(compose(TINY), RunDirectory(server.run)) as bench:
+        yield bench
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from policy_examples import diffusion
 
 from policies.diffusion import DiffusionPolicy
 from policies.networks import EMA, linear, move_towards, power_decay, seeded, warm_up_cosine
+from robot_rl.learning.algorithms.base import LearningDiverged
 from robot_rl.learning.algorithms.behavior_cloning import (
-    CloningError,
     CloningOptions,
     fit,
     windows,
@@ -79,7 +79,7 @@ def test_cloning_that_diverges_says_so(updates):
     """A policy of NaN was written as the clone, and refused only when it was read."""
     policy, rows, options = learner(updates)
     options = replace(options, learning_rate=1e30)
-    with pytest.raises(CloningError, match=r"diverged.*not finite.*lower cloning.learning_rate"):
+    with pytest.raises(LearningDiverged, match=r"no longer a finite.*lower cloning.learning_rate"):
         train(policy, rows, options, 0)
 
 

@@ -8,7 +8,6 @@ not what is in replay, so that the policy moves in small steps from where it is.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +21,6 @@ from robot_rl.learning.algorithms.generative import (
     Seen,
     judged,
 )
-from robot_rl.learning.algorithms.training import step
 
 
 @dataclass(frozen=True)
@@ -34,10 +32,7 @@ class Ascent:
     limit: float  # largest change of an action column
 
     def __post_init__(self) -> None:
-        """Check the range of values, and name the setting in an `AlgorithmError`."""
-        check_settings(
-            steps=(self.steps, 1, math.inf), size=(self.size, 0, 2), limit=(self.limit, 0, 2)
-        )
+        check_settings(self, steps=1, size=(0, 2), limit=(0, 2))
 
 
 class ActionGradient(Generative):
@@ -63,8 +58,7 @@ class ActionGradient(Generative):
         valid = torch.ones(clean.shape[:2], dtype=torch.bool, device=self.device)
         loss = self.learned.process.loss(clean, seen.features, valid, self._generator)
         metrics = {"actor_loss": loss.detach(), "change": (better - chunk).square().mean().sqrt()}
-        imitation = self.imitation_loss(batch, seen.features)
-        step(self._actor_optimizer, loss if imitation is None else loss + imitation)
+        self.step_imitating(batch, seen.features, loss)
         return metrics
 
     def _improved(self, features: Tensor, chunk: Tensor) -> Tensor:

@@ -9,8 +9,7 @@ n-step returns, and an average of the actor's weights for evaluation.
 from __future__ import annotations
 
 import copy
-import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -23,11 +22,11 @@ from policies.gaussian import GaussianTanh
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.schema import SOURCE_POLICY
-from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
+from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule
 from robot_rl.learning.algorithms.critics import Critics, CriticSettings
 from robot_rl.learning.algorithms.encoding import Encoding
-from robot_rl.learning.algorithms.soft_actor import SoftActor
-from robot_rl.learning.algorithms.training import Training, check_columns, falling, step
+from robot_rl.learning.algorithms.soft_actor import SoftActor, TemperatureSettings
+from robot_rl.learning.algorithms.training import Training, check_batch, falling, step
 from robot_rl.replay.sampler import SampleSpec
 
 # Rate of the actor's average while the actor is fitted to demonstrations. With an `average_rate` of
@@ -37,34 +36,27 @@ _IMITATION_AVERAGE_RATE = 0.05
 
 
 @dataclass(frozen=True)
-class ActorCriticSettings(CriticSettings):
+class ActorCriticSettings(CriticSettings, TemperatureSettings):
     """Settings of the actor-critic core."""
 
     actor_hidden: Sequence[int]  # hidden widths of the actor
     actor_layer_norm: bool  # LayerNorm in the actor's hidden layers
     initial_log_std: float  # log standard deviation of the actor at the start
-    temperature_rate: float  # Adam step size of the temperature
-    initial_temperature: float  # α at the start
-    target_entropy: float  # entropy per action column that the temperature aims at
     entropy_in_target: bool  # whether the target has SAC's entropy term, and then no limits
     imitation_pretraining: bool  # train the actor on the demonstrations in the critic-only phase
 
     def __post_init__(self) -> None:
-        """Check the range of values, and name the setting in an `AlgorithmError`."""
         super().__post_init__()
+        TemperatureSettings.__post_init__(self)
         if self.critic_value != "scalar" and self.entropy_in_target:
             raise AlgorithmError(
                 "values with entropy leave the range of returns, which a distribution is over",
                 got=f"critic_value {self.critic_value} with entropy_in_target",
                 hint="algorithm.settings.entropy_in_target=false, or critic_value=scalar",
             )
-        check_settings(
-            temperature_rate=(self.temperature_rate, 0, 1),
-            initial_temperature=(self.initial_temperature, 1e-9, math.inf),
-        )
 
 
-class ActorCritic(Training):
+class ActorCritic(Training, ABC):
     """Soft actor-critic over encoded observations; a subclass says what the actor controls.
 
     `base` is the cloned policy. The seed is that of the weights and of all draws. The actor
@@ -101,14 +93,11 @@ class ActorCritic(Training):
             zero_last_layer=self.starts_at_zero,
             initial_log_std=settings.initial_log_std,
         )
-        self.actor = SoftActor(
-            actor,
-            settings.actor_rate,
-            settings.initial_temperature,
-            settings.target_entropy,
-            settings.temperature_rate,
-        )
+        self.actor = SoftActor(actor, settings.actor_rate, settings)
         self.critics = Critics(seen + width, settings, self._generator, encoding.parameters)
+        self.modules = {"actor": self.actor, "critics": self.critics, **encoding.modules}
+        self.optimizers = {"critic": self.critics.optimizer, "actor": self.actor.optimizer}
+        self.beside = [self.encoder]
         observed = (*self.encoder.observed, *(["base_action"] if self.uses_base else []))
         self.required = SampleSpec(
             (*observed, "action"),
@@ -117,8 +106,6 @@ class ActorCritic(Training):
             discount=schedule.gamma,
             demonstration_share=schedule.demonstration_share,
         )
-        following = [f"next/{name}" for name in observed]
-        self._columns = (*self.required.fields, "source", "reward", "discount", *following)
 
     @abstractmethod
     def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
@@ -134,7 +121,7 @@ class ActorCritic(Training):
         Raises:
             AlgorithmError: The batch lacks a required field.
         """
-        check_columns(batch, self._columns)
+        check_batch(batch, self.required)
         self.critics.check_range()
         self.updates += 1
         return self.learn(batch, *self.encoding.features(batch, self._generator))
@@ -151,7 +138,13 @@ class ActorCritic(Training):
         action = self.tensor(batch["action"])
         seen = Seen(_join(features, base), base)
         following = Seen(_join(next_features, next_base), next_base)
-        metrics = self._update_critics(batch, seen, action, following)
+        with torch.no_grad():
+            target = self._target(batch, following)
+        metrics = self.critics.learn(
+            _join(seen.features, action),
+            target,
+            lambda values: self.conservatism(batch, seen, following, values),
+        )
         seen = Seen(seen.features.detach(), base)
         if self.updates > self.schedule.critic_only_updates:
             if self.updates % settings.actor_every == 0:
@@ -162,11 +155,6 @@ class ActorCritic(Training):
             self._average(_IMITATION_AVERAGE_RATE)
             metrics["imitation_loss"] = loss.detach()
         return metrics
-
-    def to(self, device: torch.device, *, compiled: bool = False) -> None:
-        """Compute on a device from now on; before the first update or `load_state_dict`."""
-        self.encoder.to(device)
-        super().to(device, compiled=compiled)
 
     def acting_policy(self) -> Policy:
         """The policy with the actor as it learns: with its average exploration comes later."""
@@ -207,17 +195,6 @@ class ActorCritic(Training):
         reward, discount = self.tensor(batch["reward"]), self.tensor(batch["discount"])
         return self.critics.target_of(outputs, self.critics.backup(reward, discount, entropy))
 
-    def _update_critics(
-        self, batch: Batch, seen: Seen, action: Tensor, following: Seen
-    ) -> dict[str, Tensor]:
-        with torch.no_grad():
-            target = self._target(batch, following)
-        return self.critics.learn(
-            _join(seen.features, action),
-            target,
-            lambda values: self.conservatism(batch, seen, following, values),
-        )
-
     def _update_actor(self, batch: Batch, seen: Seen, action: Tensor) -> dict[str, Tensor]:
         settings = self.settings
         # λ · imitation: Nair et al. 2018 (arXiv 1709.10089), with a λ that decays as in DAPG
@@ -246,12 +223,6 @@ class ActorCritic(Training):
         shown = self.tensor(batch["source"] != SOURCE_POLICY).float()
         errors = (mean - action).square().sum(-1)
         return (errors * shown).sum() / shown.sum().clamp(min=1)
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {"actor": self.actor, "critics": self.critics, **self.encoding.modules}
-
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {"critic": self.critics.optimizer, "actor": self.actor.optimizer}
 
     def _compilable(self) -> Iterable[nn.Module]:
         return self.actor.learned.network, self.critics.network, self.critics.target

@@ -7,16 +7,13 @@ et al. 2019, arXiv 1910.00177), with the denoising loss in place of − log π a
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from policies.policy import ChunkPolicy
-from robot_rl.learning.algorithms.base import Batch, Schedule, check_settings
+from robot_rl.learning.algorithms.base import Batch, Schedule, check_range
 from robot_rl.learning.algorithms.generative import GenerativeSettings, Seen
 from robot_rl.learning.algorithms.iql import ImplicitQ
-from robot_rl.learning.algorithms.training import step
 
 _LARGEST = 100.0  # weight
 
@@ -36,7 +33,7 @@ class AdvantageWeighted(ImplicitQ):
         seed: int,
         temperature: float,
     ) -> None:
-        check_settings(temperature=(temperature, 0, math.inf))
+        check_range("temperature", temperature, 0)
         super().__init__(base, schedule, settings, expectile, seed)
         self._temperature = temperature
 
@@ -47,6 +44,5 @@ class AdvantageWeighted(ImplicitQ):
             weight = (self._temperature * advantage).exp().clamp(max=_LARGEST)
         loss = self.cloning_loss(batch, seen.features, weight)
         metrics = {"actor_loss": loss.detach(), "weight": weight.mean(), "edge": advantage.std()}
-        imitation = self.imitation_loss(batch, seen.features)
-        step(self._actor_optimizer, loss if imitation is None else loss + imitation)
+        self.step_imitating(batch, seen.features, loss)
         return metrics

@@ -26,32 +26,38 @@ class LearningDiverged(RobotRLError):
     """A loss or a weight is no longer a number; the last checkpoint is from before."""
 
 
-def check_finite(name: str, value: float, when: str) -> None:
-    """Raise `LearningDiverged` where a loss or a weight is no longer a number."""
-    if not math.isfinite(value):
+_LOWER_RATES = (
+    "a run keeps its algorithm: begin another one with lower algorithm.settings.critic_rate and"
+    " actor_rate, and with dataset=PATH for the same demonstrations"
+)
+
+
+def check_finite(name: str, tensor: Tensor, when: str, hint: str = _LOWER_RATES) -> None:
+    """Raise `LearningDiverged` where a loss or weights are no longer numbers."""
+    total = float(tensor.detach().sum(dtype=torch.float64))
+    if not math.isfinite(total):
         raise LearningDiverged(
-            f"{name} is no longer a finite number at {when}",
-            got=value,
-            hint="a run keeps its algorithm: begin another one with lower"
-            " algorithm.settings.critic_rate and actor_rate, and with dataset=PATH for the"
-            " same demonstrations",
+            f"{name} is no longer a finite number at {when}", got=total, hint=hint
         )
 
 
-def check_settings(**ranges: tuple[float, float, float]) -> None:
-    """Check settings: of each its value, and the lowest and highest possible, perhaps infinite.
+def check_range(name: str, value: object, low: float, high: float = math.inf) -> None:
+    """Check that a setting is a number from `low` to `high`, or raise an `AlgorithmError`."""
+    if not (isinstance(value, int | float) and low <= value <= high):
+        most = f">= {low:g}" if high == math.inf else f"{low:g} to {high:g}"
+        raise AlgorithmError(
+            f"the setting {name!r} of the algorithm is out of range",
+            got=value,
+            expected=f"<= {high:g}" if low == -math.inf else most,
+        )
 
-    Raises:
-        AlgorithmError: Names the first that is out of range or not a number.
-    """
-    for name, (value, low, high) in ranges.items():
-        if not (isinstance(value, int | float) and low <= value <= high):
-            most = f">= {low:g}" if high == math.inf else f"{low:g} to {high:g}"
-            raise AlgorithmError(
-                f"the setting {name!r} of the algorithm is out of range",
-                got=value,
-                expected=f"<= {high:g}" if low == -math.inf else most,
-            )
+
+def check_settings(settings: object, **ranges: float | tuple[float, float]) -> None:
+    """`check_range` of settings by name: the lowest value of each, or the lowest and highest."""
+    for name, given in ranges.items():
+        check_range(
+            name, getattr(settings, name), *(given if isinstance(given, tuple) else (given,))
+        )
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
@@ -84,15 +90,9 @@ class Schedule:
 
     def __post_init__(self) -> None:
         """Check the range of values; `learning.blocks` checks counts of steps and updates."""
-        check_settings(
-            batch_size=(self.batch_size, 1, math.inf),
-            demonstration_share=(self.demonstration_share, 0, 1),
-            n_step=(self.n_step, 1, math.inf),
-            discount=(self.gamma, 0, 1),
-            warmup_noise=(self.warmup_noise, 0, math.inf),
-            hindsight_share=(self.hindsight_share, 0, 1),
-            offline_updates=(self.offline_updates, 0, math.inf),
-        )
+        check_settings(self, batch_size=1, n_step=1, warmup_noise=0, offline_updates=0)
+        check_settings(self, demonstration_share=(0, 1), hindsight_share=(0, 1))
+        check_range("discount", self.gamma, 0, 1)
 
     @property
     def gamma(self) -> float:

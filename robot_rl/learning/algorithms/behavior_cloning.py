@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from policies.networks import EMA, warm_up_cosine
-from robot_rl.errors import RobotRLError
+from robot_rl.learning.algorithms.base import check_finite
 from robot_rl.learning.symmetry import Turning
 from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.rows import EpisodeRows
@@ -25,10 +25,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 _LOOK_EVERY = 100
 _BETAS, _WEIGHT_DECAY = (0.95, 0.999), 1e-6  # of AdamW, as Diffusion Policy has them
 _GRADIENT_CLIP = 1.0  # largest norm of the gradient
-
-
-class CloningError(RobotRLError):
-    """A loss or weight that is not finite."""
+_LOWER_RATE = "lower cloning.learning_rate"
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ def fit(
     number of updates made and the loss.
 
     Raises:
-        CloningError: The training diverged.
+        LearningDiverged: A loss or weight is no longer a number.
     """
     cloneable, average = cast("Cloneable", policy), EMA(policy)
     parameters = [p for p in policy.parameters() if p.requires_grad]
@@ -96,10 +93,10 @@ def fit(
         optimizer.step()
         average.update()
         if update % _LOOK_EVERY == 0:
-            _check_finite(f"the loss at update {update}", loss)
+            check_finite("the loss", loss, f"cloning update {update}", _LOWER_RATE)
         on_progress(update, loss.detach())
     for name, tensor in average.model.state_dict().items():
-        _check_finite(name, tensor)
+        check_finite(name, tensor, "the end of cloning", _LOWER_RATE)
     return average.model
 
 
@@ -137,14 +134,3 @@ def windows(
         return {name.removeprefix(CHUNK): array for name, array in batch.items()}
 
     return drawn
-
-
-def _check_finite(name: str, tensor: Tensor) -> None:
-    finite = torch.isfinite(tensor)
-    if not finite.all():
-        raise CloningError(
-            f"behaviour cloning diverged: {name} is not finite",
-            got=tensor[~finite].flatten()[0].item(),
-            expected="finite numbers",
-            hint="lower cloning.learning_rate",
-        )

@@ -8,14 +8,13 @@ diffusion policy. Ours takes the best of them while it learns too, for its proce
 from __future__ import annotations
 
 import copy
-import math
 
 from torch import Tensor
 
 from policies.best_of_n import BestOfN
 from policies.improved import ImprovedPolicy
 from policies.policy import ChunkPolicy, Policy
-from robot_rl.learning.algorithms.base import Batch, Schedule, check_settings
+from robot_rl.learning.algorithms.base import Batch, Schedule, check_range
 from robot_rl.learning.algorithms.generative import GenerativeSettings, Seen
 from robot_rl.learning.algorithms.iql import ImplicitQ
 
@@ -32,7 +31,7 @@ class BestOfNCritics(ImplicitQ):
         seed: int,
         candidates: int,
     ) -> None:
-        check_settings(candidates=(candidates, 1, math.inf))
+        check_range("candidates", candidates, 1)
         super().__init__(base, schedule, settings, expectile, seed)
         self._candidates = candidates
 

@@ -32,12 +32,7 @@ class Conservatism:
     actions: int  # actions of each kind at which values are pushed down
 
     def __post_init__(self) -> None:
-        """Check the range of values, and name the setting in an `AlgorithmError`."""
-        check_settings(
-            weight=(self.weight, 0, math.inf),
-            online_weight=(self.online_weight, 0, math.inf),
-            actions=(self.actions, 1, math.inf),
-        )
+        check_settings(self, weight=0, online_weight=0, actions=1)
 
 
 class CalQL(RLPD):
@@ -55,7 +50,6 @@ class CalQL(RLPD):
         super().__init__(base, encoding, schedule, settings, seed)
         self._conservative = conservative
         self.required = replace(self.required, returns=True)
-        self._columns = (*self._columns, "return", "return/valid")
 
     def conservatism(
         self, batch: Batch, seen: Seen, following: Seen, values: Tensor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,12 @@ from torch import Tensor, nn
 
 from policies.critics import VALUES, CriticEnsemble
 from policies.networks import move_towards
-from robot_rl.learning.algorithms.base import AlgorithmError, check_choice, check_settings
+from robot_rl.learning.algorithms.base import (
+    AlgorithmError,
+    check_choice,
+    check_range,
+    check_settings,
+)
 from robot_rl.learning.algorithms.training import adam, step
 
 Range = Sequence[float]
@@ -41,18 +45,13 @@ class CriticSettings:
     imitation_updates: int | None
 
     def __post_init__(self) -> None:
-        """Check the range of values, and name the setting in an `AlgorithmError`."""
         _check_value_range(self.value_range)
         check_choice("critic_value", self.critic_value, VALUES)
-        for name in ("critic_rate", "actor_rate", "target_rate", "average_rate"):
-            check_settings(**{name: (getattr(self, name), 0, 1)})
-        check_settings(
-            critic_heads=(self.critic_heads, 1, math.inf),
-            target_heads=(self.target_heads, 0, self.critic_heads),
-            actor_every=(self.actor_every, 1, math.inf),
-            imitation_weight=(self.imitation_weight, 0, math.inf),
-            imitation_updates=(self.imitation_updates or 0, 0, math.inf),
-        )
+        rates = ("critic_rate", "actor_rate", "target_rate", "average_rate")
+        check_settings(self, **dict.fromkeys(rates, (0, 1)))
+        check_settings(self, critic_heads=1, target_heads=(0, self.critic_heads))
+        check_settings(self, actor_every=1, imitation_weight=0)
+        check_range("imitation_updates", self.imitation_updates or 0, 0)
 
 
 class Critics(nn.Module):

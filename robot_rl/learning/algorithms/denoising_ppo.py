@@ -10,18 +10,25 @@ drawn from the policy as it was a while ago, so that the ratio of PPO compares w
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from policies.networks import standard_normal
 from policies.policy import ChunkPolicy, Policy
-from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
+from robot_rl.learning.algorithms.base import (
+    AlgorithmError,
+    Batch,
+    Schedule,
+    check_choice,
+    check_range,
+    check_settings,
+)
 from robot_rl.learning.algorithms.generative import GenerativeSettings, Seen
 from robot_rl.learning.algorithms.iql import ImplicitQ
+from robot_rl.learning.algorithms.training import means, step
 
 # Between averaged log-densities, whose clip is about .01, and summed ones, where it is about .2.
 _LARGEST_AVERAGED_CLIP = 0.05
@@ -50,14 +57,9 @@ class ChainSettings:
     def __post_init__(self) -> None:
         """Check the values, and that the clip range fits the reduction."""
         clips = [float(value) for value in self.clip]
-        check_settings(
-            transitions=(1 if self.transitions is None else self.transitions, 1, math.inf),
-            clip_updates=(self.clip_updates, 0, math.inf),
-            denoising_discount=(self.denoising_discount, 0, 1),
-            gradient_clip=(self.gradient_clip, 0, math.inf),
-        )
-        if self.reduce not in ("sum", "mean"):
-            raise AlgorithmError("unknown reduction", got=self.reduce, expected="sum or mean")
+        check_range("transitions", 1 if self.transitions is None else self.transitions, 1)
+        check_settings(self, clip_updates=0, denoising_discount=(0, 1), gradient_clip=0)
+        check_choice("reduce", self.reduce, ("sum", "mean"))
         averaged = self.reduce == "mean"
         low, high = (0.0, _LARGEST_AVERAGED_CLIP) if averaged else (_LARGEST_AVERAGED_CLIP, 1.0)
         if len(clips) != 2 or not all(c > 0 and low <= c <= high for c in clips):
@@ -86,29 +88,26 @@ class ChainSettings:
             scores = scores.clamp(*self.log_density_range)
         return scores.flatten(1).sum(1) if self.reduce == "sum" else scores.flatten(1).mean(1)
 
-    def weight(self, last: int, steps: int) -> float:
-        """What the advantage counts for a part that ends with transition `last` of K."""
-        return 1.0 if self.joint else float(self.denoising_discount ** (steps - 1 - last))
+    def loss(
+        self, log_ratio: Tensor, advantage: Tensor, last: int, steps: int, updates: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """PPO's loss, -E min(r A, clip(r, 1 ± c) A) (Schulman et al. 2017, eq. 7), and its metrics.
 
-    def clip_at(self, last: int, steps: int, updates: int) -> float:
-        """The clip range of that part after so many updates of the policy (DPPO, appendix C)."""
+        It is of a part that ends with transition `last` of K = `steps`, after so many updates of
+        the policy (DPPO, appendix C).
+        """
         noisiest, finest = self.clip
         first = self.indices(steps)[0]
         share = 1.0 if self.joint or steps - 1 == first else (last - first) / (steps - 1 - first)
         clip = noisiest * (finest / noisiest) ** share
-        left = 1.0 - updates / self.clip_updates if self.clip_updates else 1.0
-        return float(clip * max(0.0, left))
-
-
-def clipped_loss(
-    log_ratio: Tensor, advantage: Tensor, clip: float
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's loss, -E min(r A, clip(r, 1 ± c) A) (Schulman et al. 2017, eq. 7), and its metrics."""
-    ratio = log_ratio.exp()
-    gain = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
-    outside = ((ratio - 1).abs() > clip).float().mean()
-    change = log_ratio.detach().abs().mean()
-    return -gain.mean(), {"clipped_share": outside, "log_ratio": change}
+        clip *= max(0.0, 1.0 - updates / self.clip_updates) if self.clip_updates else 1.0
+        if not self.joint:
+            advantage = advantage * self.denoising_discount ** (steps - 1 - last)
+        ratio = log_ratio.exp()
+        gain = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+        outside = ((ratio - 1).abs() > clip).float().mean()
+        change = log_ratio.detach().abs().mean()
+        return -gain.mean(), {"clipped_share": outside, "log_ratio": change}
 
 
 def standardised(advantage: Tensor) -> Tensor:
@@ -133,17 +132,13 @@ class DenoisingPPO(ImplicitQ):
         seed: int,
     ) -> None:
         super().__init__(base, schedule, settings, expectile, seed)
-        check_settings(refresh_every=(refresh_every, 1, math.inf))
+        check_range("refresh_every", refresh_every, 1)
         self._chain, self._refresh_every = chain, refresh_every
         self.old = copy.deepcopy(self.learned).requires_grad_(False)
         self._drawing = self.old.process.exploring(settings.exploration_std)
         self._learning = self.learned.process.exploring(settings.exploration_std)
-
-    def to(self, device: torch.device, *, compiled: bool = False) -> None:
-        """Compute on a device from now on; before the first update or `load_state_dict`."""
-        self._drawing.to(device)
-        self._learning.to(device)
-        super().to(device, compiled=compiled)
+        self.modules["old"] = self.old
+        self.beside += [self._drawing, self._learning]
 
     def restart(self, policy: Policy) -> None:
         """Go on from another policy, also with the ratio."""
@@ -171,16 +166,7 @@ class DenoisingPPO(ImplicitQ):
             with torch.no_grad():
                 before = chain.reduced(self._drawing.log_prob(drawn, features, part), executed)
             now = chain.reduced(self._learning.log_prob(drawn, features, part), executed)
-            clip = chain.clip_at(part[-1], steps, done)
-            weighted = chain.weight(part[-1], steps) * advantage
-            loss, metrics = clipped_loss(now - before, weighted, clip)
-            self._actor_optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.learned.parameters(), chain.gradient_clip)
-            self._actor_optimizer.step()
+            loss, metrics = chain.loss(now - before, advantage, part[-1], steps, done)
+            step(self._actor_optimizer, loss, chain.gradient_clip)
             found.append({"actor_loss": loss.detach(), **metrics})
-        means = {name: torch.stack([each[name] for each in found]).mean() for name in found[0]}
-        return {**means, "advantage": raw.mean(), "advantage_std": raw.std(unbiased=False)}
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {**super()._modules(), "old": self.old}
+        return {**means(found), "advantage": raw.mean(), "advantage_std": raw.std(unbiased=False)}

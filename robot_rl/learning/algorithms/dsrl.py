@@ -9,12 +9,11 @@ each row: demonstrations have none, and replay does not keep those of the actor.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from policies.critics import CriticEnsemble
 from policies.gaussian import GaussianTanh
@@ -30,27 +29,20 @@ from robot_rl.learning.algorithms.generative import (
     Seen,
     judged,
 )
-from robot_rl.learning.algorithms.soft_actor import SoftActor
+from robot_rl.learning.algorithms.soft_actor import SoftActor, TemperatureSettings
 from robot_rl.learning.algorithms.training import adam, step
 
 
 @dataclass(frozen=True)
-class Steering:
-    """Settings of the actor that chooses latents."""
+class Steering(TemperatureSettings):
+    """Settings of the actor that chooses latents; its entropy is in units of `limit`."""
 
     limit: float  # largest column m of a latent
     hidden: Sequence[int]  # hidden widths of the actor
-    initial_temperature: float  # α at the start
-    target_entropy: float  # entropy per column, in units of m, that the temperature aims at
-    temperature_rate: float  # Adam step size of the temperature
 
     def __post_init__(self) -> None:
-        """Check the range of values, and name the setting in an `AlgorithmError`."""
-        check_settings(
-            limit=(self.limit, 0, math.inf),
-            initial_temperature=(self.initial_temperature, 1e-9, math.inf),
-            temperature_rate=(self.temperature_rate, 0, 1),
-        )
+        super().__post_init__()
+        check_settings(self, limit=0)
 
 
 class DSRL(Generative):
@@ -80,17 +72,14 @@ class DSRL(Generative):
             zero_last_layer=True,
             initial_log_std=0.0,
         )
-        self.actor = SoftActor(
-            actor,
-            settings.actor_rate,
-            steering.initial_temperature,
-            steering.target_entropy,
-            steering.temperature_rate,
-        )
+        self.actor = SoftActor(actor, settings.actor_rate, steering)
         self._latent = LatentPolicy(self._fast, actor, steering.limit)
         hidden, heads = settings.critic_hidden, settings.critic_heads
         self.latent_critics = CriticEnsemble(features + columns, hidden, heads, self._generator)
         self._latent_optimizer = adam((self.latent_critics.parameters(), settings.critic_rate))
+        self.modules |= {"actor": self.actor, "latent_critics": self.latent_critics}
+        self.optimizers["actor"] = self.actor.optimizer
+        self.optimizers["latent"] = self._latent_optimizer
 
     def next_chunks(self, features: Tensor) -> Tensor:
         """What the clone does at latents that the actor draws."""
@@ -99,9 +88,12 @@ class DSRL(Generative):
 
     def improve(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
         """Update the actor on −Q^W(s, w) + α log π(w|s), and α: SAC on latents."""
-        metrics = self.actor.learn(
-            seen.features, lambda drawn: self._latent_values(seen.features, drawn), self._generator
-        )
+
+        def value(drawn: Tensor) -> Tensor:  # Q^W (E, B) of the actor's outputs
+            seen_latents = torch.cat([seen.features, self._steering.limit * drawn], -1)
+            return judged_alone(self.latent_critics, seen_latents)
+
+        metrics = self.actor.learn(seen.features, value, self._generator)
         self.actor.follow(self.settings.average_rate)
         return metrics
 
@@ -135,22 +127,3 @@ class DSRL(Generative):
         loss = (predicted - target).square().mean(1).sum()
         step(self._latent_optimizer, loss)
         return metrics | {"latent_loss": loss.detach()}
-
-    def _latent_values(self, features: Tensor, drawn: Tensor) -> Tensor:
-        """Q^W (E, B) of the actor's outputs."""
-        latent = self._steering.limit * drawn
-        return judged_alone(self.latent_critics, torch.cat([features, latent], -1))
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {
-            **super()._modules(),
-            "actor": self.actor,
-            "latent_critics": self.latent_critics,
-        }
-
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {
-            **super()._optimizers(),
-            "actor": self.actor.optimizer,
-            "latent": self._latent_optimizer,
-        }

@@ -29,7 +29,6 @@ class FilteredCloning(Generative):
     ) -> None:
         super().__init__(base, schedule, settings, seed)
         self.required = replace(self.required, returns=True)
-        self._columns = (*self._columns, "return", "return/valid")
 
     def improve(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
         """Clone the chunks of demonstrations, of interventions and of successful episodes."""

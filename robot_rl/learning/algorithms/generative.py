@@ -7,14 +7,13 @@ et al. 2025, arXiv 2507.07969).
 from __future__ import annotations
 
 import copy
-import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from policies.diffusion import DiffusionPolicy
 from policies.improved import ImprovedPolicy
@@ -23,7 +22,7 @@ from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
 from robot_rl.learning.algorithms.critics import Critics, CriticSettings
-from robot_rl.learning.algorithms.training import Training, adam, check_columns, falling
+from robot_rl.learning.algorithms.training import Training, adam, check_batch, falling, step
 from robot_rl.replay.sampler import CHUNK, NEXT, SampleSpec
 
 
@@ -36,13 +35,8 @@ class GenerativeSettings(CriticSettings):
     exploration_std: float  # least standard deviation of each transition while it explores
 
     def __post_init__(self) -> None:
-        """Check the range of values, and name the setting in an `AlgorithmError`."""
         super().__post_init__()
-        check_settings(
-            executed_steps=(self.executed_steps, 1, math.inf),
-            learning_steps=(self.learning_steps, 1, math.inf),
-            exploration_std=(self.exploration_std, 0, 1),
-        )
+        check_settings(self, executed_steps=1, learning_steps=1, exploration_std=(0, 1))
 
 
 class Seen(NamedTuple):
@@ -53,24 +47,18 @@ class Seen(NamedTuple):
     following: Tensor  # (B, F) of the next observations
 
 
-class Generative(Training):
+class Generative(Training, ABC):
     """Improves a copy of the cloned policy; a subclass says how.
 
     Raises:
-        AlgorithmError: The policy has no generative process, or shorter chunks.
+        AlgorithmError: The policy is not `generative`, or has shorter chunks.
     """
 
     def __init__(
         self, base: ChunkPolicy, schedule: Schedule, settings: GenerativeSettings, seed: int
     ) -> None:
         super().__init__(seed)
-        if not isinstance(base, DiffusionPolicy):
-            raise AlgorithmError(
-                "this algorithm improves a generative policy",
-                got=base.kind,
-                expected="a policy with a process",
-                hint="choose policy=diffusion or policy=flow, or algorithm=residual",
-            )
+        base = generative(base)
         if settings.executed_steps > base.horizon:
             raise AlgorithmError(
                 "executed_steps exceeds the policy's chunk",
@@ -80,10 +68,14 @@ class Generative(Training):
         self.schedule, self.settings, self._base = schedule, settings, base
         self.learned = copy.deepcopy(base).requires_grad_(True)
         self.average = copy.deepcopy(base).requires_grad_(False)
-        self._fast = self.average.varied(steps=settings.learning_steps)
+        fast = self.average.process.varied(steps=settings.learning_steps)
+        self._fast = self.average.under(fast)
         width = settings.executed_steps * base.action_dimension
         self.critics = Critics(base.encoder.features + width, settings, self._generator)
         self._actor_optimizer = adam((self.learned.parameters(), settings.actor_rate))
+        self.modules = {"learned": self.learned, "average": self.average, "critics": self.critics}
+        self.optimizers = {"critic": self.critics.optimizer, "actor": self._actor_optimizer}
+        self.beside = [self._fast]
         self.required = SampleSpec(
             tuple(base.encoder.observed),
             batch_size=schedule.batch_size,
@@ -94,10 +86,6 @@ class Generative(Training):
             chunk_fields=("action",),
             chunk_steps=base.horizon,
         )
-        observed = self.required.fields
-        following = [f"{NEXT}{name}" for name in observed]
-        chunk = f"{CHUNK}action", f"{CHUNK}valid"
-        self._columns = (*observed, *following, *chunk, "source", "reward", "discount")
 
     @abstractmethod
     def improve(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
@@ -109,7 +97,7 @@ class Generative(Training):
         Raises:
             AlgorithmError: The batch lacks a required field.
         """
-        check_columns(batch, self._columns)
+        check_batch(batch, self.required)
         self.critics.check_range()
         self.updates += 1
         with torch.no_grad():
@@ -144,11 +132,6 @@ class Generative(Training):
             policy.load_state_dict(self._base.state_dict())
         self._actor_optimizer.state.clear()
 
-    def to(self, device: torch.device, *, compiled: bool = False) -> None:
-        """Compute on a device from now on; before the first update or `load_state_dict`."""
-        self._fast.to(device)
-        super().to(device, compiled=compiled)
-
     def restart(self, policy: Policy) -> None:
         """Go on from another policy of the same shape; what the critics know is kept.
 
@@ -169,14 +152,14 @@ class Generative(Training):
         shape = (len(features), *self._fast.noise_shape)
         return self._fast.chunks(features, standard_normal(shape, features, self._generator))
 
-    def imitation_loss(self, batch: Batch, features: Tensor) -> Tensor | None:
-        """The weighted imitation loss of what a demonstrator or operator did; None if it is 0."""
+    def step_imitating(self, batch: Batch, features: Tensor, loss: Tensor) -> None:
+        """A step of the policy on a loss, and on the weighted imitation of what people did."""
         settings, done = self.settings, self.updates - self.schedule.critic_only_updates
         weight = falling(settings.imitation_weight, settings.imitation_updates, done)
-        if weight <= 0:
-            return None
-        shown = self.tensor(batch["source"] != SOURCE_POLICY)
-        return weight * self.cloning_loss(batch, features, shown)
+        if weight > 0:
+            shown = self.tensor(batch["source"] != SOURCE_POLICY)
+            loss = loss + weight * self.cloning_loss(batch, features, shown)
+        step(self._actor_optimizer, loss)
 
     def cloning_loss(self, batch: Batch, features: Tensor, weight: Tensor) -> Tensor:
         """The imitation loss of the chunks that were executed, each by its weight (B,)."""
@@ -204,11 +187,17 @@ class Generative(Training):
             target = self.target(batch, seen)
         return self.critics.learn(judged(seen.features, seen.executed), target)
 
-    def _modules(self) -> dict[str, nn.Module]:
-        return {"learned": self.learned, "average": self.average, "critics": self.critics}
 
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {"critic": self.critics.optimizer, "actor": self._actor_optimizer}
+def generative(policy: ChunkPolicy) -> DiffusionPolicy:
+    """The policy itself, or an `AlgorithmError` where it has no generative process."""
+    if not isinstance(policy, DiffusionPolicy):
+        raise AlgorithmError(
+            "only a generative policy can be improved itself",
+            got=policy.kind,
+            expected="a policy with a process",
+            hint="choose policy=diffusion or policy=flow, or algorithm=residual",
+        )
+    return policy
 
 
 def judged(features: Tensor, executed: Tensor) -> Tensor:

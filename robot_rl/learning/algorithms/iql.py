@@ -7,11 +7,11 @@ here of chunks of executed actions.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from policies.critics import CriticEnsemble
 from policies.policy import ChunkPolicy
-from robot_rl.learning.algorithms.base import Batch, Schedule, check_settings
+from robot_rl.learning.algorithms.base import Batch, Schedule, check_range
 from robot_rl.learning.algorithms.generative import (
     Generative,
     GenerativeSettings,
@@ -33,11 +33,12 @@ class ImplicitQ(Generative):
         seed: int,
     ) -> None:
         super().__init__(base, schedule, settings, seed)
-        check_settings(expectile=(expectile, 0.5, 1))
+        check_range("expectile", expectile, 0.5, 1)
         self._expectile = expectile
         width = base.encoder.features
         self.value = CriticEnsemble(width, settings.critic_hidden, 1, self._generator)
         self._value_optimizer = adam((self.value.parameters(), settings.critic_rate))
+        self.modules["value"], self.optimizers["value"] = self.value, self._value_optimizer
 
     def advantage(self, features: Tensor, executed: Tensor) -> Tensor:
         """A(s, a) = min Q'(s, a) - V(s), (B,), of executed actions (B, E, d), as shares."""
@@ -56,12 +57,6 @@ class ImplicitQ(Generative):
         loss = expectile_loss(error, self._expectile)
         step(self._value_optimizer, loss)
         return super()._update_critics(batch, seen) | {"value_loss": loss.detach()}
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {**super()._modules(), "value": self.value}
-
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {**super()._optimizers(), "value": self._value_optimizer}
 
 
 def expectile_loss(error: Tensor, expectile: float) -> Tensor:

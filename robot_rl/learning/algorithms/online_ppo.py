@@ -3,25 +3,37 @@
 The chunk is one step of the outer decision process, so advantages are of chunks: generalised
 advantage estimation (Schulman et al. 2016, arXiv 1506.02438, eq. 16) with the decay γ^m λ of a
 chunk of which m actions were executed. With m = 1 that is the single-step method.
+
+Recorded rows have no chains of transitions. But the noise of an episode's plans follows from its
+seed, so that chunk and chain can be made again by the policy that has acted: `executed_chunks`.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from policies.behaviour import Behaviour
+from policies.columns import INSTRUCTION
 from policies.critics import CriticEnsemble
 from policies.diffusion import DiffusionPolicy
 from policies.policy import ChunkPolicy
+from policies.runner import RunningEpisode
 from robot_rl.learning.algorithms.base import AlgorithmError, check_settings
-from robot_rl.learning.algorithms.denoising_ppo import ChainSettings, clipped_loss, standardised
-from robot_rl.learning.algorithms.training import Training, adam, step
+from robot_rl.learning.algorithms.denoising_ppo import ChainSettings, standardised
+from robot_rl.learning.algorithms.generative import generative
+from robot_rl.learning.algorithms.training import Training, adam, finite_means, means, step
+
+# Largest difference between an action and what it is made again as, in action units: a batch is
+# summed in another order than a single plan.
+_TOLERANCE = 1e-3
 
 
 class Chunks(NamedTuple):
@@ -50,13 +62,9 @@ class OnlineSettings:
     exploration_std: float  # least standard deviation of each transition
 
     def __post_init__(self) -> None:
-        """Check the range of values, and name the setting in an `AlgorithmError`."""
-        for name in ("trace", "actor_rate", "critic_rate", "exploration_std"):
-            check_settings(**{name: (getattr(self, name), 0, 1)})
-        for name in ("epochs", "batch_size"):
-            check_settings(**{name: (getattr(self, name), 1, math.inf)})
-        for name in ("critic_only_updates", "value_clip"):
-            check_settings(**{name: (getattr(self, name), 0, math.inf)})
+        shares = ("trace", "actor_rate", "critic_rate", "exploration_std")
+        check_settings(self, **dict.fromkeys(shares, (0, 1)))
+        check_settings(self, epochs=1, batch_size=1, critic_only_updates=0, value_clip=0)
 
 
 class OnlinePPO(Training):
@@ -67,32 +75,24 @@ class OnlinePPO(Training):
         iterations: How often it has learned.
 
     Raises:
-        AlgorithmError: The policy has no generative process.
+        AlgorithmError: The policy is not `generative`.
     """
 
     def __init__(
         self, base: ChunkPolicy, settings: OnlineSettings, chain: ChainSettings, seed: int
     ) -> None:
         super().__init__(seed)
-        if not isinstance(base, DiffusionPolicy):
-            raise AlgorithmError(
-                "PPO on a chain improves a generative policy",
-                got=base.kind,
-                hint="choose policy=diffusion or policy=flow",
-            )
         self._settings, self._chain = settings, chain
         self.iterations = 0
-        self.learned = copy.deepcopy(base).requires_grad_(True)
+        self.learned = copy.deepcopy(generative(base)).requires_grad_(True)
         self.explores = self.learned.process.exploring(settings.exploration_std)
         width = base.encoder.features
         self.value = CriticEnsemble(width, settings.critic_hidden, 1, self._generator)
         self._actor_optimizer = adam((self.learned.parameters(), settings.actor_rate))
         self._value_optimizer = adam((self.value.parameters(), settings.critic_rate))
-
-    def to(self, device: torch.device, *, compiled: bool = False) -> None:
-        """Compute on a device from now on; before the first update or `load_state_dict`."""
-        self.explores.to(device)
-        super().to(device, compiled=compiled)
+        self.modules = {"learned": self.learned, "value": self.value}
+        self.optimizers = {"actor": self._actor_optimizer, "value": self._value_optimizer}
+        self.beside = [self.explores]
 
     def acting_policy(self) -> DiffusionPolicy:
         """A copy that explores."""
@@ -127,12 +127,9 @@ class OnlinePPO(Training):
                     )
                 found.append(metrics)
         self.iterations += 1
-        names = {name for metrics in found for name in metrics}
-        means = {
-            name: float(torch.stack([m[name] for m in found if name in m]).mean()) for name in names
-        }
         explained = 1 - (returns - value).var() / returns.var().clamp(min=1e-8)
-        return {**means, "value": float(value.mean()), "explained_variance": float(explained)}
+        found.append({"value": value.mean(), "explained_variance": explained})
+        return finite_means(found, f"update {self.updates}")
 
     def _scores(self, chunks: Chunks, executed: int) -> Tensor:
         """The reduced log-densities (N, parts) of the chains."""
@@ -150,18 +147,12 @@ class OnlinePPO(Training):
         log_ratios = self._scores(batch, executed) - before
         losses, found = [], []
         for part, log_ratio in zip(chain.parts(steps), log_ratios.unbind(1), strict=True):
-            clip = chain.clip_at(part[-1], steps, self.updates)
-            weighted = chain.weight(part[-1], steps) * advantage
-            loss, metrics = clipped_loss(log_ratio, weighted, clip)
+            loss, metrics = chain.loss(log_ratio, advantage, part[-1], steps, self.updates)
             losses.append(loss)
             found.append(metrics)
         total = torch.stack(losses).mean()
-        self._actor_optimizer.zero_grad(set_to_none=True)
-        total.backward()
-        nn.utils.clip_grad_norm_(self.learned.parameters(), chain.gradient_clip)
-        self._actor_optimizer.step()
-        means = {name: torch.stack([each[name] for each in found]).mean() for name in found[0]}
-        return {"actor_loss": total.detach(), **means}
+        step(self._actor_optimizer, total, chain.gradient_clip)
+        return {"actor_loss": total.detach(), **means(found)}
 
     def _update_value(self, batch: Chunks, old: Tensor, returns: Tensor) -> dict[str, Tensor]:
         """V by regression on the returns, without a gain from leaving the clip around V before."""
@@ -172,12 +163,6 @@ class OnlinePPO(Training):
         loss = 0.5 * errors.mean()
         step(self._value_optimizer, loss)
         return {"value_loss": loss.detach()}
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {"learned": self.learned, "value": self.value}
-
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {"actor": self._actor_optimizer, "value": self._value_optimizer}
 
 
 def advantages(chunks: Chunks, value: Tensor, following: Tensor, trace: float) -> Tensor:
@@ -193,3 +178,85 @@ def advantages(chunks: Chunks, value: Tensor, following: Tensor, trace: float) -
         later = delta[at] + decay[at] * later
         found[at] = later
     return found
+
+
+@torch.no_grad()
+def executed_chunks(
+    columns: Mapping[str, npt.NDArray[Any]],
+    behaviour: Behaviour,
+    seed: int,
+    instruction: str,
+    gamma: float,
+) -> Chunks:
+    """The chunks of an episode in which this very behaviour acted and no operator took part.
+
+    Args:
+        columns: Of its T + 1 rows.
+        behaviour: Who acted.
+        seed: The episode's.
+        instruction: What the robot was told to do.
+        gamma: Discount per control step.
+
+    Raises:
+        AlgorithmError: What is made again is not what the rows say.
+    """
+    policy = behaviour.policy
+    assert isinstance(policy, DiffusionPolicy)
+    steps = len(columns["is_last"]) - 1
+    begins = np.flatnonzero(columns["chunk_index"][:steps] == 0)
+    ends = np.append(begins[1:], steps)
+    columns = {**columns, **behaviour.features(columns, [instruction] * (steps + 1))}
+    observed = _encoded(policy, columns, np.append(begins, steps), instruction)
+    source = RunningEpisode.begin(behaviour, seed, instruction).plan_noise
+    draws = [source.standard_normal(policy.noise_shape, np.float32) for _ in begins]
+    chain = policy.process.sample(observed[:-1], torch.from_numpy(np.stack(draws)).to(observed))
+    actions = policy.action_normalizer.denormalize(chain[:, -1]).clamp(-1, 1).cpu().numpy()
+    alone = np.ones(len(begins), bool)
+    rewards, discounts = np.zeros((2, len(begins)), np.float32)
+    for number, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        alone[number] = not columns["intervened"][begin:end].any()
+        powers = gamma ** np.arange(end - begin)
+        rewards[number] = (powers * columns["reward"][begin:end]).sum()
+        discounts[number] = gamma ** (end - begin) * (not columns["terminated"][end - 1])
+        planned, done = actions[number, : end - begin], columns["policy_action"][begin:end]
+        if alone[number] and not np.allclose(planned, done, atol=_TOLERANCE):
+            raise AlgorithmError(
+                "the recorded actions are not what the policy makes of this episode's noise",
+                got=f"actions up to {np.abs(planned - done).max():.3g} apart at step {begin}",
+                expected=f"at most {_TOLERANCE}",
+                hint="learn from episodes that this very policy has acted in, without extra noise",
+            )
+    # The last chunk before a take-over bootstraps from where the operator began.
+    continued = np.append(alone[1:], False)
+    kept = torch.from_numpy(alone).to(observed.device)
+    like: dict[str, Any] = {"device": observed.device}
+    every = Chunks(
+        observed[:-1],
+        chain,
+        torch.tensor(rewards, **like),
+        torch.tensor(discounts, **like),
+        observed[1:],
+        torch.tensor(continued, **like),
+    )
+    return Chunks(*(column[kept] for column in every))
+
+
+def joined(parts: list[Chunks]) -> Chunks:
+    """The chunks of several episodes, one behind the other."""
+    return Chunks(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+
+def _encoded(
+    policy: DiffusionPolicy,
+    columns: Mapping[str, npt.NDArray[Any]],
+    rows: npt.NDArray[np.intp],
+    instruction: str,
+) -> Tensor:
+    """Encoded histories (n, F) that end with these rows; before the episode its first row again."""
+    history = np.arange(1 - policy.encoder.observation_steps, 1)
+    seen = np.maximum(rows[:, None] + history, 0)
+    windows = {name: columns[name][seen] for name in policy.observation}
+    if policy.conditioned:
+        windows[INSTRUCTION] = np.array([instruction] * len(rows))
+    features: Tensor = policy.encoder(windows)
+    return features

@@ -32,9 +32,9 @@ from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, c
 from robot_rl.learning.algorithms.encoding import Encoding
 from robot_rl.learning.algorithms.rlpd import RLPD
 from robot_rl.learning.algorithms.training import adam, step
+from robot_rl.replay.sampler import NEXT
 
 COLUMN = "gripper"
-_NEXT = f"next/{LAST_COMMAND}"
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,8 @@ class GripperSettings:
     target_rate: float  # Polyak rate τ of the target critic, which is also the deployed one
 
     def __post_init__(self) -> None:
-        """Check the range of values, and name the setting in an `AlgorithmError`."""
-        check_settings(
-            penalty=(self.penalty, -math.inf, 0),
-            exploration=(self.exploration, 0, 1),
-            critic_rate=(self.critic_rate, 0, 1),
-            target_rate=(self.target_rate, 0, 1),
-        )
+        check_settings(self, exploration=(0, 1), critic_rate=(0, 1), target_rate=(0, 1))
+        check_settings(self, penalty=(-math.inf, 0))
 
 
 class RLPDGripper(RLPD):
@@ -91,12 +86,14 @@ class RLPDGripper(RLPD):
         self._settings = gripper
         self._column = list(action_names).index(COLUMN)
         self.required = replace(self.required, fields=(*self.required.fields, LAST_COMMAND))
-        self._columns = (*self._columns, LAST_COMMAND, _NEXT)
         self.gripper_critic = GripperCritic(
             self.encoder.features, gripper.hidden, generator=seeded(seed + 2)
         )
         self.target_gripper_critic = copy.deepcopy(self.gripper_critic).requires_grad_(False)
         self._gripper_optimizer = adam((self.gripper_critic.parameters(), gripper.critic_rate))
+        self.modules["gripper_critic"] = self.gripper_critic
+        self.modules["target_gripper_critic"] = self.target_gripper_critic
+        self.optimizers["gripper"] = self._gripper_optimizer
         self._range = settings.value_range
         if self._range is not None and gripper.penalty:
             # At worst the gripper is moved for ever.
@@ -121,7 +118,8 @@ class RLPDGripper(RLPD):
         settings = self._settings
         with torch.no_grad():
             last = last_command(batch, self._column).to(self.device)
-            next_last = last_command({LAST_COMMAND: batch[_NEXT]}, self._column).to(self.device)
+            following = {LAST_COMMAND: batch[NEXT + LAST_COMMAND]}
+            next_last = last_command(following, self._column).to(self.device)
             best = self.gripper_critic(next_features, next_last).argmax(-1, keepdim=True)
             value = self.target_gripper_critic(next_features, next_last).gather(1, best)[:, 0]
             told = nearest_command(self.tensor(batch["action"])[:, self._column])
@@ -137,13 +135,3 @@ class RLPDGripper(RLPD):
         step(self._gripper_optimizer, loss)
         move_towards(self.target_gripper_critic, self.gripper_critic, settings.target_rate)
         return metrics | {"gripper_loss": loss.detach(), "gripper_moves": moved.float().mean()}
-
-    def _modules(self) -> dict[str, torch.nn.Module]:
-        return {
-            **super()._modules(),
-            "gripper_critic": self.gripper_critic,
-            "target_gripper_critic": self.target_gripper_critic,
-        }
-
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {**super()._optimizers(), "gripper": self._gripper_optimizer}

@@ -4,38 +4,41 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from policies.gaussian import GaussianTanh
 from policies.networks import move_towards
+from robot_rl.learning.algorithms.base import check_settings
 from robot_rl.learning.algorithms.training import adam, step
 
 
+@dataclass(frozen=True)
+class TemperatureSettings:
+    """Settings of the temperature α."""
+
+    initial_temperature: float  # α at the start
+    target_entropy: float  # entropy per action column that it aims at
+    temperature_rate: float  # Adam step size of the temperature
+
+    def __post_init__(self) -> None:
+        check_settings(self, temperature_rate=(0, 1), initial_temperature=1e-9)
+
+
 class SoftActor(nn.Module):
-    """An actor that learns, and its average, which is evaluated and deployed.
+    """An actor that learns at an Adam step size of `rate`, and its average, which is deployed."""
 
-    The temperature starts at `temperature`, and aims at `target_entropy` per action column. Rates
-    are Adam step sizes.
-    """
-
-    def __init__(
-        self,
-        actor: GaussianTanh,
-        rate: float,
-        temperature: float,
-        target_entropy: float,
-        temperature_rate: float,
-    ) -> None:
+    def __init__(self, actor: GaussianTanh, rate: float, settings: TemperatureSettings) -> None:
         super().__init__()
         self.learned = actor
         self.average = copy.deepcopy(actor).requires_grad_(False)
-        self.log_temperature = nn.Parameter(torch.tensor(temperature).log())
+        self.log_temperature = nn.Parameter(torch.tensor(settings.initial_temperature).log())
         self.optimizer = adam(
-            (actor.parameters(), rate), ([self.log_temperature], temperature_rate)
+            (actor.parameters(), rate), ([self.log_temperature], settings.temperature_rate)
         )
-        self._target_entropy = target_entropy
+        self._target_entropy = settings.target_entropy
         self._first = {name: value.clone() for name, value in self.state_dict().items()}
 
     def begin_again(self) -> None:

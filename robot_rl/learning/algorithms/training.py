@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -11,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from policies.networks import seeded, to_device
-from robot_rl.learning.algorithms.base import AlgorithmError, Batch
+from robot_rl.learning.algorithms.base import AlgorithmError, Batch, check_finite
+from robot_rl.replay.sampler import CHUNK, SampleSpec
 
 
-class Training(ABC):
+class Training:
     """Networks that learn on a device, and the state with which they go on elsewhere.
 
     The seed is that of all draws.
@@ -22,32 +22,30 @@ class Training(ABC):
     Attributes:
         updates: Number of updates made.
         device: Where the networks are.
+        modules: What changes in training, by its name in a training state.
+        optimizers: What changes it, likewise.
+        beside: What goes to the device with it, and is no part of a training state.
     """
 
     def __init__(self, seed: int) -> None:
         self.updates = 0
         self.device = torch.device("cpu")
+        self.modules: dict[str, nn.Module] = {}
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.beside: list[nn.Module] = []
         self._generator = seeded(seed)
-
-    @abstractmethod
-    def _modules(self) -> dict[str, nn.Module]:
-        """What changes in training, by its name in a training state."""
-
-    @abstractmethod
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """Optimisers by their name in a training state."""
 
     def to(self, device: torch.device, *, compiled: bool = False) -> None:
         """Compute on a device from now on; before the first update or `load_state_dict`."""
         self.device = device
-        for module in self._modules().values():
+        for module in (*self.beside, *self.modules.values()):
             module.to(device)
         for network in self._compilable() if compiled else ():
             network.compile()
 
     def _compilable(self) -> Iterable[nn.Module]:
         """Networks that make up nearly all of the work."""
-        return self._modules().values()
+        return self.modules.values()
 
     def tensor(self, column: npt.NDArray[Any]) -> Tensor:
         """A column of a batch on the device."""
@@ -55,7 +53,7 @@ class Training(ABC):
 
     def _trained(self) -> Iterator[tuple[str, torch.optim.Optimizer, Tensor]]:
         """Each trained parameter with its optimiser, and the prefix of what that knows of it."""
-        for name, optimizer in self._optimizers().items():
+        for name, optimizer in self.optimizers.items():
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             for index, parameter in enumerate(parameters):
                 yield f"optimizer/{name}/{index}/", optimizer, parameter
@@ -66,7 +64,7 @@ class Training(ABC):
             "updates": torch.tensor(self.updates),
             "generator": self._generator.get_state(),
         }
-        for name, module in self._modules().items():
+        for name, module in self.modules.items():
             state |= {f"{name}/{key}": value for key, value in module.state_dict().items()}
         for prefix, optimizer, parameter in self._trained():
             known = optimizer.state.get(parameter, {})
@@ -83,7 +81,7 @@ class Training(ABC):
         try:
             self.updates = int(state["updates"])
             self._generator.set_state(state["generator"])
-            for name, module in self._modules().items():
+            for name, module in self.modules.items():
                 module.load_state_dict(_below(state, f"{name}/"))
             for prefix, optimizer, parameter in self._trained():
                 known = _below(state, prefix).items()
@@ -96,17 +94,34 @@ class Training(ABC):
             ) from error
 
 
-def check_columns(batch: Batch, wanted: Iterable[str]) -> None:
-    """Check that a batch has these columns.
-
-    Raises:
-        AlgorithmError: Names the first that it lacks.
-    """
+def check_batch(batch: Batch, spec: SampleSpec) -> None:
+    """Check that a batch has what was asked for; an `AlgorithmError` names what it lacks."""
+    wanted = ["reward", "discount", "source", *(("return", "return/valid") if spec.returns else ())]
+    for prefix, names, chunked in spec.sides:
+        chunk = [CHUNK + name for name in (*chunked, "valid") if chunked]
+        wanted += [prefix + name for name in (*names, *chunk)]
     for name in wanted:
         if name not in batch:
             raise AlgorithmError(
-                f"the batch lacks the field {name!r}", got=sorted(batch), expected=list(wanted)
+                f"the batch lacks the field {name!r}", got=sorted(batch), expected=wanted
             )
+
+
+def means(found: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of each metric over the updates that gave it."""
+    values: dict[str, list[Tensor]] = {}
+    for metrics in found:
+        for name, value in metrics.items():
+            values.setdefault(name, []).append(value)
+    return {name: torch.stack(each).mean() for name, each in values.items()}
+
+
+def finite_means(found: Iterable[Mapping[str, Tensor]], when: str) -> dict[str, float]:
+    """As `means`, read back from the device; `LearningDiverged` where one is not finite."""
+    metrics = means(found)
+    for name, mean in metrics.items():
+        check_finite(name, mean, when)
+    return {name: float(mean) for name, mean in metrics.items()}
 
 
 def falling(weight: float, updates: int | None, done: int) -> float:
@@ -124,10 +139,12 @@ def adam(*groups: tuple[Iterable[Tensor], float]) -> torch.optim.Adam:
     )
 
 
-def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """Make one step of an optimiser on a loss."""
+def step(optimizer: torch.optim.Optimizer, loss: Tensor, clip: float | None = None) -> None:
+    """Make one step of an optimiser on a loss, with a gradient of a norm of at most `clip`."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
+    if clip is not None:
+        nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], clip)
     optimizer.step()
 
 

@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from robot_rl.config import ConfigError, check_least
 from robot_rl.data.episodes import DatasetError, EpisodeDataset, EpisodeWriter, StorageFull
 from robot_rl.data.rows import RowBuilder
-from robot_rl.data.schema import SOURCE_DEMONSTRATION
+from robot_rl.data.schema import SOURCE_DEMONSTRATION, Array
 from robot_rl.env.controllers import ExpertController, IdleController
 from robot_rl.env.factory import check_expert, make_expert
 from robot_rl.env.operator import OperatorEvent
@@ -71,10 +71,17 @@ class Collect(Stage):
     def run(self, bench: Workbench) -> None:
         """Record those that are missing; what was recorded before is kept in any case."""
         config, run = bench.config, bench.run
-        by_hand = config.teleop.device is not None
-        with WorkProgress(int(config.demonstrations), "demonstrations") as progress:
+        wanted = int(config.demonstrations)
+        with WorkProgress(wanted, "demonstrations") as progress:
             progress.phase("collecting")
-            (_collect_by_hand if by_hand else _collect)(config, run, progress)
+            if config.teleop.device is None:
+                _collect(config, run, progress)
+                return
+            timed = config.copy()
+            timed.clock = "realtime"
+            with closing(TeleoperatedSession(timed, run, progress)) as session:
+                seeds = attempts_after(EpisodeDataset(run.demonstrations).seeds, config)[1]
+                session.record(wanted, seeds)
 
 
 def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
@@ -93,7 +100,7 @@ def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> N
     wanted = int(config.demonstrations)
     facts = {"robot": config.choices.robot}
     with closing(env), EpisodeWriter(run.demonstrations, env.schema, facts) as writer:
-        first, seeds = _attempts(config, run)
+        first, seeds = attempts_after(EpisodeDataset(run.demonstrations).seeds, config)
         attempts, failures = first, 0
         progress.update(len(writer))
         note = noting_faults(operated, run, progress.note)
@@ -121,28 +128,24 @@ def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> N
         )
 
 
-def _collect_by_hand(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
-    """Let a person drive the demonstrations; see `TeleoperatedSession`."""
-    config = OmegaConf.merge(config, {"clock": "realtime"})  # type: ignore[assignment]
-    with closing(TeleoperatedSession(config, run, progress)) as session:
-        session.record(int(config.demonstrations), _attempts(config, run)[1])
+def attempts_after(
+    recorded: Array, config: DictConfig, stream: SeedStream = SeedStream.DEMONSTRATIONS
+) -> tuple[int, Iterator[int]]:
+    """Number of the attempt after the last recorded seed, and the seeds from there on.
 
-
-def _attempts(config: DictConfig, run: RunDirectory) -> tuple[int, Iterator[int]]:
-    """Number of the attempt after the last recorded one, and the seeds from there on."""
+    `DatasetError` where that seed is not one of this run.
+    """
 
     def seeds(first: int) -> Iterator[int]:
-        stream, seed = SeedStream.DEMONSTRATIONS, int(config.seed)
-        return (training_seed(seed, stream, number) for number in itertools.count(first))
+        return (training_seed(int(config.seed), stream, n) for n in itertools.count(first))
 
-    recorded = EpisodeDataset(run.demonstrations).seeds.tolist()
-    if not recorded:
+    if not len(recorded):
         return 0, seeds(0)
     for number, seed in enumerate(itertools.islice(seeds(0), _MOST_ATTEMPTS), 1):
         if seed == recorded[-1]:
             return number, seeds(number)
     raise DatasetError(
-        "the last demonstration was not recorded with this run's seed",
+        "the last episode was not recorded with this run's seed",
         got=f"seed {recorded[-1]} of the episode",
         expected=f"one that follows from seed={config.seed}",
         hint="use them as they are, in a new run, with dataset=PATH",

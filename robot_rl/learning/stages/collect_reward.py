@@ -23,6 +23,7 @@ from robot_rl.env.factory import make_env, make_expert, make_inbox, make_interve
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.rollout import Controller, EpisodeResult, SeedStream, rollout, training_seed
 from robot_rl.learning.recipe import Stage
+from robot_rl.learning.stages.collect import attempts_after
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.rewards.examples import (
@@ -132,13 +133,10 @@ class ExampleCollector:
         One that the robot has cut is none: nobody knows what would have come of it.
         """
         stream = SeedStream.SUCCESS_EXAMPLES if success else SeedStream.FAILURE_EXAMPLES
-        recorded = known.seeds[known.successes == success].tolist()
+        recorded = known.seeds[known.successes == success]
+        first, seeds = attempts_after(recorded, self._config, stream)
         vain = 0
-        for number, kind in zip(itertools.count(), kinds, strict=False):
-            seed = training_seed(int(self._config.seed), stream, number)
-            if recorded:
-                recorded = [] if seed == recorded[-1] else recorded
-                continue
+        for seed, kind in zip(seeds, itertools.islice(kinds, first, None), strict=False):
             result = kind(seed)
             if result.interrupted is None and result.success is success:
                 vain = 0

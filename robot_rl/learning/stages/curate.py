@@ -9,7 +9,6 @@ critics can learn from such failures too. Ours: they judge states alone.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from omegaconf import DictConfig
-from torch import Tensor, nn
+from torch import Tensor
 
 from policies import registry
 from policies.columns import FEATURES
@@ -65,8 +64,7 @@ class Curation:
     retries: bool  # whether failures are made of retries, and the critics learn once more
 
     def __post_init__(self) -> None:
-        """Check the range of values, and name the setting in an `AlgorithmError`."""
-        check_settings(fall=(self.fall, 0.01, 1), window=(self.window, 1, math.inf))
+        check_settings(self, fall=(0.01, 1), window=1)
 
 
 class Attempt(NamedTuple):
@@ -89,6 +87,7 @@ class ProgressCritics(Training):
         self.critics = CriticEnsemble(width, _HIDDEN, _HEADS, self._generator, "hl_gauss")
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
         self._optimizer = adam((self.critics.parameters(), _RATE))
+        self.beside = [self.critics, self.targets, self.encoder]
 
     def update(self, batch: Batch) -> Tensor:
         """Learn from a batch, and give the loss."""
@@ -113,12 +112,6 @@ class ProgressCritics(Training):
         progress: npt.NDArray[np.float32] = values[:-1].cpu().numpy()
         return progress
 
-    def _modules(self) -> dict[str, nn.Module]:
-        return {"critics": self.critics, "targets": self.targets, "encoder": self.encoder}
-
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {"critics": self._optimizer}
-
 
 def falling_segments(progress: npt.NDArray[np.float32], fall: float, window: int) -> Segments:
     """Rows that take progress (T,), averaged, from a top to where it is lower by more than `fall`.
@@ -134,14 +127,6 @@ def falling_segments(progress: npt.NDArray[np.float32], fall: float, window: int
             falls[end - 1 - int(before.argmax()) : end] = True
     edges = np.flatnonzero(np.diff(falls, prepend=False, append=False))
     return [(int(top), int(end)) for top, end in edges.reshape(-1, 2)]
-
-
-def cut_at_retries(shown: Attempt, segments: Segments) -> list[Attempt]:
-    """The failures that an attempt would have been, had it ended where each segment does."""
-    return [
-        Attempt({name: column[: end + 1] for name, column in shown.columns.items()}, False)
-        for _, end in segments
-    ]
 
 
 class Curate(Stage):
@@ -183,9 +168,12 @@ class Curate(Stage):
         shown = [attempt for attempt in attempts if attempt.success]
         segments: list[Segments] = []
         for _ in range(1 + options.retries):
-            made = [cut_at_retries(*each) for each in zip(shown, segments, strict=False)]
-            learned = [*attempts, *(failure for failures in made for failure in failures)]
-            critics = _fitted(bench, learned, keys, options.updates)
+            made = [  # failures, had an attempt ended where each fall does
+                Attempt({name: column[: end + 1] for name, column in each.columns.items()}, False)
+                for each, falls in zip(shown, segments, strict=False)
+                for _, end in falls
+            ]
+            critics = _fitted(bench, [*attempts, *made], keys, options.updates)
             progress = [critics.progress(attempt.columns) for attempt in shown]
             segments = [falling_segments(p, options.fall, options.window) for p in progress]
         (bench.run.path / CURATED).unlink(missing_ok=True)  # what was found before
@@ -273,5 +261,5 @@ def _fitted(
             batch = sampler.sample()
             loss = critics.update(batch if turning is None else turning.turned(batch, rng))
             progress.update(update)
-    check_finite("the critics' loss", float(loss), f"update {updates}")
+    check_finite("the critics' loss", loss, f"update {updates}", "leave curation out")
     return critics

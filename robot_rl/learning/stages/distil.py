@@ -124,19 +124,18 @@ def recorded(config: DictConfig, run: RunDirectory, behaviour: Behaviour) -> Epi
     Raises:
         NotEnoughData: There is no step.
     """
-    names = [name for name in behaviour.policy.observation if name != FEATURES]
-    parts: dict[str, list[Any]] = {name: [] for name in (*names, "action")}
-    ends: list[int] = []
+    names, vision = [*behaviour.policy.observation, "action"], behaviour.vision
+    episodes = []
     for episode in _episodes(config, run):
-        for name, column in parts.items():
-            if name != FEATURES:
-                column.append(episode.rows[name].copy())
-        if behaviour.vision is not None:
-            images = {name: episode.rows[name] for name in behaviour.vision.cameras}
-            parts.setdefault(FEATURES, []).append(behaviour.vision.encode(images))
-        ends.append(len(episode.rows) + (ends[-1] if ends else 0))
-    arrays = {name: np.concatenate(column) for name, column in parts.items() if column}
-    return EpisodeRows(arrays, ends)
+        columns: dict[str, Any] = {
+            name: episode.rows[name].copy() for name in names if name != FEATURES
+        }
+        if vision is not None:
+            columns[FEATURES] = vision.encode({n: episode.rows[n] for n in vision.cameras})
+        episodes.append(columns)
+    first = episodes[0] if episodes else {}
+    arrays = {name: np.concatenate([each[name] for each in episodes]) for name in first}
+    return EpisodeRows(arrays, np.cumsum([len(each["action"]) for each in episodes]))
 
 
 def _episodes(config: DictConfig, run: RunDirectory) -> Iterator[Episode]:

@@ -19,6 +19,7 @@ from robot_rl.learning.blocks import offline_updates
 from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.clone import behaviour_of, for_zeros, untrained
+from robot_rl.learning.stages.gather import recorded_steps
 from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.rows import EpisodeRows
 from robot_rl.run import EXPLORATION, UNTRAINED, RunDirectory
@@ -65,7 +66,7 @@ class Explore(Stage):
         acting = for_zeros(config, schema).exploring(*_AT_RANDOM)
         wanted = max(1, int(config.algorithm.schedule.warmup_steps))
         with EpisodeWriter(run.exploration, schema) as writer:
-            while (missing := wanted - exploration_steps(run)) > 0:
+            while (missing := wanted - recorded_steps(run.exploration)) > 0:
                 done = len(writer)
                 count, stream = done + math.ceil(missing / longest), SeedStream.EXPLORATION
                 for episode in bench.gather(acting, count, stream, "exploring", done=done):
@@ -77,14 +78,6 @@ class Explore(Stage):
         rows = EpisodeRows.of_datasets([dataset], (*widths, "action"))
         policy = untrained(config, rows, observed_keys(widths, None), bench.generator("explore"))
         bench.checkpoint(UNTRAINED, behaviour_of(config, policy, schema).exploring(*_AT_RANDOM))
-
-
-def exploration_steps(run: RunDirectory) -> int:
-    """Environment steps of a run's exploration, at random or for an image encoder."""
-    if not run.exploration.exists():
-        return 0
-    dataset = EpisodeDataset(run.exploration)
-    return int(dataset.episode_ends[-1]) - len(dataset) if len(dataset) else 0
 
 
 def _found(dataset: EpisodeDataset, *, in_hindsight: bool) -> str:

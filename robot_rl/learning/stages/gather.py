@@ -1,18 +1,33 @@
-"""The rounds of RL-100: act with what was accepted, and clone it again from all that succeeded."""
+"""The rounds of RL-100: act with what was accepted, and clone it again from all that succeeded.
+
+What a run gathers with the policies that it improves is one dataset, gathered.zarr, and that alone
+says what is done. Each purpose has seeds of its own, so that whoever goes on with an interrupted
+gathering finds its episodes again.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
+from contextlib import closing
+from enum import IntEnum, unique
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 from omegaconf import DictConfig
 
 from policies.behaviour import Behaviour
 from policies.diffusion import DiffusionPolicy
 from robot_rl.config import ConfigError, check_least
-from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.learning.gathering import Purpose, gathered, gathered_steps
+from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
+from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.env.rollout import SeedStream, training_seed
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.clone import clone
 from robot_rl.learning.workbench import Workbench
-from robot_rl.run import ACCEPTED, CANDIDATE, CLONED, DEMONSTRATIONS, GATHERED
+from robot_rl.run import ACCEPTED, CANDIDATE, CLONED, DEMONSTRATIONS, GATHERED, RunDirectory
+
+_ROOM = 1 << 16  # most episodes of one purpose in one round
 
 
 class Gather(Stage):
@@ -50,7 +65,7 @@ class Gather(Stage):
         found = list(episodes)
         won, operated = sum(o.success for o in found), sum(o.operated for o in found)
         record = {"round": self.round, "episodes": len(found), "successes": won}
-        steps = gathered_steps(bench.run)
+        steps = recorded_steps(bench.run.gathered)
         bench.note({**record, "operated": operated, "gathered_steps": steps})
         bench.say(
             f"{words}: {won} of {len(found)} episodes succeeded while exploring; there are"
@@ -100,3 +115,84 @@ def check_generative(config: DictConfig) -> None:
             got=f"policy={config.choices.policy}",
             hint="add policy=diffusion or policy=flow",
         )
+
+
+@unique
+class Purpose(IntEnum):
+    """What episodes are gathered for."""
+
+    DATA = 0  # to learn from
+    JUDGEMENT = 1  # to judge a candidate
+    ITERATIONS = 2  # of online learning
+
+
+class Outcome(NamedTuple):
+    """How an episode ended."""
+
+    success: bool
+    operated: bool  # whether an operator took part
+    version: int  # of the policy that acted
+
+
+def gathered(
+    bench: Workbench,
+    behaviour: Behaviour | Callable[[int], Behaviour],
+    episodes: int,
+    purpose: Purpose,
+    round_number: int,
+    words: str,
+    *,
+    tries: int = 1,
+) -> Generator[Outcome, None, None]:
+    """Give the outcomes of so many episodes, in order: what is recorded first, then what it runs.
+
+    Whoever wants no more closes this. The arguments are those of `Workbench.gather`; a function
+    `behaviour` is asked with the number of the episode here, from 0.
+    """
+    first = len(Purpose) * _ROOM * round_number + _ROOM * purpose
+    known = recorded(bench, purpose, round_number)[:episodes]
+    yield from (outcomes(bench.run)[at] for at in known)
+    if len(known) == episodes:
+        return
+    who = (lambda number: behaviour(number - first)) if callable(behaviour) else behaviour
+    acted = bench.gather(
+        who, episodes, SeedStream.GATHERING, words, first=first, done=len(known), tries=tries
+    )
+    with closing(acted), EpisodeWriter(bench.run.gathered, bench.demonstrations().schema) as writer:
+        for episode in acted:
+            episode.keep(writer, SOURCE_POLICY)
+            operated = episode.intervened_steps > 0
+            yield Outcome(episode.success, operated, episode.policy_version)
+
+
+def recorded(bench: Workbench, purpose: Purpose, round_number: int) -> list[int]:
+    """Places in the dataset of the episodes that were gathered for a purpose, in order."""
+    if not bench.run.gathered.exists():
+        return []
+    first = len(Purpose) * _ROOM * round_number + _ROOM * purpose
+    seeds = EpisodeDataset(bench.run.gathered).seeds
+    run_seed, numbers = int(bench.config.seed), range(first, first + len(seeds))
+    mine = [training_seed(run_seed, SeedStream.GATHERING, number) for number in numbers]
+    places: list[int] = np.flatnonzero(np.isin(seeds, mine)).tolist()
+    return places
+
+
+def outcomes(run: RunDirectory) -> list[Outcome]:
+    """How each episode of the dataset ended."""
+    if not run.gathered.exists():
+        return []
+    dataset = EpisodeDataset(run.gathered)
+    columns = dataset.arrays(("intervened", "policy_version"))
+    begins = np.append(0, dataset.episode_ends[:-1]).astype(int)
+    operated = [bool(part.any()) for part in np.split(columns["intervened"], begins[1:])]
+    versions = columns["policy_version"][begins].tolist()
+    won = dataset.successes.tolist()
+    return [Outcome(*each) for each in zip(won, operated, versions, strict=True)]
+
+
+def recorded_steps(path: Path) -> int:
+    """Environment steps in a dataset, which need not be there."""
+    if not path.exists():
+        return 0
+    dataset = EpisodeDataset(path)
+    return dataset.rows_total - len(dataset)

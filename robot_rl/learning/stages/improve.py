@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from contextlib import closing
-from typing import Any, ClassVar
+from dataclasses import asdict
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -14,16 +14,25 @@ from policies.behaviour import Behaviour
 from policies.compute import compute_device, explained_memory
 from robot_rl.config import ConfigError, check_least
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.learning.algorithms.base import check_finite
 from robot_rl.learning.algorithms.denoising_ppo import ChainSettings
 from robot_rl.learning.algorithms.generative import Generative
-from robot_rl.learning.algorithms.online_ppo import OnlinePPO, OnlineSettings
-from robot_rl.learning.chunks import executed_chunks, joined
+from robot_rl.learning.algorithms.online_ppo import (
+    OnlinePPO,
+    OnlineSettings,
+    executed_chunks,
+    joined,
+)
 from robot_rl.learning.demonstrations import with_what_episodes_tell
 from robot_rl.learning.gate import Gate, Verdict
-from robot_rl.learning.gathering import Purpose, gathered, gathered_steps, recorded
 from robot_rl.learning.recipe import Stage
-from robot_rl.learning.stages.gather import accept, check_generative
+from robot_rl.learning.stages.gather import (
+    Purpose,
+    accept,
+    check_generative,
+    gathered,
+    recorded,
+    recorded_steps,
+)
 from robot_rl.learning.stages.offline import Offline, OfflineTraining
 from robot_rl.learning.workbench import Workbench
 from robot_rl.run import (
@@ -47,14 +56,9 @@ class ImproveOffline(Offline):
     from round to round, and goes on in online learning.
     """
 
-    makes: ClassVar[tuple[str, ...]] = (OFFLINE, CANDIDATE, ACCEPTED)
-
-    def __init__(self) -> None:
-        super().__init__((GATHERED,))
-
-    def wanted(self, config: DictConfig) -> bool:
-        """Always: `check` refuses what would do nothing."""
-        return True
+    makes = (OFFLINE, CANDIDATE, ACCEPTED)
+    datasets = (GATHERED,)
+    wanted = Stage.wanted  # `check` refuses what would do nothing
 
     def needed(self, config: DictConfig) -> tuple[str, ...]:
         """What it learns from, and improves; later rounds go on with the training."""
@@ -74,8 +78,6 @@ class ImproveOffline(Offline):
             )
         check_least(config, {"algorithm.schedule.offline_updates": 1})
         registry.make(config.gate)
-
-    done = Stage.done  # not before its end: other rounds leave files of the same names
 
     @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
@@ -173,7 +175,7 @@ class ImproveOnline(Stage):
                         accepted.learned(ppo.policy(), version + ppo.iterations),
                         ppo.state_dict(),
                         {"iterations": ppo.iterations, "version": version}
-                        | {"environment_steps": gathered_steps(bench.run)},
+                        | {"environment_steps": recorded_steps(bench.run.gathered)},
                     )
                 won = won if rest else 0
         gate: Gate = registry.make(bench.config.gate)
@@ -196,10 +198,10 @@ class ImproveOnline(Stage):
             for at in places
         ]
         metrics = ppo.learn(joined(parts), acted.execute_steps)
-        steps = gathered_steps(bench.run)
-        for name, value in metrics.items():
-            check_finite(name, value, f"step {steps}")
-        made = {"environment_steps": steps, "gradient_updates": ppo.updates}
+        made = {
+            "environment_steps": recorded_steps(bench.run.gathered),
+            "gradient_updates": ppo.updates,
+        }
         return {**made, "iteration": ppo.iterations, **metrics}
 
 
@@ -209,7 +211,7 @@ def decided(bench: Workbench, gate: Gate, candidate: Behaviour, round_number: in
     The candidate is kept as checkpoints/round_<n>, whatever becomes of it. In `CANDIDATE` is what
     goes on being improved.
     """
-    steps = gathered_steps(bench.run)
+    steps = recorded_steps(bench.run.gathered)
     name = f"checkpoints/round_{round_number}" if round_number else "checkpoints/improved_online"
     if bench.run.has_folder(name):  # an earlier start was interrupted here
         candidate, steps = open_policy(bench.run.path / name)
@@ -218,19 +220,18 @@ def decided(bench: Workbench, gate: Gate, candidate: Behaviour, round_number: in
         bench.checkpoint(name, candidate, state={"environment_steps": steps})
     accepted = bench.policy(ACCEPTED)
     verdict = gate.judge(bench, accepted, candidate, round_number)
-    _noted(bench, verdict, {"round": round_number, "candidate": name, "environment_steps": steps})
+    where = f"round {round_number}" if round_number else "online"
+    bench.say(f"gate, {where}: {verdict.decision} — {verdict.reason}")
+    if all(record["candidate"] != name for record in bench.run.read_jsonl(VERDICTS)):
+        record = {
+            "round": round_number,
+            "candidate": name,
+            "environment_steps": steps,
+            "gate": bench.config.choices.gate,
+            **asdict(verdict),
+        }
+        bench.run.append_jsonl(VERDICTS, record)
     if verdict.decision == "accepted":
         accept(bench, candidate, steps)
     bench.checkpoint(CANDIDATE, accepted if verdict.decision == "reverted" else candidate)
     return verdict
-
-
-def _noted(bench: Workbench, verdict: Verdict, facts: Mapping[str, Any]) -> None:
-    """Record a verdict once, and say it."""
-    where = f"round {facts['round']}" if facts["round"] else "online"
-    bench.say(f"gate, {where}: {verdict.decision} — {verdict.reason}")
-    known = bench.run.read_jsonl(VERDICTS)
-    if all(record["candidate"] != facts["candidate"] for record in known):
-        told = {"gate": bench.config.choices.gate, "decision": verdict.decision}
-        record = {**facts, **told, "reason": verdict.reason, "figures": dict(verdict.figures)}
-        bench.run.append_jsonl(VERDICTS, record)

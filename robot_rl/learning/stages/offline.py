@@ -19,7 +19,7 @@ from policies.runner import PolicyRunner
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_INTERVENTION
 from robot_rl.learning.algorithms import check_algorithm, make_algorithm
-from robot_rl.learning.algorithms.base import check_finite
+from robot_rl.learning.algorithms.training import finite_means
 from robot_rl.learning.blocks import offline_updates
 from robot_rl.learning.demonstrations import stored_columns, with_what_episodes_tell
 from robot_rl.learning.recipe import Stage
@@ -30,7 +30,7 @@ from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.rows import EpisodeRows
 from robot_rl.replay.sampler import SampleSpec
 from robot_rl.replay.windows import SCALARS
-from robot_rl.run import CLONED, DEMONSTRATIONS, OFFLINE, RunDirectory
+from robot_rl.run import CLONED, DEMONSTRATIONS, OFFLINE
 
 _BLOCK_UPDATES = 100  # between which the stage can stop
 _SAVE_SECONDS = 60.0
@@ -45,9 +45,7 @@ class Offline(Stage):
 
     makes: ClassVar[tuple[str, ...]] = (OFFLINE,)
     records = "offline"
-
-    def __init__(self, datasets: Sequence[str] = ()) -> None:
-        self.datasets = tuple(datasets)
+    datasets: ClassVar[tuple[str, ...]] = ()
 
     def wanted(self, config: DictConfig) -> bool:
         """Only where there are updates."""
@@ -61,10 +59,6 @@ class Offline(Stage):
         """Check the device and the algorithm's settings."""
         compute_device(config)
         check_algorithm(config)
-
-    def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
-        """Only once it has run to its end: it saves what it has on the way."""
-        return recorded and run.has_folder(OFFLINE)
 
     @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
@@ -130,18 +124,14 @@ class OfflineTraining:
         Raises:
             LearningDiverged: One of them is not finite.
         """
-        found: dict[str, list[Tensor]] = {}
+        found: list[dict[str, Tensor]] = []
         for number, batch in enumerate(self._rows.batches(count), self.updates):
             if self._turning is not None:
                 rng = np.random.default_rng((self._seed, number))
                 batch = self._turning.turned(batch, rng)
-            for name, value in self.algorithm.update(batch).items():
-                found.setdefault(name, []).append(value)
+            found.append(self.algorithm.update(batch))
         self.updates += count
-        means = {name: float(torch.stack(values).mean()) for name, values in found.items()}
-        for name, mean in means.items():
-            check_finite(name, mean, f"offline update {self.updates}")
-        return means
+        return finite_means(found, f"offline update {self.updates}")
 
     def behaviour(self) -> Behaviour:
         """What was learned, as it is evaluated and deployed."""

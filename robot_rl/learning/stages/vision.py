@@ -33,7 +33,6 @@ from robot_rl.learning.stages.clone import (
 from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.rows import EpisodeRows
 from robot_rl.run import DEMONSTRATIONS, VISION, RunDirectory
-from robot_rl.safety import rotations
 
 _POSE = "state/tcp_pose"
 
@@ -130,11 +129,7 @@ class Explored:
     """
 
     def __init__(self, poses: Array, images: Mapping[str, Array], episode_ends: Array) -> None:
-        from scipy.spatial.transform import Rotation  # takes a second, for this alone
-
-        self._positions = poses[:, :3]
-        self._turns = Rotation.from_quat(poses[:, 3:])
-        self._images = images
+        self._poses, self._images = poses, images
         lengths = np.diff(episode_ends, prepend=0)
         self._starts = torch.from_numpy(np.repeat(episode_ends - lengths, lengths))
         self._lengths = torch.from_numpy(np.repeat(lengths, lengths))
@@ -157,10 +152,8 @@ class Explored:
         second = self._starts[first] + (share * self._lengths[first]).long()
         begin, end = first.numpy(), second.numpy()
         images = [{n: i[rows] for n, i in self._images.items()} for rows in (begin, end)]
-        translation = self._positions[end] - self._positions[begin]
-        turn = (self._turns[end] * self._turns[begin].inv()).as_rotvec()
-        motion = np.concatenate([translation, turn], 1).astype(np.float32)
-        return images[0], images[1], torch.from_numpy(motion)
+        moved = motion(self._poses[begin], self._poses[end])
+        return images[0], images[1], torch.from_numpy(moved)
 
 
 class SeeingPolicy(nn.Module):
@@ -200,9 +193,9 @@ class SeeingPolicy(nn.Module):
         """
         features = self._features(batch, generator)
         loss = self.policy.loss({**batch, FEATURES: features}, generator)
-        motion = torch.as_tensor(batch[REMAINING_MOTION]).to(features)
+        left = torch.as_tensor(batch[REMAINING_MOTION]).to(features)
         estimate = self.vision.remaining_motion(features[:, -1])
-        error = _error(estimate, self.vision.scaled_motion(motion))
+        error = _error(estimate, self.vision.scaled_motion(left))
         if self._explored is not None:
             # How far the estimates of two rows of an episode are from meaning one place.
             first, second, moved = self._explored.pairs(self._pairs, generator)
@@ -229,13 +222,14 @@ def _error(estimate: Tensor, motion: Tensor) -> Tensor:
 def remaining_motion(poses: Array, episode_ends: Array) -> npt.NDArray[np.float32]:
     """The motion of the TCP that is left to the end of each row's episode, (rows, 6).
 
-    It is translation [m] and rotation vector [rad], as the poses (rows, 7) in the base frame; the
-    ends (episodes,) are exclusive and cumulative.
+    Poses are (rows, 7); the ends (episodes,) are exclusive and cumulative.
     """
-    last = np.repeat(episode_ends - 1, np.diff(episode_ends, prepend=0))
-    motion = np.empty((len(poses), 6), np.float32)
-    for row, end in enumerate(poses[last].astype(np.float64)):
-        pose = poses[row].astype(np.float64)
-        turn = rotations.multiply(end[3:], rotations.conjugate(pose[3:]))
-        motion[row] = [*(end[:3] - pose[:3]), *rotations.to_rotation_vector(turn)]
-    return motion
+    return motion(poses, poses[np.repeat(episode_ends - 1, np.diff(episode_ends, prepend=0))])
+
+
+def motion(begin: Array, end: Array) -> npt.NDArray[np.float32]:
+    """From poses to poses (rows, 7): translation [m] and rotation vector [rad], base frame."""
+    from scipy.spatial.transform import Rotation  # takes a second, for this alone
+
+    turn = Rotation.from_quat(end[:, 3:]) * Rotation.from_quat(begin[:, 3:]).inv()
+    return np.concatenate([end[:, :3] - begin[:, :3], turn.as_rotvec()], 1, dtype=np.float32)
