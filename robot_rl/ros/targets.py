@@ -73,6 +73,3 @@ class JointTargets:
     def target(self, message: JointState) -> Vector:
         """A target, or `MessageError`."""
         return messages.joint_positions(message, self.names)
-
-
-Targets = PoseTargets | JointTargets
