@@ -157,6 +157,12 @@ class UrArm:
         try:
             self._receive = self._receive_module.RTDEReceiveInterface(self.host, self.rate_hz)
             self._control = self._control_module.RTDEControlInterface(self.host, self.rate_hz)
+            if self.tool is not None:
+                tcp = pose_of(self._control.getTCPOffset())
+                self.tool.check(tcp, self._receive.getPayload())
+        except DriverError:
+            self.close()
+            raise
         except RuntimeError as error:
             self.close()
             raise DriverError(
@@ -165,14 +171,6 @@ class UrArm:
                 hint="put it into remote control, end its protective stop and pop-ups at the "
                 "pendant, and see that no other program or client controls it",
             ) from error
-
-        if self.tool is not None:
-            try:
-                tcp = pose_of(self._control.getTCPOffset())
-                self.tool.check(tcp, self._receive.getPayload())
-            except DriverError:
-                self.close()
-                raise
 
     def read(self) -> ArmState:
         """The newest measurement, stamped when it was first seen; raises as `Arm.read`."""

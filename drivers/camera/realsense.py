@@ -109,7 +109,7 @@ class RealSenseCamera:
         self._pipeline, self._queue, self._last = pipeline, queue, None
         self._offsets.clear()  # its clock may have begun anew
         try:
-            self._set_up(profile)
+            self._set_up(profile.get_device(), profile.get_stream(rs.stream.color))
         except RuntimeError as error:
             problem = f"{self.name} was lost while it was started"
             raise DriverError(problem, got=error, hint=_UNPLUGGED) from error
@@ -158,13 +158,11 @@ class RealSenseCamera:
             except RuntimeError:
                 return  # it was unplugged: nothing is left to stop
 
-    def _set_up(self, profile: Any) -> None:
+    def _set_up(self, device: Any, color: Any) -> None:
         """Ask the camera that has started for its lens and its unit of depth; set its exposure."""
-        device, color = profile.get_device(), self._rs.stream.color
-        stream = profile.get_stream(color).as_video_stream_profile()
-        self._intrinsics = _intrinsics(stream.get_intrinsics())
+        self._intrinsics = _intrinsics(color.as_video_stream_profile().get_intrinsics())
         if self.depth:
-            self._align = self._rs.align(color)
+            self._align = self._rs.align(self._rs.stream.color)
             self._depth_unit = device.first_depth_sensor().get_depth_scale()
         if self.recording is None:
             options = (self.exposure_us, self.gain, self.white_balance_k)

@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,21 +34,6 @@ _MILLIMETRE = 1e-3
 _UNMOVED = ([1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0])
 # The library does not copy pictures: these are kept until it has passed them on.
 _KEPT_FRAMES = 16
-
-
-class _Started(NamedTuple):
-    """What the library's pipeline tells of what it has started."""
-
-    device: Any
-    color: Any  # the profile of this stream
-
-    def get_device(self) -> Any:
-        """As of `rs.pipeline_profile`."""
-        return self.device
-
-    def get_stream(self, kind: Any) -> Any:
-        """The same, of the coloured pictures only."""
-        return self.color
 
 
 @dataclass(eq=False, kw_only=True)
@@ -150,7 +135,7 @@ class TwinRealSense(RealSenseCamera):
         self._scene.connect()
         self._thread = threading.Thread(target=self._feed, args=(self._queue,), daemon=True)
         self._thread.start()
-        self._set_up(_Started(device, self._sensors[0][1]))
+        self._set_up(device, self._sensors[0][1])
 
     def close(self) -> None:
         """Stop the streams, and no longer look at the world."""

@@ -197,14 +197,14 @@ class UrController(LiveWorld):
             raise DriverError("the controller is not connected", hint="call connect first")
         return self._sockets
 
-    # -- for the sockets --------------------------------------------------------------------------
+    # -- for the sockets, each in a thread of theirs ----------------------------------------------
 
     def outputs(self) -> Mapping[str, Any]:
-        """See `ur_sockets.Controller`."""
+        """The RTDE outputs by name, the registers among them; what is not named is 0."""
         return self._outputs
 
     def take(self, registers: Mapping[str, float]) -> None:
-        """See `ur_sockets.Controller`."""
+        """Take the RTDE input registers, which carry one command to the program."""
         command = int(registers.get("input_int_register_0", 0))
         with self._lock:
             self._kicked = time.monotonic()
@@ -228,14 +228,14 @@ class UrController(LiveWorld):
             self._outputs = {**self._outputs, "output_int_register_0": self._reply}
 
     def take_program(self) -> None:
-        """See `ur_sockets.Controller`: it begins a while later, and arrives in several parts."""
+        """A program was uploaded: it begins a while later, and arrives in several parts."""
         with self._lock:
             if not self._beginning:
                 self._beginning = True
                 self._soon(self._begin_program)
 
     def answer(self, command: str) -> str:
-        """See `ur_sockets.Controller`; an unknown command is answered as UR does."""
+        """What the dashboard answers to a command; to an unknown one as UR does."""
         with self._lock:
             answers: dict[str, Callable[[], str]] = {
                 "PolyscopeVersion": lambda: "URSoftware 5.11.0.108249 (Dec 15 2021)",

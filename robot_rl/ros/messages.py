@@ -147,18 +147,14 @@ def joint_positions(message: JointState, names: Sequence[str]) -> Vector:
     return _finite(joint_numbers(message, names), "the position of joint", names)
 
 
-def joint_numbers(message: JointState, names: Sequence[str]) -> Vector:
-    """As `joint_positions`, but as they were sent, finite or not."""
-    return _of_joints(message, names, "position")
-
-
 def joint_states(message: JointState, names: Sequence[str]) -> tuple[Vector, Vector]:
     """Positions and velocities, each (n,), of the joints `names`; see `joint_positions`."""
-    velocities = _of_joints(message, names, "velocity")
+    velocities = joint_numbers(message, names, "velocity")
     return joint_positions(message, names), _finite(velocities, "the velocity of joint", names)
 
 
-def _of_joints(message: JointState, names: Sequence[str], what: str) -> Vector:
+def joint_numbers(message: JointState, names: Sequence[str], what: str = "position") -> Vector:
+    """As `joint_positions`, but as they were sent, finite or not; or each joint's `velocity`."""
     places = {name: place for place, name in enumerate(message.name)}
     values = getattr(message, what)
     missing = [name for name in names if name not in places]

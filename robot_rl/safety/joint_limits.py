@@ -15,7 +15,13 @@ import numpy.typing as npt
 
 from robot_rl.errors import RobotRLError
 from robot_rl.safety.commands import checked_joints
-from robot_rl.safety.limits import Vector, bounded, check_joint_ranges, check_positive
+from robot_rl.safety.limits import (
+    Vector,
+    bounded,
+    check_beyond_own,
+    check_joint_ranges,
+    check_positive,
+)
 
 if TYPE_CHECKING:
     from robot_rl.safety.measurement import ArmState
@@ -118,13 +124,11 @@ class JointRanges:
         """Where they are, from the one to the other."""
         return " to ".join(str([round(float(v), 3) for v in place]) for place in places) + " rad"
 
-    def jump_in_words(self, part: int, last: Vector, place: Vector, elapsed: float) -> str:
-        """A jump of the measured joint of this number, `part`, in `elapsed` seconds."""
-        return (
-            f"the measured joint {part} jumped by {abs(place[part] - last[part]):.2f} rad in "
-            f"{1e3 * elapsed:.0f} ms, from {last[part]:.3f} to {place[part]:.3f} rad; a joint "
-            f"moves at {self.max_arm_joints:g} rad/s at most"
-        )
+    def jump_in_words(self, part: int, last: Vector, place: Vector) -> tuple[str, str, str, str]:
+        """As `PoseLimits.jump_in_words`, of the joint of this number, `part`."""
+        ends = f"{last[part]:.3f} to {place[part]:.3f} rad"
+        way = f"{abs(place[part] - last[part]):.2f} rad"
+        return f"joint {part}", way, ends, f"{self.max_arm_joints:g} rad/s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,12 +167,7 @@ class JointArmLimits(JointRanges):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.max_arm_joints > self.max_speed_joints:
-            raise RobotRLError(
-                "limit 'max_arm_joints' would take the arm's own motion for a fault",
-                got=self.max_arm_joints,
-                expected=f"more than max_speed_joints, which is {self.max_speed_joints}",
-            )
+        check_beyond_own(self, "max_arm_joints", "max_speed_joints")
 
     @cached_property
     def max_step(self) -> Vector:

@@ -210,23 +210,18 @@ class PoseLimits:
         """Where they are, from the one to the other."""
         return " to ".join(_rounded(pose[:3]) for pose in poses) + " m"
 
-    def jump_in_words(self, part: int, last: Vector, pose: Vector, elapsed: float) -> str:
-        """A jump of the measured pose by more than an arm can move, in `elapsed` seconds.
+    def jump_in_words(self, part: int, last: Vector, pose: Vector) -> tuple[str, str, str, str]:
+        """What jumped, by how much, from where to where, and how fast an arm can be.
 
-        `part` is 0 where its position jumped, else 1.
+        `part` is 0 where the position jumped, else 1.
         """
         distance, angle = rotations.apart(last, pose)
         if part == 0:
-            return (
-                f"the measured position jumped by {1e3 * distance:.0f} mm in "
-                f"{1e3 * elapsed:.0f} ms, from {self.shown(last, pose)}; an arm "
-                f"moves at {self.max_arm_speed:g} m/s at most"
-            )
-        return (
-            f"the measured orientation jumped by {math.degrees(angle):.0f} degrees in "
-            f"{1e3 * elapsed:.0f} ms, from {_rounded(last[3:])} to {_rounded(pose[3:])}; an arm "
-            f"turns at {self.max_arm_turning:g} rad/s at most"
-        )
+            fastest = f"{self.max_arm_speed:g} m/s"
+            return "position", f"{1e3 * distance:.0f} mm", self.shown(last, pose), fastest
+        ends = f"{_rounded(last[3:])} to {_rounded(pose[3:])}"
+        turned = f"{math.degrees(angle):.0f} degrees"
+        return "orientation", turned, ends, f"{self.max_arm_turning:g} rad/s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,16 +269,8 @@ class ArmLimits(PoseLimits):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for arm, target in (
-            ("max_arm_speed", "max_speed_translation"),
-            ("max_arm_turning", "max_speed_rotation"),
-        ):
-            if not getattr(self, arm) > getattr(self, target):
-                raise RobotRLError(
-                    f"limit {arm!r} would take the arm's own motion for a fault",
-                    got=getattr(self, arm),
-                    expected=f"more than {target}, which is {getattr(self, target)}",
-                )
+        check_beyond_own(self, "max_arm_speed", "max_speed_translation")
+        check_beyond_own(self, "max_arm_turning", "max_speed_rotation")
         check_joint_ranges(self.joint_low, self.joint_high, self.joint_margin)
 
     @cached_property
@@ -370,6 +357,14 @@ def check_joint_ranges(low: Sequence[float], high: Sequence[float], margin: floa
                 got=(least, most),
                 expected=f"low + twice the margin of {margin} < high [rad]",
             )
+
+
+def check_beyond_own(limits: ArmLimits | JointArmLimits, arm: str, target: str) -> None:
+    """Refuse a limit, `arm`, of what can be that is not above that of what is asked, `target`."""
+    possible, asked = getattr(limits, arm), getattr(limits, target)
+    if not possible > asked:
+        problem = f"limit {arm!r} would take the arm's own motion for a fault"
+        raise RobotRLError(problem, got=possible, expected=f"more than {target}, which is {asked}")
 
 
 def check_positive(name: str, value: float) -> None:

@@ -93,7 +93,11 @@ class Plausibility:
         beyond = limits.apart(last, place) > most
         if not beyond.any():
             return None
-        return limits.jump_in_words(int(np.argmax(beyond)), last, place, elapsed)
+        what, way, ends, fastest = limits.jump_in_words(int(np.argmax(beyond)), last, place)
+        return (
+            f"the measured {what} jumped by {way} in {1e3 * elapsed:.0f} ms, from {ends}; an arm"
+            f" moves at {fastest} at most"
+        )
 
 
 class Straying:

@@ -110,9 +110,8 @@ class SimTask(ABC):
 
     def is_at(self, pose: Vector, tolerance: float, angle_tolerance: float) -> bool:
         """Whether the TCP is within both tolerances [m, rad] of a pose (7,)."""
-        way = rotations.between(self.world.tcp_pose(), pose)
-        near = np.linalg.norm(way[:3]) <= tolerance
-        return bool(near and np.linalg.norm(way[3:]) <= angle_tolerance)
+        distance, angle = rotations.apart(self.world.tcp_pose(), pose)
+        return distance <= tolerance and angle <= angle_tolerance
 
 
 def put_in_world(task: Task, model: str, gripper: GripperMotor) -> SimTask:
