@@ -207,7 +207,7 @@ class OperatorInbox:
         self, motion: npt.ArrayLike, gripper: float | None = None, *, source: str = "leader"
     ) -> None:
         """As `jog`, with a motion of each of `joints` (n,) in [-1, 1]: from a leader arm."""
-        values = _checked(motion, len(self.joints), source, f"of {', '.join(self.joints)}")
+        values = _checked(motion, len(self.joints), source, ", ".join(self.joints))
         self._take(values, gripper, source)
 
     def _take(self, values: Motion, gripper: float | None, source: str) -> None:

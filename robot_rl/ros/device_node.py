@@ -191,12 +191,13 @@ class DeviceNode(LifecycleNode, ABC):
         descriptor = ParameterDescriptor(description=description, read_only=read_only)
         # A whole number serves as a float too: rclpy's own check of types would refuse it.
         descriptor.dynamic_typing = isinstance(default, float | list)
-        bounded = low is not None and high is not None
-        if bounded and isinstance(default, int):
-            descriptor.integer_range = [IntegerRange(from_value=int(low), to_value=int(high))]
-        elif bounded:
-            limits = FloatingPointRange(from_value=float(low), to_value=float(high))
-            descriptor.floating_point_range = [limits]
+        span = None if low is None or high is None else (low, high)
+        if span and isinstance(default, int):
+            least, most = map(int, span)
+            descriptor.integer_range = [IntegerRange(from_value=least, to_value=most)]
+        elif span:
+            reach = FloatingPointRange(from_value=float(span[0]), to_value=float(span[1]))
+            descriptor.floating_point_range = [reach]
         plural = isinstance(default, list)
         kind = float if plural else type(default)
         try:
@@ -205,8 +206,8 @@ class DeviceNode(LifecycleNode, ABC):
             parts = [float(part) if kind is float and type(part) is int else part for part in parts]
         except (ParameterException, TypeError) as error:
             found, parts = error, [error]
-        if any(type(part) is not kind or (bounded and not low <= part <= high) for part in parts):
-            limits = f" from {low:g} to {high:g}" if bounded else ""
+        if any(type(p) is not kind or (span and not span[0] <= p <= span[1]) for p in parts):
+            limits = "" if span is None else f" from {low:g} to {high:g}"
             node = self.get_fully_qualified_name()
             raise ParameterError(
                 f"the parameter {name!r} of {node} cannot have this value",
