@@ -35,8 +35,7 @@ class Scene(NamedTuple):
 
     stamp_ns: int  # system time of the instant [ns]
     state: Vector  # see `SceneState`
-    # Poses (k, 7) of the task's objects as observed, with its noise; None for a task without.
-    object_poses: Vector | None
+    object_poses: Vector  # (k, 7) of the task's objects as observed, with its noise
     success: bool  # whether the task's goal is reached, by the true state
 
 
@@ -103,8 +102,7 @@ class LiveWorld(ABC):
     def scene(self) -> Scene:
         """The world as it is now."""
         with self._lock:
-            observed = self._task.observe().get("state/object_poses")
-            poses = None if observed is None else np.array(observed, np.float64)
+            poses = np.array(self._task.observe()["state/object_poses"], np.float64)
             return Scene(self.stamp_ns, self._scene.capture(), poses, self._task.succeeded())
 
     def check_running(self) -> None:

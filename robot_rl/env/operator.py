@@ -224,17 +224,13 @@ class OperatorInbox:
     def poll(self) -> OperatorInput:
         """What came since the last poll, and the motion as of now. For the one reader."""
         events, grippers = _drained(self._events), _drained(self._grippers)
-        motion = self._newest_motion()
-        moving = bool(grippers) or bool(motion.any())
-        return OperatorInput(events, motion, grippers[-1] if grippers else None, moving)
-
-    def _newest_motion(self) -> Motion:
         motion = np.zeros(len(self.joints)) if self.joints else NOTHING.motion
         newest = self._clock() - self._timeout
         for given, seconds in tuple(self._jogs.values()):
             if seconds >= newest and given.any():
                 motion, newest = given, seconds
-        return motion.copy()
+        moving = bool(grippers) or bool(motion.any())
+        return OperatorInput(events, motion.copy(), grippers[-1] if grippers else None, moving)
 
 
 def _checked(motion: npt.ArrayLike, count: int, source: str, meaning: str) -> Motion:

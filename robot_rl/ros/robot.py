@@ -207,7 +207,7 @@ class RosRobot:
     def missing(self) -> str:
         """Whose topics and services are not there; see `OperatorServer`."""
         absent = self.measurements.missing()
-        if self._operator is not None and not self._operator.stop_is_served:
+        if self._operator is not None and not self._operator.stop.client.service_is_ready():
             absent.append(f"nobody serves {self.client.topic('stop')}")
         return "; ".join(absent)
 
@@ -288,8 +288,8 @@ class RosRobot:
         self.check_free()
         self.client.check_alone(self.targets.topic)
         self.wait_until_fresh()
-        if self._operator is not None:
-            self._operator.check_stop(self.sensors.start_timeout_s)
+        if self._operator is not None:  # a stop that is posted must reach the arm
+            self.client.wait_for(self._operator.stop.client, self.sensors.start_timeout_s)
         if self.task.gripper_closed:
             self._grip.publish(Float64(data=1.0))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -294,19 +294,25 @@ class ArmLimits(PoseLimits):
         return pose
 
 
+def check_known(above: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse a key that is not known below `above`."""
+    for key in given:
+        if key not in known:
+            raise RobotRLError(
+                f"unknown key {above}.{key}",
+                expected=f"one of {', '.join(known)}",
+                hint=did_you_mean(key, known, f"{above}."),
+            )
+
+
 def check_bounds(group: str, kinds: Sequence[type], given: Mapping[str, Any], *others: str) -> None:
     """Refuse what is no parameter of a node, of the kinds' fields that are `bounded` or `others`.
 
     And a number that is out of its range.
     """
     ranges = {each.name: each.metadata for k in kinds for each in fields(k) if each.metadata}
+    check_known(group, given, [*ranges, *others])
     for name, value in given.items():
-        if name not in (known := [*ranges, *others]):
-            raise RobotRLError(
-                f"unknown key {group}.{name}",
-                expected=f"one of {', '.join(known)}",
-                hint=did_you_mean(name, known, f"{group}."),
-            )
         if name in ranges:
             low, high = ranges[name]["low"], ranges[name]["high"]
             if not (isinstance(value, int | float) and low <= value <= high):
