@@ -58,7 +58,6 @@ class Connection:
                 self.state, self._failing_since = CONNECTED, None
             elif isinstance(problem, RobotRLError):
                 self._note(str(problem))
-                self._close_driver()
                 self._wait()
             else:
                 raise problem
@@ -73,7 +72,6 @@ class Connection:
         if self._failing_since is None:
             self._failing_since = now
         if now - self._failing_since >= self._patience:
-            self._close_driver()
             self._wait()
 
     def succeeded(self) -> None:
@@ -107,6 +105,7 @@ class Connection:
             self._close_driver()
 
     def _wait(self) -> None:
+        self._close_driver()
         self.state, self._failing_since = WAITING, None
         self._next = time.monotonic() + self._delay
         self._delay = min(2.0 * self._delay, _LONGEST_DELAY)

@@ -41,15 +41,8 @@ _OPEN = 0.1  # position of a gripper that has opened, whatever play its fingers 
 class SceneMirror:
     """A copy of the world that the simulated arm's node owns, and the task in it.
 
-    One thread uses it; messages arrive in another.
-
-    Args:
-        task: The simulated task, the same as the arm's.
-        model: Path of the arm's MJCF, beginning with `hardware/`.
-        gripper: What moves the fingers where the task's action has a gripper column.
-
-    Attributes:
-        sensor: The state of the world; None before `listen`.
+    Task, model and gripper are those of the arm. One thread uses it; messages of the world's state
+    arrive in another, at `sensor`, which is None before `listen`.
     """
 
     def __init__(self, task: Task, model: str, gripper: GripperMotor) -> None:

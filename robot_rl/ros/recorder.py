@@ -76,7 +76,7 @@ class Ring:
         """Write what waits to the disk; when it is time, begin a file and remove the oldest."""
         self._file.flush()
         if time.monotonic() - self._begun >= self._segment_s:
-            self._end()
+            self.close()
             self._begin()
             oldest = time.time() - self._kept_s
             for path in self._segments():
@@ -85,7 +85,7 @@ class Ring:
 
     def keep(self, why: str) -> Path:
         """Keep what is in the ring now, in a folder whose name tells when and `why`."""
-        self._end()
+        self.close()
         kept = self._folder / f"{_stamp()}-{why}"
         kept.mkdir(exist_ok=True)
         for path in self._segments():
@@ -93,10 +93,6 @@ class Ring:
             os.link(path, kept / path.name)
         self._begin()
         return kept
-
-    def close(self) -> None:
-        """Finish the newest file."""
-        self._end()
 
     def _segments(self) -> list[Path]:
         return sorted((self._folder / "ring").glob("*.mcap"))
@@ -108,7 +104,8 @@ class Ring:
         for topic, (kind, definition, data) in self._latched.items():
             self.write(topic, kind, definition, data)
 
-    def _end(self) -> None:
+    def close(self) -> None:
+        """Finish the newest file."""
         self._writer.finish()
         self._file.close()
 
@@ -228,15 +225,14 @@ class Recorder:
 
         def take(data: bytes) -> None:
             self._ring.write(topic, name, definition, data, latched=latched and not events)
-            if events and (words := deserialize_message(data, String).data).startswith(FAULT):
-                self._note_fault(words.removeprefix(FAULT).partition(":")[0])
+            if events and self._keep_at == float("inf"):
+                words = deserialize_message(data, String).data
+                if words.startswith(FAULT):
+                    self._keep_at = time.monotonic() + _AFTER_SECONDS
+                    self._why = words.removeprefix(FAULT).partition(":")[0]
 
         profile = qos.latched(_WAITING) if latched else qos.sensor_subscription(_WAITING)
         self._client.node.create_subscription(kind, topic, take, profile, raw=True)
-
-    def _note_fault(self, kind: str) -> None:
-        if self._keep_at == float("inf"):
-            self._keep_at, self._why = time.monotonic() + _AFTER_SECONDS, kind
 
     def _serve(self, request: Trigger.Request, answer: Trigger.Response) -> Trigger.Response:
         answer.success, answer.message = True, str(self._keep("asked"))
