@@ -317,13 +317,8 @@ class UrArm:
         if time.monotonic() - self._fed >= _NODE_SECONDS:
             return pushing
         control.kickWatchdog()
-        self._push(control)
-        return True
-
-    def _push(self, control: Any) -> None:
-        target = self._target
-        if target is None:
-            return
+        if (target := self._target) is None:
+            return True
         pose = pose_of(self._receive.getActualTCPPose())
         velocity = np.array(self._receive.getActualTCPSpeed(), np.float64)
         wrench = self.spring.wrench(target, pose, velocity)
@@ -333,6 +328,7 @@ class UrArm:
         )
         if not sent:
             raise DriverFault("the UR controller does not take force commands")
+        return True
 
     def _reported_fault(self) -> str | None:
         if self._receive.isEmergencyStopped():

@@ -66,7 +66,8 @@ class RealSenseCamera:
         self._size = (self.width, self.height)
         self._context = (self.context or self._rs.context)()
         self._pipeline: Any = None
-        self._queue: Any = None
+        # Waits so many milliseconds for the next frames of the library's queue.
+        self._next_frames: Callable[[int], Any] | None = None
         self._intrinsics: Intrinsics | None = None
         self._depth_unit = 1e-3  # m
         self._last: int | None = None
@@ -106,7 +107,7 @@ class RealSenseCamera:
                 f" {self.width}×{self.height} at {self.rate_hz} Hz; {self._abilities()}",
                 hint="choose one of these, and use no other program with it at the same time",
             ) from error
-        self._pipeline, self._queue, self._last = pipeline, queue, None
+        self._pipeline, self._next_frames, self._last = pipeline, queue.wait_for_frame, None
         self._offsets.clear()  # its clock may have begun anew
         try:
             self._set_up(profile.get_device(), profile.get_stream(rs.stream.color))
@@ -145,7 +146,7 @@ class RealSenseCamera:
 
     def close(self) -> None:
         """Stop the streams."""
-        pipeline, self._pipeline, self._queue = self._pipeline, None, None
+        pipeline, self._pipeline, self._next_frames = self._pipeline, None, None
         if pipeline is not None:
             try:
                 device = pipeline.get_active_profile().get_device()
@@ -169,11 +170,11 @@ class RealSenseCamera:
             set_color_options(self.name, device, *options)
 
     def _wait(self, deadline: float) -> Any:
-        if self._queue is None:
+        if self._next_frames is None:
             raise DriverError(f"{self.name} is not connected", hint="connect first")
         left = max(1, round((deadline - time.monotonic()) * 1e3))
         try:
-            return self._queue.wait_for_frame(left).as_frameset()
+            return self._next_frames(left).as_frameset()
         except RuntimeError as error:
             if self._repeats >= _SAME_PICTURES:
                 problem = f"{self.name} gives the same picture again and again"

@@ -115,7 +115,10 @@ class LeaderArm(ABC):
             return TeleopState(now, still, None, False, frozenset())
         motion = way / steps
         motion /= max(1.0, float(np.abs(motion).max()))
-        return TeleopState(now, motion, self._told(grip), True, frozenset())
+        told = None  # of the gripper: nothing before the leader's has been moved
+        if grip is not None and (self._grip is None or abs(grip - self._grip) > _GRIP_MOVED):
+            self._grip, told = grip, 2.0 * grip - 1.0
+        return TeleopState(now, motion, told, True, frozenset())
 
     def _note(self, joints: Vector, way: Vector, grip: float | None) -> None:
         """Begin to follow the leader, or let it go."""
@@ -135,13 +138,6 @@ class LeaderArm(ABC):
         if not self._follows and distance > self.engage_within:
             far = f"{self.joint_names[farthest]} is {way[farthest]:+.2f} rad away"
             self.hint = f"bring the leader to the robot: {far}"
-
-    def _told(self, grip: float | None) -> float | None:
-        """What the gripper is told anew, -1 to 1: nothing before the leader's has been moved."""
-        if grip is None or (self._grip is not None and abs(grip - self._grip) <= _GRIP_MOVED):
-            return None
-        self._grip = grip
-        return 2.0 * grip - 1.0
 
 
 @dataclass

@@ -56,23 +56,6 @@ class _Scene(SimCamera):
         self.fault = str(message.data)
 
 
-class _Queue:
-    """A syncer as the library's pipeline fills a queue: with sets of frames.
-
-    `problem` is why none will come any more, or None.
-    """
-
-    def __init__(self, syncer: Any) -> None:
-        self._syncer = syncer
-        self.problem: Exception | None = None
-
-    def wait_for_frame(self, milliseconds: int) -> Any:
-        """As of `rs.frame_queue`."""
-        if self.problem is not None:
-            raise DriverError("the twin's camera cannot see", got=repr(self.problem))
-        return self._syncer.wait_for_frames(milliseconds)
-
-
 @dataclass(eq=False, kw_only=True)
 class TwinRealSense(RealSenseCamera):
     """One camera of the twin's model, seen through `pyrealsense2`.
@@ -130,10 +113,17 @@ class TwinRealSense(RealSenseCamera):
         for sensor, profile in self._sensors:
             sensor.open([profile])
             sensor.start(syncer)
-        self._queue, self._last = _Queue(syncer), None
+        self._problem: Exception | None = None  # why no pictures will come any more
+
+        def next_frames(milliseconds: int) -> Any:
+            if self._problem is not None:
+                raise DriverError("the twin's camera cannot see", got=repr(self._problem))
+            return syncer.wait_for_frames(milliseconds)
+
+        self._next_frames, self._last = next_frames, None
         self._ending.clear()
         self._scene.connect()
-        self._thread = threading.Thread(target=self._feed, args=(self._queue,), daemon=True)
+        self._thread = threading.Thread(target=self._feed, daemon=True)
         self._thread.start()
         self._set_up(device, self._sensors[0][1])
 
@@ -148,7 +138,7 @@ class TwinRealSense(RealSenseCamera):
                 sensor.stop()
                 sensor.close()
         self._sensors.clear()
-        self._queue = None
+        self._next_frames = None
 
     def _relate(self) -> None:
         """Depth is seen from where colour is, in millimetres."""
@@ -166,7 +156,7 @@ class TwinRealSense(RealSenseCamera):
         lens.model = self._rs.distortion.brown_conrady
         return lens
 
-    def _feed(self, queue: _Queue) -> None:
+    def _feed(self) -> None:
         """Look at the world until the end; OpenGL wants one thread for that, from first to last."""
         shown: Frame | None = None
         try:
@@ -178,7 +168,7 @@ class TwinRealSense(RealSenseCamera):
                     if self._scene.fault != SILENT:
                         self._send(replace(shown, stamp_ns=seen.stamp_ns, sequence=seen.sequence))
         except Exception as problem:  # raised by the next read
-            queue.problem = problem
+            self._problem = problem
         finally:
             self._scene.close()
 
