@@ -248,7 +248,6 @@ class RealSenseCamera:
         )
 
     def _abilities(self) -> str:
-        """Sizes and rates of colour, for an error."""
         try:
             if self.recording is not None:
                 device = self._context.load_device(self.recording)

@@ -109,7 +109,6 @@ class UvcCamera:
         return path.is_char_device() or self.device.startswith("/dev/")
 
     def _open(self) -> Any:
-        """Open the camera or film; returns PyAV's container."""
         if not Path(self.device).exists():
             problem = f"there is no camera {self.device}"
             raise DriverError(problem, hint="plug it in; ls -l /dev/v4l/by-id shows what there is")

@@ -121,7 +121,6 @@ class LeaderArm(ABC):
         return TeleopState(now, motion, told, True, frozenset())
 
     def _note(self, joints: Vector, way: Vector, grip: float | None) -> None:
-        """Begin to follow the leader, or let it go."""
         now, farthest = time.monotonic(), int(np.argmax(np.abs(way)))
         if self._at is None:
             self._at = joints

@@ -354,7 +354,6 @@ class UrController(LiveWorld):
         self._changes.append((time.monotonic() + _CHANGE_SECONDS, change))
 
     def _begin_program(self) -> None:
-        """Begin what was uploaded, unless the arm must not move."""
         self._beginning = False
         if self._safety is _NORMAL and self._robot_mode == _ON and self._remote:
             self._run_program(True)

@@ -107,7 +107,6 @@ def to_pose(matrix: Matrix) -> Matrix:
 
 
 def _check_motion(arm: Matrix) -> None:
-    """Refuse views between which the arm did not turn about two axes."""
     first, second = np.triu_indices(len(arm), 1)
     turns = np.linalg.inv(arm[first, :3, :3]) @ arm[second, :3, :3]
     vectors = Rotation.from_matrix(turns).as_rotvec()

@@ -79,7 +79,6 @@ def _arms_alone(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def _make_robot(
     config: Mapping[str, Any], further_cameras: Sequence[Mapping[str, Any]]
 ) -> tuple[Robot, Task]:
-    """Make a robot of one arm, and what it does."""
     parts: dict[str, Any] = {}
     domain = registry.make(config["domain"])
     if has_domain(config):

@@ -150,7 +150,6 @@ class ScriptedEpisodes:
         )
 
     def _release(self, robot: RosRobot) -> None:
-        """Let the gripper open where the arm is."""
         jaws = robot.measurements.gripper
         if jaws is None:
             return

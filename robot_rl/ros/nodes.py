@@ -113,7 +113,6 @@ def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
 
 
 def _table_of(config: DictConfig, cameras: list[Any]) -> list[NodeDescription]:
-    """The nodes of one arm."""
     plain = OmegaConf.to_container(config.nodes, resolve=True)
     assert isinstance(plain, dict)
     table: list[NodeDescription] = []

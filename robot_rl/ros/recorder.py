@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mcap.exceptions import EndOfFile
-from mcap.records import Channel, Message, Schema
-from mcap.stream_reader import StreamReader
+from mcap.reader import NonSeekingReader
 from mcap.writer import Writer
 from rclpy.qos import DurabilityPolicy
 from rclpy.serialization import deserialize_message
@@ -129,25 +128,17 @@ def mend(path: Path) -> None:
         torn.seek(0)
         aside = path.with_suffix(".partial")
         with aside.open("wb") as file:
-            writer = _writer(file)
-            schemas, channels = dict[int, int](), dict[int, int]()
+            writer, numbers = _writer(file), dict[int, int]()
+            messages = NonSeekingReader(torn).iter_messages(log_time_order=False)
             try:
-                for record in StreamReader(torn).records:
-                    if isinstance(record, Schema):
-                        schemas[record.id] = writer.register_schema(
-                            record.name, record.encoding, record.data
-                        )
-                    elif isinstance(record, Channel):
-                        channels[record.id] = writer.register_channel(
-                            record.topic, record.message_encoding, schemas[record.schema_id]
-                        )
-                    elif isinstance(record, Message):
-                        writer.add_message(
-                            channels[record.channel_id],
-                            log_time=record.log_time,
-                            publish_time=record.publish_time,
-                            data=record.data,
-                        )
+                for schema, channel, message in messages:
+                    assert schema is not None  # which all of ours have
+                    if channel.id not in numbers:
+                        kind = writer.register_schema(schema.name, schema.encoding, schema.data)
+                        known = (channel.topic, channel.message_encoding, kind)
+                        numbers[channel.id] = writer.register_channel(*known)
+                    told = (message.log_time, message.data, message.publish_time)
+                    writer.add_message(numbers[channel.id], *told)
             except EndOfFile:
                 pass  # where it was cut
             writer.finish()

@@ -108,7 +108,6 @@ class RosRobot:
             task.check_start(self.limits)
 
     def _take_part(self) -> None:
-        """Make the topics."""
         client, node, task = self.client, self.client.node, self.task
         max_force = self.limits.max_force if self.wrench else None
         limits = self.joints or dataclasses.replace(self.limits, max_force=max_force)
