@@ -243,25 +243,6 @@ class TrajectoryTopicArm(TopicArm):
         from builtin_interfaces.msg import Duration
         from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
-        joints = self._solved(target_pose)
-        seconds = int(self.horizon_s)
-        ahead = Duration(sec=seconds, nanosec=round((self.horizon_s - seconds) * 1e9))
-        point = JointTrajectoryPoint(positions=joints.tolist(), time_from_start=ahead)
-        self._publisher.publish(JointTrajectory(joint_names=list(self.joint_names), points=[point]))
-
-    def forward_kinematics(self, joints: Vector) -> Vector:
-        """The pose (7,) of the TCP, base frame, at joint positions (n,) [rad]."""
-        from robot_rl.env.sim.kinematics import forward_kinematics
-
-        return forward_kinematics(self._model, self._data, self._chain, joints)
-
-    def _solve_pose(self, joints: Vector) -> Vector:
-        return self.forward_kinematics(joints)
-
-    def _commands(self) -> tuple[str, str]:
-        return "trajectory_msgs/msg/JointTrajectory", self.command_topic
-
-    def _solved(self, target_pose: Vector) -> Vector:
         from robot_rl.env.sim.kinematics import solve_inverse_kinematics
 
         measured = self.read().joint_positions
@@ -279,4 +260,19 @@ class TrajectoryTopicArm(TopicArm):
                 expected=f"at most {self.max_joint_step} rad in one command",
                 hint="the arm is near a singularity: move it away, then clear_errors",
             )
-        return joints
+        seconds = int(self.horizon_s)
+        ahead = Duration(sec=seconds, nanosec=round((self.horizon_s - seconds) * 1e9))
+        point = JointTrajectoryPoint(positions=joints.tolist(), time_from_start=ahead)
+        self._publisher.publish(JointTrajectory(joint_names=list(self.joint_names), points=[point]))
+
+    def forward_kinematics(self, joints: Vector) -> Vector:
+        """The pose (7,) of the TCP, base frame, at joint positions (n,) [rad]."""
+        from robot_rl.env.sim.kinematics import forward_kinematics
+
+        return forward_kinematics(self._model, self._data, self._chain, joints)
+
+    def _solve_pose(self, joints: Vector) -> Vector:
+        return self.forward_kinematics(joints)
+
+    def _commands(self) -> tuple[str, str]:
+        return "trajectory_msgs/msg/JointTrajectory", self.command_topic

@@ -41,8 +41,7 @@ _WATCHDOG, _STOP_SCRIPT = 35, 255
 # streamed are not waited for.
 _READY, _DONE = 1, 2
 _STOPPED, _RUNNING = 1, 2  # the program, in runtime_state
-_OFF, _IDLE, _ON = 3, 5, 7  # robot modes
-_ROBOT_MODES = {_OFF: "POWER_OFF", _IDLE: "IDLE", _ON: "RUNNING"}
+_OFF, _ON = 3, 7  # robot modes
 _CHANGE_SECONDS = 0.3
 _LOCKED_SECONDS = 5.0  # a protective stop stays at least so long
 
@@ -53,16 +52,15 @@ _LEAST_GAIN = 0.01  # the arm does not move at 0
 
 
 class _Safety(NamedTuple):
-    """A state of the safety system, as RTDE and the dashboard tell it."""
+    """A state of the safety system, as RTDE tells it."""
 
-    name: str
     mode: int  # safety_mode
     bits: int  # safety_status_bits
 
 
-_NORMAL = _Safety("NORMAL", 1, 1 << 0)
-_PROTECTIVE_STOP = _Safety("PROTECTIVE_STOP", 3, 1 << 2)
-_EMERGENCY_STOP = _Safety("ROBOT_EMERGENCY_STOP", 7, 1 << 6 | 1 << 7)
+_NORMAL = _Safety(1, 1 << 0)
+_PROTECTIVE_STOP = _Safety(3, 1 << 2)
+_EMERGENCY_STOP = _Safety(7, 1 << 6 | 1 << 7)
 
 
 class _ForceMode(NamedTuple):
@@ -241,24 +239,11 @@ class UrController(LiveWorld):
                 "PolyscopeVersion": lambda: "URSoftware 5.11.0.108249 (Dec 15 2021)",
                 "is in remote control": lambda: str(self._remote).lower(),
                 "get serial number": lambda: "20195500000",
-                "get robot model": lambda: "UR5",
                 "close safety popup": lambda: "closing safety popup",
-                "close popup": lambda: "closing popup",
-                "robotmode": lambda: f"Robotmode: {_ROBOT_MODES[self._robot_mode]}",
-                "safetymode": lambda: f"Safetymode: {self._safety.name}",
-                "safetystatus": lambda: f"Safetystatus: {self._safety.name}",
-                "running": lambda: f"Program running: {str(self._is_running).lower()}",
-                "stop": self._stopped_by_dashboard,
                 "unlock protective stop": self._unlock,
-                "power on": partial(self._power, "Powering on", _OFF, _IDLE),
-                "brake release": partial(self._power, "Brake releasing", _IDLE, _ON),
             }
             known = answers.get(command)
             return known() if known else f"could not understand: '{command}'"
-
-    def _stopped_by_dashboard(self) -> str:
-        self._soon(partial(self._run_program, False))
-        return "Stopped"
 
     def _unlock(self) -> str:
         if time.monotonic() < self._unlockable:
@@ -269,14 +254,6 @@ class UrController(LiveWorld):
     def _unlocked(self) -> None:
         if self._safety is _PROTECTIVE_STOP:
             self._safety, self.fault = _NORMAL, None
-
-    def _power(self, answer: str, before: int, after: int) -> str:
-        """What the dashboard can do of `switch_on`; not with a pressed button."""
-        if self._safety is not _NORMAL or self._robot_mode not in (before, _IDLE):
-            return f"{answer} failed: {self._safety.name}"
-        self._robot_mode = after
-        self.fault = None if after == _ON else self.fault
-        return answer
 
     # -- time -------------------------------------------------------------------------------------
 

@@ -39,9 +39,7 @@ _SECOND = 1_000_000_000  # ns
 _ENCODINGS: dict[str, tuple[str, int, bool]] = {
     "rgb8": ("u1", 3, False),
     "bgr8": ("u1", 3, True),
-    "mono8": ("u1", 1, False),
     "16UC1": ("u2", 1, False),
-    "mono16": ("u2", 1, False),
 }
 # A quaternion further than this from unit length is no rotation.
 _UNIT_TOLERANCE = 1e-2
@@ -89,9 +87,8 @@ def image_message(image: npt.NDArray[np.generic], stamp_ns: int, frame: str) -> 
 def image_array(message: Image) -> npt.NDArray[np.generic]:
     """The picture of a message, which it shares its memory with where it can.
 
-    It is uint8 (height, width, 3) RGB of a colour image, uint8 or uint16 (height, width, 1) of
-    another; depth in mm. An unknown encoding, and data of another length than `step` says, are a
-    `MessageError`.
+    It is uint8 (height, width, 3) RGB, or uint16 (height, width, 1) depth [mm]. An unknown encoding
+    is a `MessageError`, and so is data of another length than `step` says.
     """
     if message.encoding not in _ENCODINGS:
         raise MessageError(
