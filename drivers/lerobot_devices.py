@@ -13,13 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from drivers.errors import DriverError, DriverTimeout
 from drivers.gripper.base import Fingers
 from robot_rl.errors import did_you_mean, require
-
-Vector = npt.NDArray[np.float64]
+from robot_rl.safety.rotations import Vector
 
 EXTRA = "lerobot-arms"
 _POSITION = ".pos"

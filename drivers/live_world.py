@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from drivers.errors import DriverError
 from drivers.gripper.base import check_position
@@ -20,8 +19,7 @@ from robot_rl.env.sim.robot import FINGER_STROKE
 from robot_rl.env.sim.task import put_in_world
 from robot_rl.env.sim.world import GripperMotor, SceneState
 from robot_rl.env.task import Task
-
-Vector = npt.NDArray[np.float64]
+from robot_rl.safety.rotations import Vector as Vector
 
 # The wrench is the mean over this long, as a wrist sensor's filter gives it [s].
 _WRENCH_SECONDS = 0.1

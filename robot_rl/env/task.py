@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action
 from robot_rl.errors import RobotRLError
 from robot_rl.safety.commands import checked_pose
 from robot_rl.safety.limits import PoseLimits
-
-Vector = npt.NDArray[np.float64]
+from robot_rl.safety.rotations import Vector
 
 
 class Outcome(NamedTuple):

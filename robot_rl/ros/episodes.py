@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
 from sensor_msgs.msg import JointState
@@ -23,11 +22,11 @@ from robot_rl.ros.errors import ResetFailed, ServiceFailed
 from robot_rl.ros.messages import MessageError
 from robot_rl.ros.sensors import Sensor
 from robot_rl.safety import rotations
+from robot_rl.safety.rotations import Vector
 
 if TYPE_CHECKING:
     from robot_rl.ros.robot import RosRobot
 
-Vector = npt.NDArray[np.float64]
 
 _ATTEMPTS = 2
 _COMMAND_SECONDS = 0.05

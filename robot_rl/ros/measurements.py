@@ -24,11 +24,11 @@ from robot_rl.ros.client import RosClient
 from robot_rl.ros.sensors import NodeHealth, Sensor, together, wait_for_all
 from robot_rl.safety import CartesianLimits, JointActionLimits, Plausibility
 from robot_rl.safety.limits import check_positive
+from robot_rl.safety.rotations import Vector
 
 if TYPE_CHECKING:
     from robot_rl.env.sim.cameras import CameraOptions
 
-Vector = npt.NDArray[np.float64]
 
 # Pictures vary by milliseconds: what comes so shortly before a tick may come after the next.
 _UNSURE_S = 0.003

@@ -30,8 +30,8 @@ from std_msgs.msg import Header
 
 from robot_rl.calibration.board import Intrinsics
 from robot_rl.errors import RobotRLError
+from robot_rl.safety.rotations import Vector
 
-Vector = npt.NDArray[np.float64]
 BASE_FRAME = "base"
 _SECOND = 1_000_000_000  # ns
 

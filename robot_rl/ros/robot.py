@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from std_msgs.msg import Float64
 
 from robot_rl.data.schema import Observation
@@ -35,8 +34,7 @@ from robot_rl.ros.sensors import Sensor, check_all
 from robot_rl.ros.targets import JointTargets, PoseTargets
 from robot_rl.ros.work_report import WorkReport
 from robot_rl.safety import ActionLimiter, CartesianLimits, JointActionLimits
-
-Vector = npt.NDArray[np.float64]
+from robot_rl.safety.rotations import Vector
 
 # The arm's node gives up a reset when half a second passes without a sign of who asked for it [s].
 _SHOWN_SECONDS = 0.05

@@ -14,12 +14,12 @@ import numpy.typing as npt
 from robot_rl.errors import RobotRLError, did_you_mean
 from robot_rl.safety import rotations
 from robot_rl.safety.commands import checked_pose
+from robot_rl.safety.rotations import Vector as Vector
 
 if TYPE_CHECKING:
     from robot_rl.safety.joint_limits import JointArmLimits
     from robot_rl.safety.measurement import ArmState
 
-Vector = npt.NDArray[np.float64]
 Compliance = Literal["impedance", "force_mode", "position"]
 
 # What rounding makes of an angle at its limit [rad].

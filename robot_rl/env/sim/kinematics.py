@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from robot_rl.errors import RobotRLError
 from robot_rl.safety import rotations
-
-Vector = npt.NDArray[np.float64]
+from robot_rl.safety.rotations import Vector
 
 _XYZW = [1, 2, 3, 0]
 _DAMPING = 1e-4  # of inverse kinematics

@@ -9,7 +9,6 @@ from typing import Any
 
 import mujoco
 import numpy as np
-import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action
@@ -18,8 +17,7 @@ from robot_rl.env.task import Outcome, Task, refuse_resume, seen
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.resources import find_resource
 from robot_rl.safety import rotations
-
-Vector = npt.NDArray[np.float64]
+from robot_rl.safety.rotations import Vector as Vector
 
 # Fingers that come closer than this have nothing between them [m].
 _EMPTY = 0.01

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import mujoco
 import numpy as np
-import numpy.typing as npt
 
 from robot_rl.env.sim.domain import IDEAL, Conditions, Sensors
 from robot_rl.env.sim.kinematics import (
@@ -27,8 +26,7 @@ from robot_rl.env.sim.kinematics import (
 )
 from robot_rl.errors import RobotRLError
 from robot_rl.safety import rotations
-
-Vector = npt.NDArray[np.float64]
+from robot_rl.safety.rotations import Vector
 
 # Names of the joints, and of the geoms, of the two fingers.
 FINGERS = ("finger_left", "finger_right")
