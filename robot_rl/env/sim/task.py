@@ -262,7 +262,9 @@ class JointExpert:
         turn = rotations.from_rotation_vector(expert.rotation_step * motion[3:])
         shift = expert.translation_step * motion[:3]
         wanted = rotations.displaced(task.world.tcp_pose(), shift, turn)
-        joints = task.world.joint_way(wanted) / np.array(self.steps)
+        world = task.world
+        way = world.kinematics.step(world.joint_positions(), wanted)
+        joints = way / np.array(self.steps)
         joints /= max(1.0, float(np.abs(joints).max()))
         gripper = [action[GRIPPER_ACTION]] if GRIPPER_ACTION in action else []
         return np.array([*joints, *gripper], np.float32)
