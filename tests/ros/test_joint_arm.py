@@ -226,7 +226,6 @@ class ScriptedLeader:
         while not self._ending.wait(0.02):
             if self.joints is None or self.goal is None:
                 continue
-            self.world.data.qpos[self.world.kinematics.qpos] = self.joints
             way = self.world.kinematics.step(self.joints, self.goal)
             way *= min(1.0, 0.15 / max(np.abs(way).max(), 1e-9))
             sign = -sign
