@@ -137,13 +137,11 @@ class Freshness:
         self._seen = time.monotonic()
         self._interval = 0.0
         self._count = 0
-        self._jumps = 0
 
     def is_new(self, stamp_ns: int) -> bool:
         """Whether a measurement is another than the one before, which it then replaces.
 
-        A stamp before the last one is new too: a clock was set back, and is counted. No stamp is a
-        `RobotRLError`.
+        A stamp before the last one is new too: a clock was set back. No stamp is a `RobotRLError`.
         """
         if stamp_ns <= 0:
             raise RobotRLError(
@@ -159,7 +157,6 @@ class Freshness:
             weight = _SMOOTHING if self._count > 1 else 1.0
             self._interval += weight * (now - self._seen - self._interval)
             if stamp_ns < self._stamp - _JUMP_NS:
-                self._jumps += 1
                 back = 1e-9 * (self._stamp - stamp_ns)
                 self.warning = f"the device's clock has jumped back by {back:.3f} s"
         self._stamp, self._seen = stamp_ns, now
@@ -182,5 +179,4 @@ class Freshness:
             "rate_hz": f"{rate:.1f}",
             "age_s": f"{time.monotonic() - self._seen:.3f}",
             "measurements": self._count,
-            "clock_jumps_back": self._jumps,
         }

@@ -26,9 +26,6 @@ from robot_rl.safety.limits import (
 if TYPE_CHECKING:
     from robot_rl.safety.measurement import ArmState
 
-# What a joint may be off by although the arm stands, and farther from where it was asked to be no
-# joint may come by itself, or by being pushed [rad].
-_NOISE, _STRAYED = 0.02, 0.5
 _NUMBERS_OF_JOINTS = ("joint_low", "joint_high", "step")
 
 
@@ -37,6 +34,10 @@ class JointRanges:
     """Where the joints of an arm may be, and how far their targets may lead them."""
 
     place_name: ClassVar[str] = "joints"
+    # Farther from where it was asked to be no joint may come by itself, or by being pushed; and by
+    # how much it may be off although the arm stands (1,) [rad].
+    strayed: ClassVar[Vector] = np.array([0.5])
+    noise: ClassVar[Vector] = np.array([0.02])
     # No force is limited: where an arm measures one, let it take poses.
     max_force: ClassVar[None] = None
     max_torque: ClassVar[None] = None
@@ -60,16 +61,6 @@ class JointRanges:
                 expected="a number for each joint [rad]",
             )
         check_joint_ranges(self.joint_low, self.joint_high, self.joint_margin)
-
-    @cached_property
-    def strayed(self) -> Vector:
-        """Farther away than this no joint may come unasked (n,) [rad]."""
-        return np.full(len(self.joint_low), _STRAYED)
-
-    @cached_property
-    def noise(self) -> Vector:
-        """What the joints of an arm that stands may be off by (n,) [rad]."""
-        return np.full(len(self.joint_low), _NOISE)
 
     @cached_property
     def fastest(self) -> Vector:

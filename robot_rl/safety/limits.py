@@ -24,14 +24,10 @@ Compliance = Literal["impedance", "force_mode", "position"]
 
 # What rounding makes of an angle at its limit [rad].
 _SMALL_ANGLE = 1e-9
-# Farther from where it was asked to be no arm may come by itself, or by being pushed [m, rad].
-_STRAYED = np.array([0.07, 0.5])
 # No arm reaches farther, in metres; who gives millimetres does [m].
 _FARTHEST = 10.0
 # Nobody wants to move a target farther in one step [m, rad].
 _LONGEST_STEP = {"translation_step": 0.2, "rotation_step": 1.5}
-# What a measured pose may be off by although the arm stands [m, rad].
-_NOISE = np.array([0.002, 0.02])
 # Limits that may be None, and what is checked by itself; all others are positive numbers.
 _OPTIONAL = ("max_force", "max_torque")
 _NO_POSITIVE_NUMBERS = (
@@ -63,8 +59,10 @@ class PoseLimits:
     """
 
     place_name: ClassVar[str] = "pose"
-    strayed: ClassVar[Vector] = _STRAYED
-    noise: ClassVar[Vector] = _NOISE
+    # Farther from where it was asked to be no arm may come by itself, or by being pushed; and by how
+    # much a measured pose may be off although the arm stands (2,) [m, rad].
+    strayed: ClassVar[Vector] = np.array([0.07, 0.5])
+    noise: ClassVar[Vector] = np.array([0.002, 0.02])
 
     workspace_low: tuple[float, float, float]  # lowest TCP position [m]
     workspace_high: tuple[float, float, float]  # highest TCP position [m]

@@ -111,7 +111,7 @@ class Straying:
     def __init__(self, limits: PoseLimits | JointRanges) -> None:
         self._limits = limits
         self._asked: Vector | None = None
-        self._nearest = np.zeros(limits.strayed.shape)
+        self._nearest: Vector = np.zeros(1)
 
     def ask(self, pose: Vector, *, anew: bool = False) -> None:
         """The arm is asked to be at a pose (7,), or at joint positions (n,).
@@ -122,7 +122,7 @@ class Straying:
             anew: Whether what was asked before does not matter: the arm may be anywhere.
         """
         if anew or self._asked is None:
-            self._nearest = np.full(self._limits.strayed.shape, math.inf)
+            self._nearest = np.array([math.inf])
         else:
             self._nearest = self._nearest + self._limits.apart(self._asked, pose)
         self._asked = pose.copy()
