@@ -59,8 +59,8 @@ class PoseLimits:
     """
 
     place_name: ClassVar[str] = "pose"
-    # Farther from where it was asked to be no arm may come by itself, or by being pushed; and by how
-    # much a measured pose may be off although the arm stands (2,) [m, rad].
+    # Farther from where it was asked to be no arm may come by itself, or by being pushed; and by
+    # how much a measured pose may be off although the arm stands (2,) [m, rad].
     strayed: ClassVar[Vector] = np.array([0.07, 0.5])
     noise: ClassVar[Vector] = np.array([0.002, 0.02])
 
