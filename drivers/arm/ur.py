@@ -160,11 +160,10 @@ class UrArm:
             if self.tool is not None:
                 tcp = pose_of(self._control.getTCPOffset())
                 self.tool.check(tcp, self._receive.getPayload())
-        except DriverError:
+        except (DriverError, RuntimeError) as error:
             self.close()
-            raise
-        except RuntimeError as error:
-            self.close()
+            if isinstance(error, DriverError):
+                raise
             raise DriverError(
                 f"the UR controller at {self.host} cannot be controlled",
                 got=error,

@@ -92,7 +92,7 @@ class UrController(LiveWorld):
         self._changes: list[tuple[float, Callable[[], None]]] = []  # when, and what
         self._beginning = False  # a program is about to
         self._is_running = False
-        self._remote = True
+        self.remote = True  # whether the pendant is in remote control: else it takes no programs
         self._unlockable = 0.0  # when a protective stop may end, on the steady clock [s]
         self._patience = math.inf  # of the program's watchdog [s]
         self._kicked = 0.0
@@ -181,10 +181,6 @@ class UrController(LiveWorld):
         """End both."""
         self._with_gripper().silent = self._fingers.jammed = False
 
-    def set_remote(self, remote: bool) -> None:
-        """Switch the pendant between remote control and local, which takes no programs."""
-        self._remote = remote
-
     def _with_gripper(self) -> RobotiqGripper:
         if self.gripper_port is None:
             raise DriverError("this twin has no gripper", hint="take robot=twin_ur5e_2f85")
@@ -237,7 +233,7 @@ class UrController(LiveWorld):
         with self._lock:
             answers: dict[str, Callable[[], str]] = {
                 "PolyscopeVersion": lambda: "URSoftware 5.11.0.108249 (Dec 15 2021)",
-                "is in remote control": lambda: str(self._remote).lower(),
+                "is in remote control": lambda: str(self.remote).lower(),
                 "get serial number": lambda: "20195500000",
                 "close safety popup": lambda: "closing safety popup",
                 "unlock protective stop": self._unlock,
@@ -332,7 +328,7 @@ class UrController(LiveWorld):
 
     def _begin_program(self) -> None:
         self._beginning = False
-        if self._safety is _NORMAL and self._robot_mode == _ON and self._remote:
+        if self._safety is _NORMAL and self._robot_mode == _ON and self.remote:
             self._run_program(True)
 
     def _run_program(self, running: bool) -> None:

@@ -130,12 +130,9 @@ class SoleSource:
         self._settled_at = -math.inf
 
     def refusal(self, sequence: int, publishers: int, now: float) -> str | None:
-        """Why a command must not be followed, or None.
+        """Why a command must not be followed, received at `now` on the steady clock [s]; or None.
 
-        Args:
-            sequence: Its number within its publisher.
-            publishers: How many the middleware knows of on the topic.
-            now: Steady time of receipt [s].
+        Its number within its publisher is `sequence`; the middleware knows of so many publishers.
         """
         last, silent = self._sequence, now - self._heard > self._silence
         self._sequence, self._heard = sequence, now

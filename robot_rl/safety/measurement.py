@@ -64,10 +64,8 @@ class Plausibility:
     def problem(self, pose: Vector, stamp_ns: int, now: float) -> str | None:
         """Take a measured place; returns why no arm can have moved like that, or None.
 
-        Args:
-            pose: A pose (7,), base frame; or joint positions (n,) [rad].
-            stamp_ns: When it was measured; the same again is no new measurement [ns].
-            now: Steady time [s].
+        It is a pose (7,), base frame, or joint positions (n,) [rad]. `stamp_ns` is when it was
+        measured [ns]: the same again is no new measurement. `now` is steady time [s].
         """
         last = self._pose
         if last is not None and stamp_ns == self._stamp_ns and np.array_equal(pose, last):
@@ -116,10 +114,8 @@ class Straying:
     def ask(self, pose: Vector, *, anew: bool = False) -> None:
         """The arm is asked to be at a pose (7,), or at joint positions (n,).
 
-        Args:
-            pose: Where to; the arm may be as much farther from it as this is farther from the one
-                before.
-            anew: Whether what was asked before does not matter: the arm may be anywhere.
+        It may be as much farther from that as that is farther from the one before. With `anew` what
+        was asked before does not matter: the arm may be anywhere.
         """
         if anew or self._asked is None:
             self._nearest = np.array([math.inf])
