@@ -78,11 +78,10 @@ class DeviceNode(LifecycleNode, ABC):
         self.trouble = ""  # why the last transition that failed did
         self.refusals, self.last_refusal = 0, ""  # of commands; why the last one was, if it was
         self._connection: Connection | None = None
-        self._was_connected = False
+        self._has_topics = self._was_connected = False
         self._quiet_until = 0.0  # on the steady clock [s]
         self._told_level, self._told_at = DiagnosticStatus.OK, 0.0
         self._timer: Timer | None = None
-        self._has_topics = False
         self._driver_config: str = self.parameter("driver", "", "a mapping with _target_")
         self.rate_hz: float = self.parameter(
             "rate_hz", self.default_rate_hz, "polls per second", low=0.1, high=self.highest_rate_hz
