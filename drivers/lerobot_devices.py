@@ -10,16 +10,14 @@ import importlib
 import math
 import pkgutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from drivers.errors import DriverError, DriverTimeout
+from drivers.gripper.base import Fingers
 from robot_rl.errors import did_you_mean, require
-
-Vector = npt.NDArray[np.float64]
+from robot_rl.safety.rotations import Vector
 
 EXTRA = "lerobot-arms"
 _POSITION = ".pos"
@@ -28,17 +26,26 @@ _ANGLES = {"degrees": math.pi / 180.0, "radians": 1.0}
 
 
 def connected_device(
-    family: Literal["robots", "teleoperators"], kind: str, settings: Mapping[str, Any]
-) -> Any:
+    family: Literal["robots", "teleoperators"],
+    kind: str,
+    settings: Mapping[str, Any],
+    joints: Sequence[str],
+    fingers: Fingers | None,
+    units: str | None,
+) -> tuple[Any, Positions]:
     """Make and connect a device of LeRobot, which must be calibrated already.
 
     Args:
         family: Whether it is a follower or a leader.
         kind: Its type, as LeRobot names it, such as `so101_follower`.
         settings: Further fields of its configuration, such as `port` and `id`.
+        joints: Names of its joints, in our order.
+        fingers: Its gripper, if it has one.
+        units: Of its joints, `degrees` or `radians`; None: what the device says.
 
     Raises:
-        DriverError: There is no such type, a setting is wrong, or the device is not calibrated.
+        DriverError: There is no such type, a setting is wrong, or the device is not calibrated; it
+            has other motors, or joints that it does not measure as angles.
         DriverTimeout: It does not answer.
         MissingExtra: LeRobot is not installed, or a library that this device needs.
     """
@@ -47,13 +54,19 @@ def connected_device(
         if family == "robots":
             _set_goals(device)
         device.connect(calibrate=False)
+        _check_calibrated(family, kind, settings, device)
+        return device, Positions(device, joints, fingers, units)
     except Exception as error:  # each device raises errors of its own
         release(device)
+        if isinstance(error, DriverError):
+            raise
         if isinstance(error, OSError):
             raise DriverTimeout(f"LeRobot does not reach the {kind}", got=error) from error
         raise DriverError(f"LeRobot does not connect the {kind}", got=repr(error)) from error
+
+
+def _check_calibrated(family: str, kind: str, settings: Mapping[str, Any], device: Any) -> None:
     if not device.is_calibrated:
-        release(device)
         group, given = family[:-1].replace("teleoperator", "teleop"), {"type": kind, **settings}
         words = " ".join(f"--{group}.{key}={value}" for key, value in given.items())
         raise DriverError(
@@ -61,7 +74,6 @@ def connected_device(
             got=f"nothing that fits the motors in {device.calibration_fpath}",
             hint=f"run lerobot-calibrate {words}",
         )
-    return device
 
 
 def release(device: Any) -> None:
@@ -124,53 +136,14 @@ def _made(family: str, kind: str, settings: Mapping[str, Any]) -> Any:
         ) from error
 
 
-@dataclass(frozen=True)
-class Fingers:
-    """A gripper among the motors of a LeRobot device."""
-
-    name: str = "gripper"  # of its motor
-    open_at: float = 100.0  # position when it is open, in LeRobot's own unit
-    closed_at: float = 0.0  # position when it is closed
-
-    def __post_init__(self) -> None:
-        if self.open_at == self.closed_at:
-            problem = "open_at and closed_at of the gripper are the same"
-            raise DriverError(problem, got=self.open_at, expected="two positions of its motor")
-
-    def share(self, position: float) -> float:
-        """How far it is closed, 0 open to 1 closed, at a position of its motor."""
-        share = (position - self.open_at) / (self.closed_at - self.open_at)
-        return min(max(share, 0.0), 1.0)
-
-    def position(self, share: float) -> float:
-        """The other way round."""
-        return self.open_at + share * (self.closed_at - self.open_at)
-
-
 class Positions:
-    """What of a device's numbers are joints and a gripper, in our units.
-
-    Args:
-        device: One of LeRobot.
-        features: Its numbers, `action_features`: keys such as `elbow_flex.pos`.
-        joints: Names of its joints, in our order.
-        fingers: Its gripper, if it has one.
-        units: Of its joints, `degrees` or `radians`; None: what the device says.
-
-    Raises:
-        DriverError: It has other numbers, or joints that it does not measure as angles.
-    """
+    """What of a device's numbers are joints and a gripper, in our units; see `connected_device`."""
 
     def __init__(
-        self,
-        device: Any,
-        features: Sequence[str],
-        joints: Sequence[str],
-        fingers: Fingers | None,
-        units: str | None,
+        self, device: Any, joints: Sequence[str], fingers: Fingers | None, units: str | None
     ) -> None:
         named = [*joints, *([fingers.name] if fingers else [])]
-        keys = [name + _POSITION for name in named]
+        keys, features = [name + _POSITION for name in named], device.action_features
         if sorted(keys) != sorted(features):
             raise DriverError(
                 "this LeRobot device has other motors than it is configured with",

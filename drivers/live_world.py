@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from drivers.errors import DriverError
 from drivers.gripper.base import check_position
@@ -20,8 +19,7 @@ from robot_rl.env.sim.robot import FINGER_STROKE
 from robot_rl.env.sim.task import put_in_world
 from robot_rl.env.sim.world import GripperMotor, SceneState
 from robot_rl.env.task import Task
-
-Vector = npt.NDArray[np.float64]
+from robot_rl.safety.rotations import Vector as Vector
 
 # The wrench is the mean over this long, as a wrist sensor's filter gives it [s].
 _WRENCH_SECONDS = 0.1
@@ -35,8 +33,7 @@ class Scene(NamedTuple):
 
     stamp_ns: int  # system time of the instant [ns]
     state: Vector  # see `SceneState`
-    # Poses (k, 7) of the task's objects as observed, with its noise; None for a task without.
-    object_poses: Vector | None
+    object_poses: Vector  # (k, 7) of the task's objects as observed, with its noise
     success: bool  # whether the task's goal is reached, by the true state
 
 
@@ -103,8 +100,7 @@ class LiveWorld(ABC):
     def scene(self) -> Scene:
         """The world as it is now."""
         with self._lock:
-            observed = self._task.observe().get("state/object_poses")
-            poses = None if observed is None else np.array(observed, np.float64)
+            poses = np.array(self._task.observe()["state/object_poses"], np.float64)
             return Scene(self.stamp_ns, self._scene.capture(), poses, self._task.succeeded())
 
     def check_running(self) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from drivers.errors import DriverError, DriverFault
 from robot_rl.safety import (
@@ -25,8 +24,8 @@ from robot_rl.safety import (
 )
 from robot_rl.safety.commands import checked_pose
 from robot_rl.safety.limits import check_positive
+from robot_rl.safety.rotations import Vector as Vector
 
-Vector = npt.NDArray[np.float64]
 # Lowest and highest joint positions, each (n,) [rad].
 JointLimits = tuple[tuple[float, ...], tuple[float, ...]]
 

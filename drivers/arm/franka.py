@@ -98,11 +98,10 @@ class FrankaArm:
             self.fault = self.fault or self._reported_fault()
             if self.fault is None and not self._stopped:
                 self._begin()
-        except DriverError:
+        except (DriverError, self._franky.Exception) as error:
             self.close()
-            raise
-        except self._franky.Exception as error:
-            self.close()
+            if isinstance(error, DriverError):
+                raise
             other = isinstance(error, self._franky.IncompatibleVersionException)
             raise DriverError(
                 f"the Franka arm at {self.host} cannot be controlled",

@@ -19,7 +19,8 @@ import numpy as np
 
 from drivers.arm.base import JointLimits, Vector, check_free
 from drivers.errors import DriverError, DriverTimeout
-from drivers.lerobot_devices import EXTRA, Fingers, Positions, connected_device, release
+from drivers.gripper.base import Fingers
+from drivers.lerobot_devices import EXTRA, connected_device, release
 from robot_rl.errors import require
 from robot_rl.safety import ArmState, Compliance
 
@@ -70,18 +71,16 @@ class LeRobotArm:
     def connect(self) -> None:
         """Connect, and hold where it is; raises as `connected_device`, or `DriverTimeout`."""
         self.close()
-        device = connected_device("robots", self.type, self.settings)
+        motors = (self.joint_names, self.fingers, self.units)
+        self._device, self._positions = connected_device(
+            "robots", self.type, self.settings, *motors
+        )
         try:
-            self._positions = Positions(
-                device, list(device.action_features), self.joint_names, self.fingers, self.units
-            )
-            self._device = device
             self._past.clear()
             _, self._grip = self._measured()
             self.hold()
         except BaseException:
-            self._device = None
-            release(device)
+            self.close()
             raise
 
     def read(self) -> ArmState:

@@ -176,7 +176,6 @@ class ArmNode(DeviceNode):
         return state
 
     def _stop_guard(self, reason: str) -> None:
-        """Stop for a reason that the driver knows of."""
         self.guard.stop(reason)
         self._stops = self.guard.counts["stop"]
 

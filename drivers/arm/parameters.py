@@ -122,7 +122,6 @@ class ArmParameters:
 
 
 def _checked(parameters: Sequence[Parameter]) -> SetParametersResult:
-    """Refuse a reset pose that is none."""
     try:
         for parameter in parameters:
             if parameter.name == _RESET_POSE:

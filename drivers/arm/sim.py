@@ -35,8 +35,8 @@ class SimArm(LiveWorld):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        chain = self._world.chain
-        self.joint_limits: JointLimits = (tuple(chain.low.tolist()), tuple(chain.high.tolist()))
+        arm = self._world.kinematics
+        self.joint_limits: JointLimits = (tuple(arm.low.tolist()), tuple(arm.high.tolist()))
         self.posture: Vector | None = None
         self._stopped = False
         self.fault: str | None = None
@@ -67,7 +67,7 @@ class SimArm(LiveWorld):
 
     def forward_kinematics(self, joints: Vector) -> Vector:
         """The pose (7,) of the TCP, which is the flange here, at joint positions (7,) [rad]."""
-        return self._world.forward_kinematics(joints)
+        return self._world.kinematics.pose(joints)
 
     def hold(self) -> None:
         """Let the target be the measured pose."""

@@ -56,6 +56,7 @@ class TopicArm(OverTopics, ABC):
         self.joint_limits: JointLimits = ((), ())
         self._sensors: dict[str, Sensor] = {}
         self._publisher: Any = None
+        self._kinematics: Any = None  # of a subclass that tells the pose from the joints
 
     def examine(self) -> str:
         """Say what its controller publishes, and send nothing; raises `DriverError` if nothing."""
@@ -115,7 +116,7 @@ class TopicArm(OverTopics, ABC):
         taken = together([where], self._sensors.values(), self.stale_after_s)
         seen = {name: sensor.value(taken[sensor]) for name, sensor in self._sensors.items()}
         joints, velocities = seen["joints"]
-        pose = seen["pose"] if "pose" in seen else self._solve_pose(joints)
+        pose = seen["pose"] if "pose" in seen else self._kinematics.pose(joints)
         unknown = np.full(6, np.nan)
         return ArmState(
             taken[where].stamp_ns,
@@ -151,10 +152,6 @@ class TopicArm(OverTopics, ABC):
     def _named(self) -> str:
         measured = self._sensors.get("pose")
         return self.frame or (measured.frame if measured else "")
-
-    def _solve_pose(self, joints: Vector) -> Vector:
-        """The pose where it is not measured: only a subclass that allows it comes here."""
-        raise AssertionError("the pose is neither measured nor told from the joints")
 
 
 @dataclass(eq=False)
@@ -213,27 +210,24 @@ class TrajectoryTopicArm(TopicArm):
     def __post_init__(self) -> None:
         import mujoco
 
-        from robot_rl.env.sim.kinematics import Chain
+        from robot_rl.env.sim.kinematics import Kinematics
 
         super().__post_init__()
         check_ranges("arm on topics", self, horizon_s=(0.01, 1.0), max_joint_step=(0.01, 1.0))
         own = self.model.startswith("hardware/")
         path = find_resource(self.model) if own else self.model
         try:
-            self._model = mujoco.MjModel.from_xml_path(str(path))
-            joints = [self._model.joint(name).id for name in self.joint_names]
-            site = self._model.site(self.tcp_site).id
+            model = mujoco.MjModel.from_xml_path(str(path))
+            joints = [model.joint(name).id for name in self.joint_names]
+            site = model.site(self.tcp_site).id
         except (ValueError, KeyError) as error:
             raise DriverError(
                 f"the model {self.model} does not describe the arm",
                 got=error,
                 expected=f"joints {', '.join(self.joint_names)} and the site {self.tcp_site!r}",
             ) from error
-        low, high = self._model.jnt_range[joints].T
-        qpos, dofs = self._model.jnt_qposadr[joints], self._model.jnt_dofadr[joints]
-        self._chain = Chain(site, qpos, dofs, low, high)
-        self._data = mujoco.MjData(self._model)
-        self.joint_limits = tuple(low.tolist()), tuple(high.tolist())
+        self._kinematics = arm = Kinematics(model, site, joints)
+        self.joint_limits = tuple(arm.low.tolist()), tuple(arm.high.tolist())
 
     def command(self, target_pose: Vector) -> None:
         """Publish a trajectory of one point, the joint angles of a target pose (7,).
@@ -243,32 +237,9 @@ class TrajectoryTopicArm(TopicArm):
         from builtin_interfaces.msg import Duration
         from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
-        joints = self._solved(target_pose)
-        seconds = int(self.horizon_s)
-        ahead = Duration(sec=seconds, nanosec=round((self.horizon_s - seconds) * 1e9))
-        point = JointTrajectoryPoint(positions=joints.tolist(), time_from_start=ahead)
-        self._publisher.publish(JointTrajectory(joint_names=list(self.joint_names), points=[point]))
-
-    def forward_kinematics(self, joints: Vector) -> Vector:
-        """The pose (7,) of the TCP, base frame, at joint positions (n,) [rad]."""
-        from robot_rl.env.sim.kinematics import forward_kinematics
-
-        return forward_kinematics(self._model, self._data, self._chain, joints)
-
-    def _solve_pose(self, joints: Vector) -> Vector:
-        return self.forward_kinematics(joints)
-
-    def _commands(self) -> tuple[str, str]:
-        return "trajectory_msgs/msg/JointTrajectory", self.command_topic
-
-    def _solved(self, target_pose: Vector) -> Vector:
-        from robot_rl.env.sim.kinematics import solve_inverse_kinematics
-
         measured = self.read().joint_positions
         try:
-            joints = solve_inverse_kinematics(
-                self._model, self._data, self._chain, target_pose, measured, 1e-4
-            )
+            joints = self._kinematics.solve(target_pose, measured, 1e-4)
         except RobotRLError as error:
             raise DriverFault(str(error), hint="move the arm away, then clear_errors") from error
         step = float(np.abs(joints - measured).max())
@@ -279,4 +250,14 @@ class TrajectoryTopicArm(TopicArm):
                 expected=f"at most {self.max_joint_step} rad in one command",
                 hint="the arm is near a singularity: move it away, then clear_errors",
             )
-        return joints
+        seconds = int(self.horizon_s)
+        ahead = Duration(sec=seconds, nanosec=round((self.horizon_s - seconds) * 1e9))
+        point = JointTrajectoryPoint(positions=joints.tolist(), time_from_start=ahead)
+        self._publisher.publish(JointTrajectory(joint_names=list(self.joint_names), points=[point]))
+
+    def forward_kinematics(self, joints: Vector) -> Vector:
+        """The pose (7,) of the TCP, base frame, at joint positions (n,) [rad]."""
+        return np.asarray(self._kinematics.pose(joints))
+
+    def _commands(self) -> tuple[str, str]:
+        return "trajectory_msgs/msg/JointTrajectory", self.command_topic

@@ -157,22 +157,19 @@ class UrArm:
         try:
             self._receive = self._receive_module.RTDEReceiveInterface(self.host, self.rate_hz)
             self._control = self._control_module.RTDEControlInterface(self.host, self.rate_hz)
-        except RuntimeError as error:
+            if self.tool is not None:
+                tcp = pose_of(self._control.getTCPOffset())
+                self.tool.check(tcp, self._receive.getPayload())
+        except (DriverError, RuntimeError) as error:
             self.close()
+            if isinstance(error, DriverError):
+                raise
             raise DriverError(
                 f"the UR controller at {self.host} cannot be controlled",
                 got=error,
                 hint="put it into remote control, end its protective stop and pop-ups at the "
                 "pendant, and see that no other program or client controls it",
             ) from error
-
-        if self.tool is not None:
-            try:
-                tcp = pose_of(self._control.getTCPOffset())
-                self.tool.check(tcp, self._receive.getPayload())
-            except DriverError:
-                self.close()
-                raise
 
     def read(self) -> ArmState:
         """The newest measurement, stamped when it was first seen; raises as `Arm.read`."""
@@ -319,13 +316,8 @@ class UrArm:
         if time.monotonic() - self._fed >= _NODE_SECONDS:
             return pushing
         control.kickWatchdog()
-        self._push(control)
-        return True
-
-    def _push(self, control: Any) -> None:
-        target = self._target
-        if target is None:
-            return
+        if (target := self._target) is None:
+            return True
         pose = pose_of(self._receive.getActualTCPPose())
         velocity = np.array(self._receive.getActualTCPSpeed(), np.float64)
         wrench = self.spring.wrench(target, pose, velocity)
@@ -335,6 +327,7 @@ class UrArm:
         )
         if not sent:
             raise DriverFault("the UR controller does not take force commands")
+        return True
 
     def _reported_fault(self) -> str | None:
         if self._receive.isEmergencyStopped():

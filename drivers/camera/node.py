@@ -90,19 +90,16 @@ class CameraNode(DeviceNode):
             raise
         self._patient_until = time.monotonic() + self._stale_after
         if self.freshness.is_new(frame.stamp_ns):
-            self._count(frame.sequence)
+            last, self._last_sequence = self._last_sequence, frame.sequence
+            if last is not None and frame.sequence > last + 1:
+                self._gaps += 1
+                self._missed += frame.sequence - last - 1
             if self._is_due(frame.stamp_ns):
                 self._publish(self._view.of(frame))
 
     def facts(self) -> Mapping[str, object]:
         """Pictures that the camera took and that were not published."""
         return {"sequence_gaps": self._gaps, "frames_missed": self._missed}
-
-    def _count(self, sequence: int) -> None:
-        if self._last_sequence is not None and sequence > self._last_sequence + 1:
-            self._gaps += 1
-            self._missed += sequence - self._last_sequence - 1
-        self._last_sequence = sequence
 
     def _is_due(self, stamp_ns: int) -> bool:
         """Whether to publish: of a camera that gives more than `frame_rate_hz` only so many."""

@@ -66,7 +66,8 @@ class RealSenseCamera:
         self._size = (self.width, self.height)
         self._context = (self.context or self._rs.context)()
         self._pipeline: Any = None
-        self._queue: Any = None
+        # Waits so many milliseconds for the next frames of the library's queue.
+        self._next_frames: Callable[[int], Any] | None = None
         self._intrinsics: Intrinsics | None = None
         self._depth_unit = 1e-3  # m
         self._last: int | None = None
@@ -106,10 +107,10 @@ class RealSenseCamera:
                 f" {self.width}×{self.height} at {self.rate_hz} Hz; {self._abilities()}",
                 hint="choose one of these, and use no other program with it at the same time",
             ) from error
-        self._pipeline, self._queue, self._last = pipeline, queue, None
+        self._pipeline, self._next_frames, self._last = pipeline, queue.wait_for_frame, None
         self._offsets.clear()  # its clock may have begun anew
         try:
-            self._set_up(profile)
+            self._set_up(profile.get_device(), profile.get_stream(rs.stream.color))
         except RuntimeError as error:
             problem = f"{self.name} was lost while it was started"
             raise DriverError(problem, got=error, hint=_UNPLUGGED) from error
@@ -145,7 +146,7 @@ class RealSenseCamera:
 
     def close(self) -> None:
         """Stop the streams."""
-        pipeline, self._pipeline, self._queue = self._pipeline, None, None
+        pipeline, self._pipeline, self._next_frames = self._pipeline, None, None
         if pipeline is not None:
             try:
                 device = pipeline.get_active_profile().get_device()
@@ -158,24 +159,22 @@ class RealSenseCamera:
             except RuntimeError:
                 return  # it was unplugged: nothing is left to stop
 
-    def _set_up(self, profile: Any) -> None:
+    def _set_up(self, device: Any, color: Any) -> None:
         """Ask the camera that has started for its lens and its unit of depth; set its exposure."""
-        device, color = profile.get_device(), self._rs.stream.color
-        stream = profile.get_stream(color).as_video_stream_profile()
-        self._intrinsics = _intrinsics(stream.get_intrinsics())
+        self._intrinsics = _intrinsics(color.as_video_stream_profile().get_intrinsics())
         if self.depth:
-            self._align = self._rs.align(color)
+            self._align = self._rs.align(self._rs.stream.color)
             self._depth_unit = device.first_depth_sensor().get_depth_scale()
         if self.recording is None:
             options = (self.exposure_us, self.gain, self.white_balance_k)
             set_color_options(self.name, device, *options)
 
     def _wait(self, deadline: float) -> Any:
-        if self._queue is None:
+        if self._next_frames is None:
             raise DriverError(f"{self.name} is not connected", hint="connect first")
         left = max(1, round((deadline - time.monotonic()) * 1e3))
         try:
-            return self._queue.wait_for_frame(left).as_frameset()
+            return self._next_frames(left).as_frameset()
         except RuntimeError as error:
             if self._repeats >= _SAME_PICTURES:
                 problem = f"{self.name} gives the same picture again and again"
@@ -249,7 +248,6 @@ class RealSenseCamera:
         )
 
     def _abilities(self) -> str:
-        """Sizes and rates of colour, for an error."""
         try:
             if self.recording is not None:
                 device = self._context.load_device(self.recording)

@@ -60,7 +60,16 @@ class UvcCamera:
         check_ranges("camera", self, rate_hz=RATES)
         self._encoding = encoding
         self._repeat = repeat
-        self._intrinsics = None if intrinsics is None else _intrinsics(intrinsics, width, height)
+        self._intrinsics: Intrinsics | None = None
+        if intrinsics is not None:
+            self._intrinsics = made = Intrinsics.of(intrinsics, "the camera's configuration")
+            if (made.width, made.height) != self._size:
+                raise DriverError(
+                    "the camera's intrinsics are those of another size",
+                    got=f"{made.width}×{made.height}",
+                    expected=f"{width}×{height}",
+                    hint="calibrate the camera at the size that it is used with",
+                )
         self._newest = Place(1)
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
@@ -105,11 +114,9 @@ class UvcCamera:
 
     @property
     def _is_camera(self) -> bool:
-        path = Path(self.device)
-        return path.is_char_device() or self.device.startswith("/dev/")
+        return Path(self.device).is_char_device() or self.device.startswith("/dev/")
 
     def _open(self) -> Any:
-        """Open the camera or film; returns PyAV's container."""
         if not Path(self.device).exists():
             problem = f"there is no camera {self.device}"
             raise DriverError(problem, hint="plug it in; ls -l /dev/v4l/by-id shows what there is")
@@ -217,15 +224,3 @@ def _picture(packet: Any) -> Any:
         return next(iter(packet.decode()), None)
     except require("av", "uvc").error.InvalidDataError:
         return None
-
-
-def _intrinsics(values: Mapping[str, Any], width: int, height: int) -> Intrinsics:
-    made = Intrinsics.of(values, "the camera's configuration")
-    if (made.width, made.height) != (width, height):
-        raise DriverError(
-            "the camera's intrinsics are those of another size",
-            got=f"{made.width}×{made.height}",
-            expected=f"{width}×{height}",
-            hint="calibrate the camera at the size that it is used with",
-        )
-    return made

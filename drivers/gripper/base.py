@@ -51,6 +51,29 @@ class Gripper(Protocol):
         """Let go of the device, also when it was never reached."""
 
 
+@dataclass(frozen=True)
+class Fingers:
+    """A gripper among the joints of an arm, or the motors of a LeRobot device."""
+
+    name: str = "gripper"  # of its joint, or motor
+    open_at: float = 100.0  # position when it is open, in its controller's own unit
+    closed_at: float = 0.0  # position when it is closed
+
+    def __post_init__(self) -> None:
+        if self.open_at == self.closed_at:
+            problem = "open_at and closed_at of the gripper are the same"
+            raise DriverError(problem, got=self.open_at, expected="two positions")
+
+    def share(self, position: float) -> float:
+        """How far it is closed, 0 open to 1 closed, at a position of its joint."""
+        share = (position - self.open_at) / (self.closed_at - self.open_at)
+        return min(max(share, 0.0), 1.0)
+
+    def position(self, share: float) -> float:
+        """The other way round."""
+        return self.open_at + share * (self.closed_at - self.open_at)
+
+
 def check_position(position: float) -> float:
     """Return a commanded position as a float; `DriverError` where it is no number in [0, 1]."""
     if not 0.0 <= position <= 1.0:  # false for NaN

@@ -99,7 +99,6 @@ class GripperNode(DeviceNode):
         self._stopped = False
 
     def _send(self, position: float) -> str:
-        """Send the fingers to a position for a person."""
         problem, hint = None, "look at the gripper, then call gripper/clear_errors"
         if self._stopped:
             problem = "the fingers were stopped"

@@ -22,7 +22,7 @@ class SimGripper(SimDevice):
         from robot_rl.ros import qos
 
         profile = qos.command_publisher(_RATE_HZ)
-        node = self.listen().node
+        node, self._kind = self.listen().node, Float64
         self._commands = node.create_publisher(Float64, "sim/gripper_command", profile)
 
     def read(self) -> GripperState:
@@ -33,9 +33,7 @@ class SimGripper(SimDevice):
 
     def command(self, position: float) -> None:
         """Ask the world to move the fingers."""
-        from std_msgs.msg import Float64
-
-        self._commands.publish(Float64(data=check_position(position)))
+        self._commands.publish(self._kind(data=check_position(position)))
 
     def stop(self) -> None:
         """Let the fingers stay where they are."""

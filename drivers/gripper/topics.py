@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drivers.errors import DriverError, DriverTimeout
-from drivers.gripper.base import GripperState, check_position
+from drivers.gripper.base import Fingers, GripperState, check_position
 from drivers.topics import OverTopics
 from robot_rl.processes.waiting import wait_until
 
@@ -35,9 +35,7 @@ class TopicsGripper(OverTopics):
         if self.command_type not in _KINDS:
             problem = "command_type of the gripper"
             raise DriverError(problem, got=self.command_type, expected=" or ".join(_KINDS))
-        if self.open_at == self.closed_at:
-            problem = "open_at and closed_at of the gripper are the same"
-            raise DriverError(problem, got=self.open_at, expected="two positions of its joint")
+        self._fingers = Fingers(self.joint, self.open_at, self.closed_at)
         self._sensor: Any = None
         self._commands: Any = None
 
@@ -79,13 +77,12 @@ class TopicsGripper(OverTopics):
         self.check_connected("the gripper")
         newest = self._sensor.newest()
         (value,) = self._sensor.value(newest)
-        share = (value - self.open_at) / (self.closed_at - self.open_at)
-        return GripperState(newest.stamp_ns, min(max(float(share), 0.0), 1.0))
+        return GripperState(newest.stamp_ns, self._fingers.share(float(value)))
 
     def command(self, position: float) -> None:
         """Publish a position, in the controller's unit."""
         self.check_connected("the gripper")
-        value = self.open_at + check_position(position) * (self.closed_at - self.open_at)
+        value = self._fingers.position(check_position(position))
         data = [value] if self.command_type == "float64_array" else value
         self._commands.publish(self._kind(data=data))
 

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from drivers.errors import DriverError
 from robot_rl.safety import rotations
-
-Vector = npt.NDArray[np.float64]
+from robot_rl.safety.rotations import Vector as Vector
 
 FRAMES = ("base", "tool")
 _OPEN, _CLOSED = -1.0, 1.0

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from drivers.errors import DriverError, Stale, check_ranges
-from drivers.lerobot_devices import EXTRA, Fingers, Positions, connected_device, release
+from drivers.gripper.base import Fingers
+from drivers.lerobot_devices import EXTRA, Positions, connected_device, release
 from drivers.teleop.base import TeleopState, Vector
 from drivers.topics import OverTopics
 from robot_rl.errors import require
@@ -84,15 +85,11 @@ class LeaderArm(ABC):
 
     def let_go(self) -> None:
         """The robot follows no more, until the leader is near it and moved."""
-        self._follows, self._hint = False, ""
+        self._follows = False
+        self.hint = ""  # what the operator has to do before the robot follows; empty where it does
         self._at: Vector | None = None  # where it was moved to last
         self._moved_at = -np.inf  # when, on the steady clock [s]
         self._grip: float | None = None  # of its gripper, that was told last
-
-    @property
-    def hint(self) -> str:
-        """What the operator has to do before the robot follows; empty where it does."""
-        return self._hint
 
     def read(self, target: Vector | None = None, steps: Vector | None = None) -> TeleopState:
         """What the operator does now; never waits.
@@ -118,10 +115,12 @@ class LeaderArm(ABC):
             return TeleopState(now, still, None, False, frozenset())
         motion = way / steps
         motion /= max(1.0, float(np.abs(motion).max()))
-        return TeleopState(now, motion, self._told(grip), True, frozenset())
+        told = None  # of the gripper: nothing before the leader's has been moved
+        if grip is not None and (self._grip is None or abs(grip - self._grip) > _GRIP_MOVED):
+            self._grip, told = grip, 2.0 * grip - 1.0
+        return TeleopState(now, motion, told, True, frozenset())
 
     def _note(self, joints: Vector, way: Vector, grip: float | None) -> None:
-        """Begin to follow the leader, or let it go."""
         now, farthest = time.monotonic(), int(np.argmax(np.abs(way)))
         if self._at is None:
             self._at = joints
@@ -134,22 +133,10 @@ class LeaderArm(ABC):
                 self.let_go()
         elif moved and distance <= self.engage_within:
             self._follows, self._grip = True, grip
-        near = self._follows or distance <= self.engage_within
-        self._hint = (
-            ""
-            if near
-            else (
-                f"bring the leader to the robot: {self.joint_names[farthest]} is "
-                f"{way[farthest]:+.2f} rad away"
-            )
-        )
-
-    def _told(self, grip: float | None) -> float | None:
-        """What the gripper is told anew, -1 to 1: nothing before the leader's has been moved."""
-        if grip is None or (self._grip is not None and abs(grip - self._grip) <= _GRIP_MOVED):
-            return None
-        self._grip = grip
-        return 2.0 * grip - 1.0
+        self.hint = ""
+        if not self._follows and distance > self.engage_within:
+            far = f"{self.joint_names[farthest]} is {way[farthest]:+.2f} rad away"
+            self.hint = f"bring the leader to the robot: {far}"
 
 
 @dataclass
@@ -214,11 +201,9 @@ class LeRobotLeader(LeaderArm):
         """Connect it, and read it from now on; raises as `connected_device`."""
         self.close()
         self.let_go()
-        device = connected_device("teleoperators", self.type, self.settings)
+        motors = (self.joint_names, self.fingers, self.units)
+        device, positions = connected_device("teleoperators", self.type, self.settings, *motors)
         try:
-            positions = Positions(
-                device, list(device.action_features), self.joint_names, self.fingers, self.units
-            )
             self._newest = (*positions.taken(device.get_action()), time.monotonic())
         except BaseException:
             release(device)

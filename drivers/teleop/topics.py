@@ -95,7 +95,14 @@ class TopicDevice(OverTopics, TeleopDevice):
                 hint="look at the node that publishes it",
             )
         axes, seconds = self._heard
-        if time.monotonic() - seconds <= self.timeout_s or not (self._lost or self._missed(axes)):
+        if time.monotonic() - seconds <= self.timeout_s:
+            return None
+        # Any orientation will do to tell whether the operator moved.
+        moved = self.shaping.motion(np.clip(axes, -1.0, 1.0), rotations.DOWNWARD).any()
+        subscription = self._subscription if seconds > 0.0 else None
+        # Else this silence is that of a device that was let go of, or has not spoken yet.
+        missed = subscription is not None and (moved or not subscription.get_publisher_count())
+        if not (self._lost or missed):
             return None
         return DriverError(
             f"{self.topic} has fallen silent",
@@ -104,15 +111,6 @@ class TopicDevice(OverTopics, TeleopDevice):
             hint="start its node again and move the device; the node must repeat its messages while"
             " the device is held (joy_node: autorepeat_rate)",
         )
-
-    def _missed(self, axes: Vector) -> bool:
-        """Whether silence after these axes is a loss, and not a device that was let go of."""
-        spoke, subscription = self._heard[1] > 0.0, self._subscription
-        if not spoke or subscription is None:
-            return False
-        # Any orientation will do to tell whether the operator moved.
-        moved = self.shaping.motion(np.clip(axes, -1.0, 1.0), rotations.DOWNWARD).any()
-        return bool(moved) or not subscription.get_publisher_count()
 
 
 @dataclass

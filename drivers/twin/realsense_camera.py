@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,21 +36,6 @@ _UNMOVED = ([1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0])
 _KEPT_FRAMES = 16
 
 
-class _Started(NamedTuple):
-    """What the library's pipeline tells of what it has started."""
-
-    device: Any
-    color: Any  # the profile of this stream
-
-    def get_device(self) -> Any:
-        """As of `rs.pipeline_profile`."""
-        return self.device
-
-    def get_stream(self, kind: Any) -> Any:
-        """The same, of the coloured pictures only."""
-        return self.color
-
-
 @dataclass(eq=False, kw_only=True)
 class _Scene(SimCamera):
     """What the camera looks at, and hears of its `fault`."""
@@ -69,23 +54,6 @@ class _Scene(SimCamera):
 
     def _take(self, message: Any) -> None:
         self.fault = str(message.data)
-
-
-class _Queue:
-    """A syncer as the library's pipeline fills a queue: with sets of frames.
-
-    `problem` is why none will come any more, or None.
-    """
-
-    def __init__(self, syncer: Any) -> None:
-        self._syncer = syncer
-        self.problem: Exception | None = None
-
-    def wait_for_frame(self, milliseconds: int) -> Any:
-        """As of `rs.frame_queue`."""
-        if self.problem is not None:
-            raise DriverError("the twin's camera cannot see", got=repr(self.problem))
-        return self._syncer.wait_for_frames(milliseconds)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -145,12 +113,19 @@ class TwinRealSense(RealSenseCamera):
         for sensor, profile in self._sensors:
             sensor.open([profile])
             sensor.start(syncer)
-        self._queue, self._last = _Queue(syncer), None
+        self._problem: Exception | None = None  # why no pictures will come any more
+
+        def next_frames(milliseconds: int) -> Any:
+            if self._problem is not None:
+                raise DriverError("the twin's camera cannot see", got=repr(self._problem))
+            return syncer.wait_for_frames(milliseconds)
+
+        self._next_frames, self._last = next_frames, None
         self._ending.clear()
         self._scene.connect()
-        self._thread = threading.Thread(target=self._feed, args=(self._queue,), daemon=True)
+        self._thread = threading.Thread(target=self._feed, daemon=True)
         self._thread.start()
-        self._set_up(_Started(device, self._sensors[0][1]))
+        self._set_up(device, self._sensors[0][1])
 
     def close(self) -> None:
         """Stop the streams, and no longer look at the world."""
@@ -163,7 +138,7 @@ class TwinRealSense(RealSenseCamera):
                 sensor.stop()
                 sensor.close()
         self._sensors.clear()
-        self._queue = None
+        self._next_frames = None
 
     def _relate(self) -> None:
         """Depth is seen from where colour is, in millimetres."""
@@ -181,7 +156,7 @@ class TwinRealSense(RealSenseCamera):
         lens.model = self._rs.distortion.brown_conrady
         return lens
 
-    def _feed(self, queue: _Queue) -> None:
+    def _feed(self) -> None:
         """Look at the world until the end; OpenGL wants one thread for that, from first to last."""
         shown: Frame | None = None
         try:
@@ -193,7 +168,7 @@ class TwinRealSense(RealSenseCamera):
                     if self._scene.fault != SILENT:
                         self._send(replace(shown, stamp_ns=seen.stamp_ns, sequence=seen.sequence))
         except Exception as problem:  # raised by the next read
-            queue.problem = problem
+            self._problem = problem
         finally:
             self._scene.close()
 

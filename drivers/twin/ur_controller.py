@@ -41,8 +41,7 @@ _WATCHDOG, _STOP_SCRIPT = 35, 255
 # streamed are not waited for.
 _READY, _DONE = 1, 2
 _STOPPED, _RUNNING = 1, 2  # the program, in runtime_state
-_OFF, _IDLE, _ON = 3, 5, 7  # robot modes
-_ROBOT_MODES = {_OFF: "POWER_OFF", _IDLE: "IDLE", _ON: "RUNNING"}
+_OFF, _ON = 3, 7  # robot modes
 _CHANGE_SECONDS = 0.3
 _LOCKED_SECONDS = 5.0  # a protective stop stays at least so long
 
@@ -53,16 +52,15 @@ _LEAST_GAIN = 0.01  # the arm does not move at 0
 
 
 class _Safety(NamedTuple):
-    """A state of the safety system, as RTDE and the dashboard tell it."""
+    """A state of the safety system, as RTDE tells it."""
 
-    name: str
     mode: int  # safety_mode
     bits: int  # safety_status_bits
 
 
-_NORMAL = _Safety("NORMAL", 1, 1 << 0)
-_PROTECTIVE_STOP = _Safety("PROTECTIVE_STOP", 3, 1 << 2)
-_EMERGENCY_STOP = _Safety("ROBOT_EMERGENCY_STOP", 7, 1 << 6 | 1 << 7)
+_NORMAL = _Safety(1, 1 << 0)
+_PROTECTIVE_STOP = _Safety(3, 1 << 2)
+_EMERGENCY_STOP = _Safety(7, 1 << 6 | 1 << 7)
 
 
 class _ForceMode(NamedTuple):
@@ -94,7 +92,7 @@ class UrController(LiveWorld):
         self._changes: list[tuple[float, Callable[[], None]]] = []  # when, and what
         self._beginning = False  # a program is about to
         self._is_running = False
-        self._remote = True
+        self.remote = True  # whether the pendant is in remote control: else it takes no programs
         self._unlockable = 0.0  # when a protective stop may end, on the steady clock [s]
         self._patience = math.inf  # of the program's watchdog [s]
         self._kicked = 0.0
@@ -183,10 +181,6 @@ class UrController(LiveWorld):
         """End both."""
         self._with_gripper().silent = self._fingers.jammed = False
 
-    def set_remote(self, remote: bool) -> None:
-        """Switch the pendant between remote control and local, which takes no programs."""
-        self._remote = remote
-
     def _with_gripper(self) -> RobotiqGripper:
         if self.gripper_port is None:
             raise DriverError("this twin has no gripper", hint="take robot=twin_ur5e_2f85")
@@ -197,14 +191,14 @@ class UrController(LiveWorld):
             raise DriverError("the controller is not connected", hint="call connect first")
         return self._sockets
 
-    # -- for the sockets --------------------------------------------------------------------------
+    # -- for the sockets, each in a thread of theirs ----------------------------------------------
 
     def outputs(self) -> Mapping[str, Any]:
-        """See `ur_sockets.Controller`."""
+        """The RTDE outputs by name, the registers among them; what is not named is 0."""
         return self._outputs
 
     def take(self, registers: Mapping[str, float]) -> None:
-        """See `ur_sockets.Controller`."""
+        """Take the RTDE input registers, which carry one command to the program."""
         command = int(registers.get("input_int_register_0", 0))
         with self._lock:
             self._kicked = time.monotonic()
@@ -228,37 +222,24 @@ class UrController(LiveWorld):
             self._outputs = {**self._outputs, "output_int_register_0": self._reply}
 
     def take_program(self) -> None:
-        """See `ur_sockets.Controller`: it begins a while later, and arrives in several parts."""
+        """A program was uploaded: it begins a while later, and arrives in several parts."""
         with self._lock:
             if not self._beginning:
                 self._beginning = True
                 self._soon(self._begin_program)
 
     def answer(self, command: str) -> str:
-        """See `ur_sockets.Controller`; an unknown command is answered as UR does."""
+        """What the dashboard answers to a command; to an unknown one as UR does."""
         with self._lock:
             answers: dict[str, Callable[[], str]] = {
                 "PolyscopeVersion": lambda: "URSoftware 5.11.0.108249 (Dec 15 2021)",
-                "is in remote control": lambda: str(self._remote).lower(),
+                "is in remote control": lambda: str(self.remote).lower(),
                 "get serial number": lambda: "20195500000",
-                "get robot model": lambda: "UR5",
                 "close safety popup": lambda: "closing safety popup",
-                "close popup": lambda: "closing popup",
-                "robotmode": lambda: f"Robotmode: {_ROBOT_MODES[self._robot_mode]}",
-                "safetymode": lambda: f"Safetymode: {self._safety.name}",
-                "safetystatus": lambda: f"Safetystatus: {self._safety.name}",
-                "running": lambda: f"Program running: {str(self._is_running).lower()}",
-                "stop": self._stopped_by_dashboard,
                 "unlock protective stop": self._unlock,
-                "power on": partial(self._power, "Powering on", _OFF, _IDLE),
-                "brake release": partial(self._power, "Brake releasing", _IDLE, _ON),
             }
             known = answers.get(command)
             return known() if known else f"could not understand: '{command}'"
-
-    def _stopped_by_dashboard(self) -> str:
-        self._soon(partial(self._run_program, False))
-        return "Stopped"
 
     def _unlock(self) -> str:
         if time.monotonic() < self._unlockable:
@@ -269,14 +250,6 @@ class UrController(LiveWorld):
     def _unlocked(self) -> None:
         if self._safety is _PROTECTIVE_STOP:
             self._safety, self.fault = _NORMAL, None
-
-    def _power(self, answer: str, before: int, after: int) -> str:
-        """What the dashboard can do of `switch_on`; not with a pressed button."""
-        if self._safety is not _NORMAL or self._robot_mode not in (before, _IDLE):
-            return f"{answer} failed: {self._safety.name}"
-        self._robot_mode = after
-        self.fault = None if after == _ON else self.fault
-        return answer
 
     # -- time -------------------------------------------------------------------------------------
 
@@ -354,9 +327,8 @@ class UrController(LiveWorld):
         self._changes.append((time.monotonic() + _CHANGE_SECONDS, change))
 
     def _begin_program(self) -> None:
-        """Begin what was uploaded, unless the arm must not move."""
         self._beginning = False
-        if self._safety is _NORMAL and self._robot_mode == _ON and self._remote:
+        if self._safety is _NORMAL and self._robot_mode == _ON and self.remote:
             self._run_program(True)
 
     def _run_program(self, running: bool) -> None:

@@ -11,9 +11,12 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from drivers.errors import DriverError
+
+if TYPE_CHECKING:
+    from drivers.twin.ur_controller import UrController
 
 # The library uploads its program to a port of the primary or secondary client.
 _PORTS = {"rtde": (30004,), "dashboard": (29999,), "script": (30002, 30003)}
@@ -34,22 +37,6 @@ _POLL_SECONDS = 0.005
 _QUIET_SECONDS = 0.5  # longest wait of a stream for the next measurement, to see that all ends
 
 
-class Controller(Protocol):
-    """What stands behind the sockets; each method is called from threads of theirs."""
-
-    def outputs(self) -> Mapping[str, Any]:
-        """The RTDE outputs by name, the registers among them; what is not named is 0."""
-
-    def take(self, registers: Mapping[str, float]) -> None:
-        """Take the RTDE input registers, which carry one command to the program."""
-
-    def take_program(self) -> None:
-        """A program has been uploaded."""
-
-    def answer(self, command: str) -> str:
-        """What the dashboard answers to a command."""
-
-
 class UrSockets:
     """Serves a controller at an address; a fault of the network is made here.
 
@@ -57,7 +44,7 @@ class UrSockets:
         DriverError: Somebody else has the ports.
     """
 
-    def __init__(self, controller: Controller, host: str) -> None:
+    def __init__(self, controller: UrController, host: str) -> None:
         self._controller = controller
         self._host = host
         self._listeners: list[socket.socket] = []

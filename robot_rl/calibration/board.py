@@ -139,15 +139,10 @@ class Intrinsics:
 
 
 def estimate(views: Sequence[Corners], width: int, height: int) -> Intrinsics:
-    """Estimate how a camera projects, with OpenCV's calibrateCamera.
+    """Estimate how a camera with pictures of this size [pixels] projects, by OpenCV.
 
-    Args:
-        views: At least 8, the board tilted and all over the picture.
-        width: Of the pictures [pixels].
-        height: Of the pictures [pixels].
-
-    Raises:
-        CalibrationError: Too few views, or none that determine it.
+    From at least 8 views, the board tilted and all over the picture; `CalibrationError` where they
+    are too few, or do not determine it.
     """
     if len(views) < _LEAST_VIEWS:
         raise CalibrationError(

@@ -57,15 +57,10 @@ class HandEye(NamedTuple):
 
 
 def solve(views: Sequence[View], intrinsics: Intrinsics, mount: str) -> HandEye:
-    """Find the camera's pose.
+    """Find the pose of a camera whose mount is `wrist` or `fixed`.
 
-    Args:
-        views: At least 5, between which the arm turned about two axes or more.
-        intrinsics: How the camera projects.
-        mount: `wrist` or `fixed`.
-
-    Raises:
-        CalibrationError: Too few views, or motion from which the pose does not follow.
+    From at least 5 views, between which the arm turned about two axes or more; `CalibrationError`
+    where they are too few, or the pose does not follow from the motion.
     """
     if mount not in _MOUNTS:
         raise CalibrationError("an unknown mount", got=mount, expected=f"one of {_MOUNTS}")
@@ -112,7 +107,6 @@ def to_pose(matrix: Matrix) -> Matrix:
 
 
 def _check_motion(arm: Matrix) -> None:
-    """Refuse views between which the arm did not turn about two axes."""
     first, second = np.triu_indices(len(arm), 1)
     turns = np.linalg.inv(arm[first, :3, :3]) @ arm[second, :3, :3]
     vectors = Rotation.from_matrix(turns).as_rotvec()

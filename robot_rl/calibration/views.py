@@ -19,6 +19,7 @@ import numpy.typing as npt
 from robot_rl.calibration.board import Board, BoardNotFound, CalibrationError, Intrinsics
 from robot_rl.calibration.hand_eye import View
 from robot_rl.errors import require
+from robot_rl.safety.commands import CommandRefused, checked_pose
 
 Image = npt.NDArray[np.uint8]
 
@@ -112,17 +113,12 @@ class ViewFolder:
 
 
 def _pose(path: Path) -> npt.NDArray[np.float64]:
-    values = _read(path).get("tcp_pose")
-    pose = np.asarray(values if isinstance(values, list) else [], np.float64)
-    if pose.shape != (7,) or not np.isfinite(pose).all():
-        raise CalibrationError(
-            f"{path} holds no pose of the TCP", got=values, expected="tcp_pose: 7 numbers"
-        )
-    if abs(np.linalg.norm(pose[3:]) - 1.0) > 1e-3:
-        raise CalibrationError(
-            f"{path}: the quaternion is not of length 1", got=pose[3:].tolist(), expected="xyzw"
-        )
-    return pose
+    values: Any = _read(path).get("tcp_pose")
+    try:
+        return checked_pose(values, tolerance=1e-3)
+    except CommandRefused as error:
+        problem, expected = f"{path} holds no pose of the TCP", "tcp_pose: m, and xyzw of length 1"
+        raise CalibrationError(problem, got=values, expected=expected) from error
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from robot_rl.safety.limits import check_positive
 
 _WATCHED_SECONDS, _WATCHED_PERIOD, _PICTURE_SECONDS = 6.0, 0.05, 5.0
 _SHOWN = ("crop", "size", "frame_rate_hz")  # parameters of a camera's node
-_ON_TOPICS = "robot_rl.ros.robot.make_ros_robot"
+_ON_TOPICS = "robot_rl.ros.robot.RosRobot"
 _AXES = ("front", "left", "up", "turn x", "turn y", "turn z")
 
 

@@ -23,13 +23,10 @@ class Coach(RobotEnvWrapper):
     It says "help now" where most of the episodes failed in which the policy had acted for as long
     as it has now: since the episode began, or since the operator handed back. Only those count that
     nobody helped or cut short. What it says is the `advice` of the inbox and of a step's info,
-    empty where it says nothing.
+    empty where it says nothing; `note` is told that each time that it begins to.
 
-    Args:
-        env: The environment, with the wrapper that judges success.
-        inbox: See above.
-        episodes: Records of the episodes before, with ``success`` and `episode_facts`.
-        note: Told what the coach says, each time that it begins to.
+    The environment must have the wrapper that judges success. `episodes` are records of those
+    before, with ``success`` and `episode_facts`.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +79,6 @@ def _arms_alone(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def _make_robot(
     config: Mapping[str, Any], further_cameras: Sequence[Mapping[str, Any]]
 ) -> tuple[Robot, Task]:
-    """Make a robot of one arm, and what it does."""
     parts: dict[str, Any] = {}
     domain = registry.make(config["domain"])
     if has_domain(config):
@@ -294,31 +293,14 @@ def check_observed(names: Sequence[str], every: Sequence[str]) -> None:
         )
 
 
-class Device(Protocol):
-    """What is used of a teleoperation device; see `drivers.teleop.base.TeleopDevice`."""
-
-    events: Mapping[str, str]
-
-    def connect(self) -> None:
-        """Open the device."""
-
-    def read(
-        self, tool_orientation: npt.NDArray[np.float64] | None = None, gripper: float | None = None
-    ) -> Any:
-        """What the operator does now: motion, gripper and buttons; never waits."""
-
-    def close(self) -> None:
-        """Release the device."""
-
-
 class DeviceAttendant:
-    """Writes what a device says to the inbox, at the tick at which the loop reads that.
+    """Writes what a `drivers.teleop.base.TeleopDevice` says to the inbox, when the loop reads that.
 
     Where the device fails the robot holds still, and no episode begins before it is connected
     again. It is connected here, or raises `RobotRLError`.
     """
 
-    def __init__(self, device: Device, inbox: OperatorInbox) -> None:
+    def __init__(self, device: Any, inbox: OperatorInbox) -> None:
         self._device, self._inbox, self._lost = device, inbox, False
         device.connect()
 
@@ -371,24 +353,24 @@ class LeaderAttendant(DeviceAttendant):
 
     def __init__(self, device: Any, inbox: OperatorInbox, steps: npt.NDArray[np.float64]) -> None:
         super().__init__(device, inbox)
-        self._leader, self.steps = device, steps
+        self.steps = steps
 
     def begin(self, seed: int) -> None:
         """As of any device; the robot follows no leader into an episode."""
         super().begin(seed)
-        self._leader.let_go()
+        self._device.let_go()
         self._inbox.lead(np.zeros(len(self.steps)), source="device")
 
     def watch(self, observation: Observation) -> None:
         """Read the leader; raises `RobotInterrupted` where it has failed."""
         measured, lead = observation["state/joint_positions"], observation["state/joint_lead"]
         target = measured.astype(np.float64) + lead
-        state = self._or_lost(lambda: self._leader.read(target, self.steps))
-        self._inbox.advice = self._leader.hint
+        state = self._or_lost(lambda: self._device.read(target, self.steps))
+        self._inbox.advice = self._device.hint
         self._inbox.lead(state.motion, state.gripper, source="device")
 
     def listen(self, observation: Observation) -> None:
         """Look whether the leader is there; between episodes nobody moves the robot with it."""
         if self._lost:
             self.begin(0)
-        self._or_lost(self._leader.read)
+        self._or_lost(self._device.read)

@@ -203,13 +203,7 @@ class OperatorInbox:
             OperatorError: The motion or the gripper is not finite or out of range, or no operator
                 can move this robot; nothing of it counts.
         """
-        values = np.array(motion, np.float64)
-        if values.shape != (6,) or not (np.abs(values) <= 1.0).all():
-            raise OperatorError(
-                f"a motion from {source} is no motion",
-                got=f"shape {values.shape}: {values.tolist()}",
-                expected="6 numbers in [-1, 1]: translation and rotation vector, base frame",
-            )
+        values = _checked(motion, 6, source, "translation and rotation vector, base frame")
         if self.unmovable and (values.any() or gripper is not None):
             raise OperatorError(
                 f"{source} cannot move this robot",
@@ -222,13 +216,7 @@ class OperatorInbox:
         self, motion: npt.ArrayLike, gripper: float | None = None, *, source: str = "leader"
     ) -> None:
         """As `jog`, with a motion of each of `joints` (n,) in [-1, 1]: from a leader arm."""
-        values = np.array(motion, np.float64)
-        if values.shape != (len(self.joints),) or not (np.abs(values) <= 1.0).all():
-            raise OperatorError(
-                f"a motion from {source} is no motion of this robot's joints",
-                got=f"shape {values.shape}: {values.tolist()}",
-                expected=f"{len(self.joints)} numbers in [-1, 1]: {', '.join(self.joints)}",
-            )
+        values = _checked(motion, len(self.joints), source, ", ".join(self.joints))
         self._take(values, gripper, source)
 
     def _take(self, values: Motion, gripper: float | None, source: str) -> None:
@@ -245,17 +233,24 @@ class OperatorInbox:
     def poll(self) -> OperatorInput:
         """What came since the last poll, and the motion as of now. For the one reader."""
         events, grippers = _drained(self._events), _drained(self._grippers)
-        motion = self._newest_motion()
-        moving = bool(grippers) or bool(motion.any())
-        return OperatorInput(events, motion, grippers[-1] if grippers else None, moving)
-
-    def _newest_motion(self) -> Motion:
         motion = np.zeros(len(self.joints)) if self.joints else NOTHING.motion
         newest = self._clock() - self._timeout
         for given, seconds in tuple(self._jogs.values()):
             if seconds >= newest and given.any():
                 motion, newest = given, seconds
-        return motion.copy()
+        moving = bool(grippers) or bool(motion.any())
+        return OperatorInput(events, motion.copy(), grippers[-1] if grippers else None, moving)
+
+
+def _checked(motion: npt.ArrayLike, count: int, source: str, meaning: str) -> Motion:
+    values = np.array(motion, np.float64)
+    if values.shape != (count,) or not (np.abs(values) <= 1.0).all():
+        raise OperatorError(
+            f"a motion from {source} is no motion of this robot",
+            got=f"shape {values.shape}: {values.tolist()}",
+            expected=f"{count} numbers in [-1, 1]: {meaning}",
+        )
+    return values
 
 
 def _drained(queue: deque[_Item]) -> tuple[_Item, ...]:

@@ -160,7 +160,14 @@ def make_reset(
     further: dict[str, Any] = {}
     if "backward" in reset:
         task = _backward_task(reset.backward, operated)
-        controller = _backward_controller(config, task, operated)
+        controller: Controller
+        if reset.run is None:
+            controller = ExpertController(registry.make(reset.backward.expert, task=task))
+        else:
+            schema = operated.schema.with_fields(task.observation_fields)
+            behaviour, _ = load_policy(RunDirectory.open(reset.run, config.runs_directory))
+            check_fit(behaviour, replace(schema, task=task.name))
+            controller = PolicyRunner(behaviour.exploring("mean").to(compute_device(config)))
         further = {"task": task, "controller": controller, "stopped": stopped}
     wrapper: RobotEnvWrapper = registry.make(reset.wrapper, env=operated, **further)
     return wrapper
@@ -184,12 +191,3 @@ def _backward_task(backward: Mapping[str, Any], operated: Intervention) -> SimTa
             hint="take reset=scripted, or another task with task@reset.backward=TASK",
         )
     return task
-
-
-def _backward_controller(config: DictConfig, task: SimTask, operated: Intervention) -> Controller:
-    if config.reset.run is None:
-        return ExpertController(registry.make(config.reset.backward.expert, task=task))
-    schema = operated.schema
-    behaviour, _ = load_policy(RunDirectory.open(config.reset.run, config.runs_directory))
-    check_fit(behaviour, replace(schema.with_fields(task.observation_fields), task=task.name))
-    return PolicyRunner(behaviour.exploring("mean").to(compute_device(config)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -136,24 +136,8 @@ class Robot(Protocol):
         """Release what the robot holds."""
 
 
-# How the events of `Watchers` begin that tell of a fault.
+# How the events begin that tell those who watch of a fault.
 FAULT = "fault "
-
-
-class Watchers(Protocol):
-    """Whoever listens to what the process that moves a robot does; none of these waits for them."""
-
-    def tell_step(self, names: Sequence[str], action: Action, reward: float) -> None:
-        """An action (d,) in [-1, 1] was sent, whose columns have these names, and its reward."""
-
-    def tell_event(self, words: str) -> None:
-        """An episode began or ended, the operator said something, or the robot has a fault."""
-
-    def tell_counters(self, counters: Mapping[str, object], problem: str) -> None:
-        """How the work goes, and what it waits for; empty: for nothing."""
-
-    def tell_outcome(self, success: bool) -> None:
-        """Whether the attempt that has just ended has succeeded."""
 
 
 @runtime_checkable
@@ -163,7 +147,7 @@ class OperatorServer(Protocol):
     It also has a stop of its own, so that an operator's stop need not wait for the loop.
     """
 
-    watchers: Watchers
+    watchers: Any  # a `robot_rl.ros.work_report.WorkReport`; none of its methods waits
 
     def check_free(self) -> None:
         """Raise `RobotInterrupted`, which says what a person has to do, if it may not move."""
@@ -179,6 +163,6 @@ class OperatorServer(Protocol):
         """Who of those that the robot consists of is not there, in words; empty where all are."""
 
 
-def watchers_of(robot: Robot) -> Watchers | None:
-    """Who may watch a robot; None where nobody can."""
+def watchers_of(robot: Robot) -> Any:
+    """The `watchers` of a robot; None where nobody can watch it."""
     return robot.watchers if isinstance(robot, OperatorServer) else None

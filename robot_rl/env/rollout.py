@@ -103,7 +103,6 @@ RowListener = Callable[[Row, EpisodeResult], None]
 
 def _to_stderr(text: str) -> None:
     sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
 
 
 def training_seed(run_seed: int, stream: int, episode: int) -> int:

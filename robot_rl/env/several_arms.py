@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.robot import Action, OperatorServer, Robot
 from robot_rl.env.task import Expert, Outcome, Task
+from robot_rl.safety.rotations import Vector
 
-Vector = npt.NDArray[np.float64]
 _POSE = 7
 _T = TypeVar("_T")
 

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action
 from robot_rl.errors import RobotRLError
 from robot_rl.safety.commands import checked_pose
 from robot_rl.safety.limits import PoseLimits
-
-Vector = npt.NDArray[np.float64]
+from robot_rl.safety.rotations import Vector
 
 
 class Outcome(NamedTuple):
@@ -89,14 +87,6 @@ def refuse_resume(name: str) -> NoReturn:
     )
 
 
-class Tracker(Protocol):
-    """A robot that knows more than its own state."""
-
-    @property
-    def tracked(self) -> Mapping[str, Any]:
-        """The newest `tcp_pose` (7,), and where known `object_poses` (k, 7) and `success`."""
-
-
 @dataclass(eq=False)
 class RobotTask:
     """A `TaskView` that no simulation has: the robot and its cameras are all that is seen."""
@@ -161,7 +151,9 @@ class Tracked:
                 got="task.tracked.gripper_closed=true, and gripper in action_names",
                 hint="take one of them out",
             )
-        self.tracker: Tracker  # set by the robot
+        # The newest `tcp_pose` (7,), and where known `object_poses` (k, 7) and `success`; the robot
+        # sets it.
+        self.tracked: Mapping[str, Any] = {}
 
     def check_start(self, limits: PoseLimits) -> None:
         """Check that all starts are inside of the limits of a robot; `RobotRLError` names which."""
@@ -188,10 +180,9 @@ class Tracked:
         """The task's part of the observation."""
         if not self.objects:
             return {}
-        tracked = self.tracker.tracked
-        return seen(self.task, tracked["object_poses"], tracked["tcp_pose"])
+        return seen(self.task, self.tracked["object_poses"], self.tracked["tcp_pose"])
 
     def outcome(self) -> Outcome:
         """The sparse reward: 1 and the end of the episode at success, 0 before."""
-        success = bool(self.tracker.tracked.get("success", False))
+        success = bool(self.tracked.get("success", False))
         return Outcome(float(success), terminated=success, truncated=False, success=success)

@@ -58,7 +58,6 @@ class Connection:
                 self.state, self._failing_since = CONNECTED, None
             elif isinstance(problem, RobotRLError):
                 self._note(str(problem))
-                self._close_driver()
                 self._wait()
             else:
                 raise problem
@@ -73,7 +72,6 @@ class Connection:
         if self._failing_since is None:
             self._failing_since = now
         if now - self._failing_since >= self._patience:
-            self._close_driver()
             self._wait()
 
     def succeeded(self) -> None:
@@ -107,6 +105,7 @@ class Connection:
             self._close_driver()
 
     def _wait(self) -> None:
+        self._close_driver()
         self.state, self._failing_since = WAITING, None
         self._next = time.monotonic() + self._delay
         self._delay = min(2.0 * self._delay, _LONGEST_DELAY)
@@ -138,13 +137,11 @@ class Freshness:
         self._seen = time.monotonic()
         self._interval = 0.0
         self._count = 0
-        self._jumps = 0
 
     def is_new(self, stamp_ns: int) -> bool:
         """Whether a measurement is another than the one before, which it then replaces.
 
-        A stamp before the last one is new too: a clock was set back, and is counted. No stamp is a
-        `RobotRLError`.
+        A stamp before the last one is new too: a clock was set back. No stamp is a `RobotRLError`.
         """
         if stamp_ns <= 0:
             raise RobotRLError(
@@ -160,7 +157,6 @@ class Freshness:
             weight = _SMOOTHING if self._count > 1 else 1.0
             self._interval += weight * (now - self._seen - self._interval)
             if stamp_ns < self._stamp - _JUMP_NS:
-                self._jumps += 1
                 back = 1e-9 * (self._stamp - stamp_ns)
                 self.warning = f"the device's clock has jumped back by {back:.3f} s"
         self._stamp, self._seen = stamp_ns, now
@@ -183,5 +179,4 @@ class Freshness:
             "rate_hz": f"{rate:.1f}",
             "age_s": f"{time.monotonic() - self._seen:.3f}",
             "measurements": self._count,
-            "clock_jumps_back": self._jumps,
         }

@@ -78,11 +78,10 @@ class DeviceNode(LifecycleNode, ABC):
         self.trouble = ""  # why the last transition that failed did
         self.refusals, self.last_refusal = 0, ""  # of commands; why the last one was, if it was
         self._connection: Connection | None = None
-        self._was_connected = False
+        self._has_topics = self._was_connected = False
         self._quiet_until = 0.0  # on the steady clock [s]
         self._told_level, self._told_at = DiagnosticStatus.OK, 0.0
         self._timer: Timer | None = None
-        self._has_topics = False
         self._driver_config: str = self.parameter("driver", "", "a mapping with _target_")
         self.rate_hz: float = self.parameter(
             "rate_hz", self.default_rate_hz, "polls per second", low=0.1, high=self.highest_rate_hz
@@ -98,7 +97,17 @@ class DeviceNode(LifecycleNode, ABC):
     @property
     def driver_settings(self) -> dict[str, Any]:
         """The parameter `driver`: its class as `_target_`, and the arguments."""
-        return _mapping(self._driver_config)
+        try:
+            found = yaml.safe_load(self._driver_config)
+        except yaml.YAMLError as error:
+            found = error
+        if not isinstance(found, dict):
+            raise ParameterError(
+                "the parameter 'driver' names no driver",
+                got=found or "nothing",
+                expected="a YAML mapping such as {_target_: drivers.camera.sim.SimCamera, ...}",
+            )
+        return found
 
     def setup(self) -> None:
         """Prepare for the driver, which has just been made: at every configure."""
@@ -181,35 +190,30 @@ class DeviceNode(LifecycleNode, ABC):
         descriptor = ParameterDescriptor(description=description, read_only=read_only)
         # A whole number serves as a float too: rclpy's own check of types would refuse it.
         descriptor.dynamic_typing = isinstance(default, float | list)
-        if low is not None and high is not None:
-            if isinstance(default, int):
-                limits = IntegerRange(from_value=int(low), to_value=int(high))
-                descriptor.integer_range = [limits]
-            else:
-                limits = FloatingPointRange(from_value=float(low), to_value=float(high))
-                descriptor.floating_point_range = [limits]
+        span = None if low is None or high is None else (low, high)
+        if span and isinstance(default, int):
+            least, most = map(int, span)
+            descriptor.integer_range = [IntegerRange(from_value=least, to_value=most)]
+        elif span:
+            reach = FloatingPointRange(from_value=float(span[0]), to_value=float(span[1]))
+            descriptor.floating_point_range = [reach]
         plural = isinstance(default, list)
         kind = float if plural else type(default)
         try:
             found = self.declare_parameter(name, default, descriptor).value
             parts = list(found) if plural else [found]
             parts = [float(part) if kind is float and type(part) is int else part for part in parts]
-            value = parts if plural else parts[0]
         except (ParameterException, TypeError) as error:
-            value, parts = error, [error]
-
-        def fits(part: Any) -> bool:
-            return type(part) is kind and (low is None or high is None or low <= part <= high)
-
-        if not all(map(fits, parts)):
-            limits = "" if low is None else f" from {low:g} to {high:g}"
+            found, parts = error, [error]
+        if any(type(p) is not kind or (span and not span[0] <= p <= span[1]) for p in parts):
+            limits = "" if span is None else f" from {low:g} to {high:g}"
             node = self.get_fully_qualified_name()
             raise ParameterError(
                 f"the parameter {name!r} of {node} cannot have this value",
-                got=value,
+                got=found,
                 expected=f"{kind.__name__}{'s' * plural}{limits}",
             )
-        return value
+        return parts if plural else parts[0]
 
     def serve(self, name: str, do: Callable[[], str]) -> Service:
         """Serve a `std_srvs/Trigger`: `do` says what it did; what it raises is an answer too."""
@@ -394,17 +398,3 @@ class DeviceNode(LifecycleNode, ABC):
         with contextlib.suppress(RobotRLError):
             return str(self.driver_settings.get("_target_"))
         return "none"
-
-
-def _mapping(text: str) -> dict[str, Any]:
-    try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        found = error
-    if not isinstance(found, dict):
-        raise ParameterError(
-            "the parameter 'driver' names no driver",
-            got=found or "nothing",
-            expected="a YAML mapping such as {_target_: drivers.camera.sim.SimCamera, ...}",
-        )
-    return found

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
 from sensor_msgs.msg import JointState
@@ -23,11 +22,11 @@ from robot_rl.ros.errors import ResetFailed, ServiceFailed
 from robot_rl.ros.messages import MessageError
 from robot_rl.ros.sensors import Sensor
 from robot_rl.safety import rotations
+from robot_rl.safety.rotations import Vector
 
 if TYPE_CHECKING:
     from robot_rl.ros.robot import RosRobot
 
-Vector = npt.NDArray[np.float64]
 
 _ATTEMPTS = 2
 _COMMAND_SECONDS = 0.05
@@ -41,15 +40,8 @@ _OPEN = 0.1  # position of a gripper that has opened, whatever play its fingers 
 class SceneMirror:
     """A copy of the world that the simulated arm's node owns, and the task in it.
 
-    One thread uses it; messages arrive in another.
-
-    Args:
-        task: The simulated task, the same as the arm's.
-        model: Path of the arm's MJCF, beginning with `hardware/`.
-        gripper: What moves the fingers where the task's action has a gripper column.
-
-    Attributes:
-        sensor: The state of the world; None before `listen`.
+    Task, model and gripper are those of the arm. One thread uses it; messages of the world's state
+    arrive in another, at `sensor`, which is None before `listen`.
     """
 
     def __init__(self, task: Task, model: str, gripper: GripperMotor) -> None:
@@ -157,7 +149,6 @@ class ScriptedEpisodes:
         )
 
     def _release(self, robot: RosRobot) -> None:
-        """Let the gripper open where the arm is."""
         jaws = robot.measurements.gripper
         if jaws is None:
             return

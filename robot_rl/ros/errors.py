@@ -9,12 +9,8 @@ from robot_rl.errors import RobotRLError
 class SensorLate(RobotInterrupted):
     """The newest message on a topic is too old, or there is none.
 
-    Args:
-        topic: Its full name.
-        age_s: Of its newest message since the receipt, steady clock [s]; infinite without one.
-        limit_s: How old it may be [s].
-        why: What is known of the reason; empty where nothing is.
-        without: Which setting does without this topic; empty where none does.
+    `age_s` [s] is since its receipt, by the steady clock; infinite without one. `why` is what is
+    known of the reason, `without` the setting that does without this topic; empty for none.
     """
 
     def __init__(

@@ -24,14 +24,15 @@ from robot_rl.ros.client import RosClient
 from robot_rl.ros.sensors import NodeHealth, Sensor, together, wait_for_all
 from robot_rl.safety import CartesianLimits, JointActionLimits, Plausibility
 from robot_rl.safety.limits import check_positive
+from robot_rl.safety.rotations import Vector
 
 if TYPE_CHECKING:
     from robot_rl.env.sim.cameras import CameraOptions
 
-Vector = npt.NDArray[np.float64]
 
 # Pictures vary by milliseconds: what comes so shortly before a tick may come after the next.
 _UNSURE_S = 0.003
+_WRENCH = "state/tcp_wrench"
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,8 @@ class Measurements:
 
     def contact_force(self) -> Vector | None:
         """The newest contact force (3,) [N], None without a wrench; raises as `tcp_pose`."""
-        if self.wrench is None:
-            return None
-        return np.asarray(self.wrench.value(self.wrench.newest())[:3])
+        wrench = self._optional.get(_WRENCH)
+        return None if wrench is None else np.asarray(wrench.value(wrench.newest())[:3])
 
     def missing(self) -> list[str]:
         """What does not come, in words: topics without a publisher, and those that are silent."""
@@ -216,32 +216,27 @@ class Measurements:
         late = self._limits.arm_s
         joints = partial(messages.joint_states, names=names)
         judged = {"sole": True, "plausibility": Plausibility(self._motion)}
-        of_joints = {**judged, "place": itemgetter(0)} if by_joints else {}
-        self.joints = self._placed = self._sensor(
-            JointState, "joint_states", late, joints, **of_joints
-        )
+        more = {**judged, "place": itemgetter(0)} if by_joints else {}
+        self.joints = self._placed = self._sensor(JointState, "joint_states", late, joints, **more)
         self._aligned = [self.joints]
         self.pose = None
         if pose:
-            of_pose = {"sole": True} if by_joints else judged
+            more = {"sole": True} if by_joints else judged
             decode = messages.pose_array
-            self.pose = self._sensor(PoseStamped, "current_pose", late, decode, **of_pose)
+            self.pose = self._sensor(PoseStamped, "current_pose", late, decode, **more)
             self._aligned.append(self.pose)
             self._placed = self.joints if by_joints else self.pose
         common = {"sole": True, "in_frame": self._base_frame}
-        self.twist = self.wrench = None
         if twist:
             common["without"] = "robot.twist=false, if the arm measures no velocity of its TCP"
-            self.twist = self._sensor(
-                TwistStamped, "current_twist", late, messages.twist_array, **common
-            )
-            self._optional["state/tcp_velocity"] = self.twist
+            decode = messages.twist_array
+            sensor = self._sensor(TwistStamped, "current_twist", late, decode, **common)
+            self._optional["state/tcp_velocity"] = sensor
         if wrench:
             common["without"] = "robot.wrench=false, if the arm measures no forces"
-            self.wrench = self._sensor(
-                WrenchStamped, "current_wrench", late, messages.wrench_array, **common
-            )
-            self._optional["state/tcp_wrench"] = self.wrench
+            decode = messages.wrench_array
+            sensor = self._sensor(WrenchStamped, "current_wrench", late, decode, **common)
+            self._optional[_WRENCH] = sensor
         self._aligned += self._optional.values()
 
 

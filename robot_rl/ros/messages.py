@@ -30,8 +30,8 @@ from std_msgs.msg import Header
 
 from robot_rl.calibration.board import Intrinsics
 from robot_rl.errors import RobotRLError
+from robot_rl.safety.rotations import Vector
 
-Vector = npt.NDArray[np.float64]
 BASE_FRAME = "base"
 _SECOND = 1_000_000_000  # ns
 
@@ -39,9 +39,7 @@ _SECOND = 1_000_000_000  # ns
 _ENCODINGS: dict[str, tuple[str, int, bool]] = {
     "rgb8": ("u1", 3, False),
     "bgr8": ("u1", 3, True),
-    "mono8": ("u1", 1, False),
     "16UC1": ("u2", 1, False),
-    "mono16": ("u2", 1, False),
 }
 # A quaternion further than this from unit length is no rotation.
 _UNIT_TOLERANCE = 1e-2
@@ -89,9 +87,8 @@ def image_message(image: npt.NDArray[np.generic], stamp_ns: int, frame: str) -> 
 def image_array(message: Image) -> npt.NDArray[np.generic]:
     """The picture of a message, which it shares its memory with where it can.
 
-    It is uint8 (height, width, 3) RGB of a colour image, uint8 or uint16 (height, width, 1) of
-    another; depth in mm. An unknown encoding, and data of another length than `step` says, are a
-    `MessageError`.
+    It is uint8 (height, width, 3) RGB, or uint16 (height, width, 1) depth [mm]. An unknown encoding
+    is a `MessageError`, and so is data of another length than `step` says.
     """
     if message.encoding not in _ENCODINGS:
         raise MessageError(
@@ -147,18 +144,14 @@ def joint_positions(message: JointState, names: Sequence[str]) -> Vector:
     return _finite(joint_numbers(message, names), "the position of joint", names)
 
 
-def joint_numbers(message: JointState, names: Sequence[str]) -> Vector:
-    """As `joint_positions`, but as they were sent, finite or not."""
-    return _of_joints(message, names, "position")
-
-
 def joint_states(message: JointState, names: Sequence[str]) -> tuple[Vector, Vector]:
     """Positions and velocities, each (n,), of the joints `names`; see `joint_positions`."""
-    velocities = _of_joints(message, names, "velocity")
+    velocities = joint_numbers(message, names, "velocity")
     return joint_positions(message, names), _finite(velocities, "the velocity of joint", names)
 
 
-def _of_joints(message: JointState, names: Sequence[str], what: str) -> Vector:
+def joint_numbers(message: JointState, names: Sequence[str], what: str = "position") -> Vector:
+    """As `joint_positions`, but as they were sent, finite or not; or each joint's `velocity`."""
     places = {name: place for place, name in enumerate(message.name)}
     values = getattr(message, what)
     missing = [name for name in names if name not in places]

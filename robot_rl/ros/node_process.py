@@ -82,13 +82,10 @@ def _start(node: DeviceNode) -> None:
     """Configure and activate a node that is not told to wait for a manager."""
     if not node.parameter("autostart", True, "configure and activate without a manager"):
         return
-    for step, trigger in (
-        ("configured", node.trigger_configure),
-        ("activated", node.trigger_activate),
-    ):
-        if trigger() != TransitionCallbackReturn.SUCCESS:
+    for step in ("configure", "activate"):
+        if getattr(node, f"trigger_{step}")() != TransitionCallbackReturn.SUCCESS:
             raise ParameterError(
-                f"{node.get_fully_qualified_name()} cannot be {step}",
+                f"{node.get_fully_qualified_name()} cannot be {step}d",
                 got=node.trouble,
                 hint="correct its parameters; its log above may say more",
             )

@@ -22,12 +22,13 @@ import numpy as np
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from policies import registry
-from robot_rl.errors import RobotRLError, did_you_mean
+from robot_rl.errors import RobotRLError
 from robot_rl.safety import (
     ArmLimits,
     JointArmLimits,
     ResetOptions,
     check_bounds,
+    check_known,
     checked_reset_pose,
     sole_reset_end,
 )
@@ -102,7 +103,7 @@ def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
     for name, arm in config.arms.items() or [("", config)]:
         try:
             table += _table_of(arm, _cameras(arm.observation, config.reward))
-        except NodeTableError as error:
+        except RobotRLError as error:
             above = f"arms.{name}." if name else ""
             raise NodeTableError(
                 re.sub(r"(?<![\w./])nodes\.", f"{above}nodes.", str(error))
@@ -112,7 +113,6 @@ def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
 
 
 def _table_of(config: DictConfig, cameras: list[Any]) -> list[NodeDescription]:
-    """The nodes of one arm."""
     plain = OmegaConf.to_container(config.nodes, resolve=True)
     assert isinstance(plain, dict)
     table: list[NodeDescription] = []
@@ -177,7 +177,7 @@ def joined(namespace: str, relative: str) -> str:
 
 def _check(name: str, entry: Mapping[str, Any]) -> None:
     """Check what the process of a node would refuse, or a mistyped key, of which it never hears."""
-    _check_known(f"nodes.{name}", entry, _KEYS)
+    check_known(f"nodes.{name}", entry, _KEYS)
     if missing := [key for key in ("executable", "module") if not entry.get(key)]:
         raise NodeTableError(
             f"the node nodes.{name} cannot be started", got=f"no {missing[0]}", expected=_KEYS
@@ -186,22 +186,12 @@ def _check(name: str, entry: Mapping[str, Any]) -> None:
     package = str(entry["module"]).rpartition(".")[0]
     if package in _PARAMETERS:
         known = (*_OF_ALL, *_PARAMETERS[package])
-        _check_known(f"nodes.{name}.parameters", parameters, known)
+        check_known(f"nodes.{name}.parameters", [k.partition(".")[0] for k in parameters], known)
     if "_target_" in (driver := parameters.get("driver") or {}):
         try:
             registry.check_arguments(driver)
         except RobotRLError as error:
             raise NodeTableError(f"nodes.{name}.parameters.driver: {error}") from error
-
-
-def _check_known(above: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    for key in given:
-        if key.partition(".")[0] not in known:
-            raise NodeTableError(
-                f"unknown key {above}.{key}",
-                expected=f"one of {', '.join(known)}",
-                hint=did_you_mean(key, known, f"{above}."),
-            )
 
 
 def _check_arm(name: str, entry: Mapping[str, Any], joints: int) -> None:

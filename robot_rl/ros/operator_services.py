@@ -101,7 +101,11 @@ class ArmMode:
 
 
 class OperatorServices:
-    """Lets ROS clients write to an inbox, and its writers stop and clear the arm."""
+    """Lets ROS clients write to an inbox, and its writers stop and clear the arm.
+
+    Attributes:
+        stop: What calls the arm's stop.
+    """
 
     def __init__(self, client: RosClient, inbox: OperatorInbox, mode: ArmMode) -> None:
         self._client = client
@@ -110,19 +114,10 @@ class OperatorServices:
         for event in OperatorEvent:
             if event not in _OF_THE_ARM:
                 client.node.create_service(Trigger, service_of(event), partial(self._serve, event))
-        self._stop = StopCall(client.node)
+        self.stop = StopCall(client.node)
         self._clear = client.node.create_client(Trigger, service_of(OperatorEvent.CLEAR_ERRORS))
         mode.listen(lambda why: inbox.note_stopped(client.namespace, why))
         inbox.listen(self._pass_on)
-
-    @property
-    def stop_is_served(self) -> bool:
-        """Whether there is anybody who serves the arm's stop."""
-        return bool(self._stop.client.service_is_ready())
-
-    def check_stop(self, timeout_s: float) -> None:
-        """Wait until a stop that is posted would reach the arm, or `ServiceFailed`."""
-        self._client.wait_for(self._stop.client, timeout_s)
 
     def _serve(
         self, event: OperatorEvent, request: Trigger.Request, answer: Trigger.Response
@@ -138,9 +133,9 @@ class OperatorServices:
     def _pass_on(self, event: OperatorEvent) -> None:
         """Call the arm's service, in the thread of whoever posts; its answer comes in another."""
         if event is OperatorEvent.STOP:
-            self._stop.begin()
+            self.stop.begin()
         elif event is OperatorEvent.CLEAR_ERRORS:
-            self._stop.give_up()
+            self.stop.give_up()
             # An arm that is not stopped has nothing to be cleared of, and may be moving.
             if self._mode.stopped:
                 with contextlib.suppress(InvalidHandle):  # closed: this process moves nothing

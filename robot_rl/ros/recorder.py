@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mcap.exceptions import EndOfFile
-from mcap.records import Channel, Message, Schema
-from mcap.stream_reader import StreamReader
+from mcap.reader import NonSeekingReader
 from mcap.writer import Writer
 from rclpy.qos import DurabilityPolicy
 from rclpy.serialization import deserialize_message
@@ -76,7 +75,7 @@ class Ring:
         """Write what waits to the disk; when it is time, begin a file and remove the oldest."""
         self._file.flush()
         if time.monotonic() - self._begun >= self._segment_s:
-            self._end()
+            self.close()
             self._begin()
             oldest = time.time() - self._kept_s
             for path in self._segments():
@@ -85,7 +84,7 @@ class Ring:
 
     def keep(self, why: str) -> Path:
         """Keep what is in the ring now, in a folder whose name tells when and `why`."""
-        self._end()
+        self.close()
         kept = self._folder / f"{_stamp()}-{why}"
         kept.mkdir(exist_ok=True)
         for path in self._segments():
@@ -93,10 +92,6 @@ class Ring:
             os.link(path, kept / path.name)
         self._begin()
         return kept
-
-    def close(self) -> None:
-        """Finish the newest file."""
-        self._end()
 
     def _segments(self) -> list[Path]:
         return sorted((self._folder / "ring").glob("*.mcap"))
@@ -108,7 +103,8 @@ class Ring:
         for topic, (kind, definition, data) in self._latched.items():
             self.write(topic, kind, definition, data)
 
-    def _end(self) -> None:
+    def close(self) -> None:
+        """Finish the newest file."""
         self._writer.finish()
         self._file.close()
 
@@ -132,25 +128,17 @@ def mend(path: Path) -> None:
         torn.seek(0)
         aside = path.with_suffix(".partial")
         with aside.open("wb") as file:
-            writer = _writer(file)
-            schemas, channels = dict[int, int](), dict[int, int]()
+            writer, numbers = _writer(file), dict[int, int]()
+            messages = NonSeekingReader(torn).iter_messages(log_time_order=False)
             try:
-                for record in StreamReader(torn).records:
-                    if isinstance(record, Schema):
-                        schemas[record.id] = writer.register_schema(
-                            record.name, record.encoding, record.data
-                        )
-                    elif isinstance(record, Channel):
-                        channels[record.id] = writer.register_channel(
-                            record.topic, record.message_encoding, schemas[record.schema_id]
-                        )
-                    elif isinstance(record, Message):
-                        writer.add_message(
-                            channels[record.channel_id],
-                            log_time=record.log_time,
-                            publish_time=record.publish_time,
-                            data=record.data,
-                        )
+                for schema, channel, message in messages:
+                    assert schema is not None  # which all of ours have
+                    if channel.id not in numbers:
+                        kind = writer.register_schema(schema.name, schema.encoding, schema.data)
+                        known = (channel.topic, channel.message_encoding, kind)
+                        numbers[channel.id] = writer.register_channel(*known)
+                    told = (message.log_time, message.data, message.publish_time)
+                    writer.add_message(numbers[channel.id], *told)
             except EndOfFile:
                 pass  # where it was cut
             writer.finish()
@@ -228,15 +216,14 @@ class Recorder:
 
         def take(data: bytes) -> None:
             self._ring.write(topic, name, definition, data, latched=latched and not events)
-            if events and (words := deserialize_message(data, String).data).startswith(FAULT):
-                self._note_fault(words.removeprefix(FAULT).partition(":")[0])
+            if events and self._keep_at == float("inf"):
+                words = deserialize_message(data, String).data
+                if words.startswith(FAULT):
+                    self._keep_at = time.monotonic() + _AFTER_SECONDS
+                    self._why = words.removeprefix(FAULT).partition(":")[0]
 
         profile = qos.latched(_WAITING) if latched else qos.sensor_subscription(_WAITING)
         self._client.node.create_subscription(kind, topic, take, profile, raw=True)
-
-    def _note_fault(self, kind: str) -> None:
-        if self._keep_at == float("inf"):
-            self._keep_at, self._why = time.monotonic() + _AFTER_SECONDS, kind
 
     def _serve(self, request: Trigger.Request, answer: Trigger.Response) -> Trigger.Response:
         answer.success, answer.message = True, str(self._keep("asked"))

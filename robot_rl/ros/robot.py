@@ -14,14 +14,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from std_msgs.msg import Float64
 
 from robot_rl.data.schema import Observation
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.robot import GRIPPER_ACTION, Action, RobotInterrupted
 from robot_rl.env.sim.task import SimTask
-from robot_rl.env.task import Task, Tracked
+from robot_rl.env.task import Tracked
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import qos
@@ -32,11 +31,10 @@ from robot_rl.ros.errors import GoalReachedBefore
 from robot_rl.ros.measurements import Measurements, SensorLimits
 from robot_rl.ros.operator_services import ArmMode, OperatorServices
 from robot_rl.ros.sensors import Sensor, check_all
-from robot_rl.ros.targets import JointTargets, PoseTargets, Targets
+from robot_rl.ros.targets import JointTargets, PoseTargets
 from robot_rl.ros.work_report import WorkReport
 from robot_rl.safety import ActionLimiter, CartesianLimits, JointActionLimits
-
-Vector = npt.NDArray[np.float64]
+from robot_rl.safety.rotations import Vector
 
 # The arm's node gives up a reset when half a second passes without a sign of who asked for it [s].
 _SHOWN_SECONDS = 0.05
@@ -46,7 +44,7 @@ _FOUND_SECONDS = 2.0
 
 @dataclasses.dataclass(eq=False)
 class RosRobot:
-    """One arm on topics.
+    """One arm on topics, which does a `robot_rl.env.task.Tracked`.
 
     `apply` integrates actions into a target as every robot of robot_rl does and publishes it; what
     the arm's node then makes of it is that node's business, and is in `clamped` by the next
@@ -55,25 +53,75 @@ class RosRobot:
     neither is called, the arm's node holds by itself.
     """
 
-    client: RosClient  # its node
     task: Tracked  # which may need poses of objects and the success signal
-    limiter: ActionLimiter  # makes targets of actions
-    targets: Targets  # how they go to the arm's node
-    measurements: Measurements  # what arrives on topics
-    limits: SensorLimits  # how fresh they must be
-    episodes: Any  # brings the arm to where an episode starts
+    clock: str  # must be `realtime`: a robot does not wait for a simulated one
+    discovery_range: str | None  # see `robot_rl.ros.environment`
     control_rate_hz: float  # at which commands are published
-    mirror: SceneMirror | None = None  # the world, for scripted experts; None for a real robot
-    attended: bool = False  # whether it waits for a `start`; a robot without a mirror always does
+    namespace: str  # of the topics
+    joint_names: Sequence[str]  # this, and what is measured: see `Measurements`
+    pose: bool
+    twist: bool
+    wrench: bool  # without it `limits.max_force` does not apply
+    gripper: bool
+    cameras: Sequence[Any]
+    track_objects: bool  # whether poses of objects are observed
+    limits: CartesianLimits  # of targets that are poses
+    joints: JointActionLimits | None  # where its targets are joint positions: within these
+    sensors: SensorLimits  # how fresh measurements must be
+    episodes: Any  # brings the arm to where an episode starts
+    mirror: SceneMirror | None  # the world, for scripted experts; None for a real robot
+    attended: bool  # whether it waits for a `start`; a robot without a mirror always does
 
     def __post_init__(self) -> None:
-        client, targets = self.client, self.targets
-        self.action_names = targets.action_names(self.task.action_names)
+        self._check()
+        prepare_environment(self.discovery_range)
+        clean_shared_memory()
+        self.client = RosClient("robot_rl", self.namespace)
+        try:
+            self._take_part()
+        except BaseException:
+            self.client.close()
+            raise
+
+    def _check(self) -> None:
+        task: Any = self.task
+        if self.clock != "realtime":
+            raise RobotRLError(
+                "a robot on ROS topics runs in real time",
+                got=f"clock={self.clock}",
+                expected="clock=realtime",
+                hint="leave clock=... out; robot=ros and robot=ros_sim set it",
+            )
+        if not isinstance(task, Tracked):
+            raise RobotRLError(
+                f"a robot on ROS topics cannot do the task {task.name!r}",
+                got=type(task).__name__,
+                expected="robot_rl.env.task.Tracked",
+                hint="give its configuration a section `tracked`, as configs/task/reach.yaml has",
+            )
+        if task.gripper_closed and not self.gripper:
+            problem = f"the task {task.name!r} closes a gripper"
+            raise RobotRLError(problem, got="robot.gripper=false")
+        if self.joints is None:
+            task.check_start(self.limits)
+
+    def _take_part(self) -> None:
+        client, node, task = self.client, self.client.node, self.task
+        max_force = self.limits.max_force if self.wrench else None
+        limits = self.joints or dataclasses.replace(self.limits, max_force=max_force)
+        self.limiter = ActionLimiter(limits)
+        joints, objects = self.joint_names, task.objects if self.track_objects else 0
+        measured = (self.pose, self.twist, self.wrench, self.gripper, self.cameras, objects)
+        self.measurements = Measurements(
+            client, self.sensors, limits, joints, *measured, task.reports_success
+        )
+        self.targets = targets = PoseTargets() if self.joints is None else JointTargets(joints)
+        self.action_names = targets.action_names(task.action_names)
         self.opens_grippers = bool(self.episodes.opens_grippers)
         self._columns = [targets.columns.index(n) for n in self.action_names if n != GRIPPER_ACTION]
         self._gripper_column = GRIPPER_ACTION in self.action_names
         self._problem: RobotInterrupted | None = None  # why nothing more is published
-        command, node = qos.command_publisher(self.control_rate_hz), client.node
+        command = qos.command_publisher(self.control_rate_hz)
         self._target = node.create_publisher(targets.kind, targets.topic, command)
         self._grip = node.create_publisher(Float64, "gripper/command", command)
         self.all_sensors = self.measurements.all_sensors
@@ -88,7 +136,6 @@ class RosRobot:
         self._operator: OperatorServices | None = None
         self._attend: Callable[[], None] = lambda: None
         self.watchers = WorkReport(client)
-        self.task.tracker = self.measurements
 
     # -- Robot ------------------------------------------------------------------------------------
 
@@ -157,7 +204,7 @@ class RosRobot:
     def missing(self) -> str:
         """Whose topics and services are not there; see `OperatorServer`."""
         absent = self.measurements.missing()
-        if self._operator is not None and not self._operator.stop_is_served:
+        if self._operator is not None and not self._operator.stop.client.service_is_ready():
             absent.append(f"nobody serves {self.client.topic('stop')}")
         return "; ".join(absent)
 
@@ -183,7 +230,7 @@ class RosRobot:
         if self.mirror is None:
             return None
         if self.mirror.sensor is None:
-            self.mirror.listen(self.client, self.limits.tracker_s)
+            self.mirror.listen(self.client, self.sensors.tracker_s)
         return self.mirror.task
 
     def tcp_pose(self) -> Vector:
@@ -238,8 +285,8 @@ class RosRobot:
         self.check_free()
         self.client.check_alone(self.targets.topic)
         self.wait_until_fresh()
-        if self._operator is not None:
-            self._operator.check_stop(self.limits.start_timeout_s)
+        if self._operator is not None:  # a stop that is posted must reach the arm
+            self.client.wait_for(self._operator.stop.client, self.sensors.start_timeout_s)
         if self.task.gripper_closed:
             self._grip.publish(Float64(data=1.0))
 
@@ -281,6 +328,7 @@ class RosRobot:
 
     def _assembled(self) -> Observation:
         seen = self.measurements.observe(self.limiter.target)
+        self.task.tracked = self.measurements.tracked
         if self.mirror is not None:
             self.mirror.update()
         return seen
@@ -296,86 +344,3 @@ class RosRobot:
             self._problem = problem
             self.hold()
             raise
-
-
-def make_ros_robot(
-    task: Task,
-    clock: str,
-    discovery_range: str | None,
-    control_rate_hz: float,
-    namespace: str,
-    joint_names: Sequence[str],
-    pose: bool,
-    twist: bool,
-    wrench: bool,
-    gripper: bool,
-    cameras: Sequence[Any],
-    track_objects: bool,
-    limits: CartesianLimits,
-    joints: JointActionLimits | None,
-    sensors: SensorLimits,
-    episodes: Any,
-    mirror: Any,
-    attended: bool,
-) -> RosRobot:
-    """Make a robot on topics that does a `robot_rl.env.task.Tracked`.
-
-    `clock` must be `realtime`: a robot does not wait for a simulated one. With `joints` its targets
-    are joint positions, within these limits; else they are poses, within `limits`. Without `wrench`
-    `limits.max_force` does not apply; with `track_objects`, poses of objects are observed. For
-    `discovery_range` see `robot_rl.ros.environment`, for `episodes`, `mirror`, `attended` and the
-    rate `RosRobot`, and for the others `Measurements`. Raises `RobotRLError`, as for another kind
-    of task.
-    """
-    if clock != "realtime":
-        raise RobotRLError(
-            "a robot on ROS topics runs in real time",
-            got=f"clock={clock}",
-            expected="clock=realtime",
-            hint="leave clock=... out; robot=ros and robot=ros_sim set it",
-        )
-    if not isinstance(task, Tracked):
-        raise RobotRLError(
-            f"a robot on ROS topics cannot do the task {task.name!r}",
-            got=type(task).__name__,
-            expected="robot_rl.env.task.Tracked",
-            hint="give its configuration a section `tracked`, as configs/task/reach.yaml has",
-        )
-    if task.gripper_closed and not gripper:
-        raise RobotRLError(f"the task {task.name!r} closes a gripper", got="robot.gripper=false")
-    if joints is None:
-        task.check_start(limits)
-    if not wrench:
-        limits = dataclasses.replace(limits, max_force=None)
-    prepare_environment(discovery_range)
-    clean_shared_memory()
-    client = RosClient("robot_rl", namespace)
-    try:
-        measurements = Measurements(
-            client,
-            sensors,
-            joints or limits,
-            joint_names,
-            pose,
-            twist,
-            wrench,
-            gripper,
-            cameras,
-            task.objects if track_objects else 0,
-            task.reports_success,
-        )
-        return RosRobot(
-            client,
-            task,
-            ActionLimiter(joints or limits),
-            PoseTargets() if joints is None else JointTargets(joint_names),
-            measurements,
-            sensors,
-            episodes,
-            control_rate_hz,
-            mirror,
-            attended,
-        )
-    except BaseException:
-        client.close()
-        raise

@@ -53,8 +53,7 @@ class SceneTopics:
         message = messages.joint_state_message((), scene.state, None, scene.stamp_ns)
         message.header.frame_id = driver.fingerprint
         self._scene.publish(message)
-        if scene.object_poses is not None:
-            self._objects.publish(messages.poses_message(scene.object_poses, scene.stamp_ns))
+        self._objects.publish(messages.poses_message(scene.object_poses, scene.stamp_ns))
         self._success.publish(Bool(data=scene.success))
 
     def _on_gripper(self, message: Float64) -> None:

@@ -112,7 +112,7 @@ class Sensor:
     def trouble(self) -> RobotInterrupted | None:
         """Why the newest measurement cannot be used: late, doubtful, or of two publishers."""
         with self._lock:
-            age, measured, doubt = self._age(), self._age_by_stamp(), self._doubt
+            newest, doubt = self._kept[-1] if self._kept else None, self._doubt
         if self._is_doubtful():
             return MeasuredTwice(
                 f"{self.topic} has several publishers, so that nobody knows what is true",
@@ -122,9 +122,12 @@ class Sensor:
             )
         if doubt is not None:
             return BadMeasurement(f"{self.topic}: {doubt}")
-        if age > self.limit_s:
+        age = float("inf") if newest is None else time.monotonic() - newest.received
+        if newest is None or age > self.limit_s:
             return SensorLate(self.topic, age, self.limit_s, self.why(), self.without)
-        if abs(measured) > self.limit_s:
+        # By the system clock: another machine's may differ.
+        measured = 1e-9 * (time.time_ns() - newest.stamp_ns)
+        if self.stamped and abs(measured) > self.limit_s:
             return MeasuredLate(self.topic, measured, self.limit_s, self.why())
         return None
 
@@ -203,15 +206,6 @@ class Sensor:
             return True
         # One that was killed and is started again is listed twice for a while.
         return len(set(publisher_names(self._node, self.topic))) > 1
-
-    def _age(self) -> float:
-        return time.monotonic() - (self._kept[-1].received if self._kept else -float("inf"))
-
-    def _age_by_stamp(self) -> float:
-        """Age of the newest by the system clock [s]: another machine's clock may differ."""
-        if not self._kept or not self.stamped:
-            return 0.0
-        return 1e-9 * (time.time_ns() - self._kept[-1].stamp_ns)
 
     def why(self) -> str:
         """What is known of the reason for a late message."""

@@ -12,8 +12,7 @@ from sensor_msgs.msg import JointState
 
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, JOINT_ACTION
 from robot_rl.ros import messages
-
-Vector = npt.NDArray[np.float64]
+from robot_rl.safety.rotations import Vector
 
 
 class PoseTargets:
@@ -73,6 +72,3 @@ class JointTargets:
     def target(self, message: JointState) -> Vector:
         """A target, or `MessageError`."""
         return messages.joint_positions(message, self.names)
-
-
-Targets = PoseTargets | JointTargets

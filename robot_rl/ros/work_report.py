@@ -18,7 +18,7 @@ _WAITING = 100  # of messages that wait for a subscriber that is slow
 
 
 class WorkReport:
-    """Publishes actions, rewards, events and the counters of a deployed policy; see `Watchers`.
+    """Publishes actions, rewards, events and the counters of a deployed policy; waits for nobody.
 
     `action` names the columns, in [-1, 1], as sent after safety. Counters are in `/diagnostics`,
     again each second as those who gather them expect. The outcome of an attempt,
@@ -37,13 +37,13 @@ class WorkReport:
         node.create_timer(_AGAIN_SECONDS, self._publish_counters)
 
     def tell_step(self, names: Sequence[str], action: Action, reward: float) -> None:
-        """Publish an action (d,) and its reward."""
+        """Publish an action (d,), whose columns have these names, and its reward."""
         stamp = self._client.node.get_clock().now().nanoseconds
         self._action.publish(joint_state_message(names, action, None, stamp))
         self._reward.publish(Float64(data=reward))
 
     def tell_event(self, words: str) -> None:
-        """Publish an event."""
+        """Publish that an episode began or ended, or what an operator said, or a fault."""
         self._events.publish(String(data=words))
 
     def tell_counters(self, counters: Mapping[str, object], problem: str) -> None:

@@ -15,6 +15,7 @@ from robot_rl.safety.limits import CartesianLimits as CartesianLimits
 from robot_rl.safety.limits import Compliance as Compliance
 from robot_rl.safety.limits import MeasurementRefused as MeasurementRefused
 from robot_rl.safety.limits import check_bounds as check_bounds
+from robot_rl.safety.limits import check_known as check_known
 from robot_rl.safety.limits import refuse_stiff_contact as refuse_stiff_contact
 from robot_rl.safety.measurement import ArmState as ArmState
 from robot_rl.safety.measurement import Plausibility as Plausibility

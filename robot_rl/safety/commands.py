@@ -41,22 +41,7 @@ def checked_pose(
     target: npt.ArrayLike, what: str = "the target", tolerance: float = 1e-2
 ) -> Vector:
     """The pose (7,) that somebody asks for, with a unit quaternion; or `CommandRefused`."""
-    try:
-        pose = np.array(target, np.float64)
-    except (TypeError, ValueError) as error:
-        raise CommandRefused("malformed", f"{what} is no pose", got=target) from error
-    if pose.shape != (7,):
-        raise CommandRefused(
-            "malformed", f"{what} is no pose", got=pose.shape, expected="shape (7,)"
-        )
-    if not np.isfinite(pose).all():
-        raise CommandRefused(
-            "not_finite",
-            f"{what} is not finite",
-            got=pose.tolist(),
-            expected="finite numbers",
-            hint="nothing was sent; look at the policy, or who gave it",
-        )
+    pose = _finite(target, 7, what, f"{what} is no pose")
     # hypot neither overflows nor underflows, whatever the client wrote.
     if not abs(math.hypot(*pose[3:]) - 1.0) < tolerance:
         raise CommandRefused(
@@ -71,26 +56,26 @@ def checked_pose(
 
 def checked_joints(target: npt.ArrayLike, joints: int) -> Vector:
     """The positions (joints,) [rad] that somebody asks for; or `CommandRefused`."""
+    return _finite(target, joints, "the target", "the target is no positions of this arm's joints")
+
+
+def _finite(target: npt.ArrayLike, count: int, what: str, problem: str) -> Vector:
+    """So many finite numbers (count,); else `problem` is what is wrong with `what`."""
     try:
-        positions = np.array(target, np.float64)
+        numbers = np.array(target, np.float64)
     except (TypeError, ValueError) as error:
-        raise CommandRefused("malformed", "the target is no joint positions", got=target) from error
-    if positions.shape != (joints,):
-        raise CommandRefused(
-            "malformed",
-            "the target has another number of joints",
-            got=positions.shape,
-            expected=f"shape ({joints},)",
-        )
-    if not np.isfinite(positions).all():
+        raise CommandRefused("malformed", problem, got=target) from error
+    if numbers.shape != (count,):
+        raise CommandRefused("malformed", problem, got=numbers.shape, expected=f"shape ({count},)")
+    if not np.isfinite(numbers).all():
         raise CommandRefused(
             "not_finite",
-            "the target is not finite",
-            got=positions.tolist(),
-            expected="finite numbers [rad]",
+            f"{what} is not finite",
+            got=numbers.tolist(),
+            expected="finite numbers",
             hint="nothing was sent; look at the policy, or who gave it",
         )
-    return positions
+    return numbers
 
 
 class ClientClock:
@@ -145,12 +130,9 @@ class SoleSource:
         self._settled_at = -math.inf
 
     def refusal(self, sequence: int, publishers: int, now: float) -> str | None:
-        """Why a command must not be followed, or None.
+        """Why a command must not be followed, received at `now` on the steady clock [s]; or None.
 
-        Args:
-            sequence: Its number within its publisher.
-            publishers: How many the middleware knows of on the topic.
-            now: Steady time of receipt [s].
+        Its number within its publisher is `sequence`; the middleware knows of so many publishers.
         """
         last, silent = self._sequence, now - self._heard > self._silence
         self._sequence, self._heard = sequence, now

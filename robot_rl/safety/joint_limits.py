@@ -15,14 +15,17 @@ import numpy.typing as npt
 
 from robot_rl.errors import RobotRLError
 from robot_rl.safety.commands import checked_joints
-from robot_rl.safety.limits import Vector, bounded, check_joint_ranges, check_positive
+from robot_rl.safety.limits import (
+    Vector,
+    bounded,
+    check_beyond_own,
+    check_joint_ranges,
+    check_positive,
+)
 
 if TYPE_CHECKING:
     from robot_rl.safety.measurement import ArmState
 
-# What a joint may be off by although the arm stands, and farther from where it was asked to be no
-# joint may come by itself, or by being pushed [rad].
-_NOISE, _STRAYED = 0.02, 0.5
 _NUMBERS_OF_JOINTS = ("joint_low", "joint_high", "step")
 
 
@@ -31,6 +34,10 @@ class JointRanges:
     """Where the joints of an arm may be, and how far their targets may lead them."""
 
     place_name: ClassVar[str] = "joints"
+    # Farther from where it was asked to be no joint may come by itself, or by being pushed; and by
+    # how much it may be off although the arm stands (1,) [rad].
+    strayed: ClassVar[Vector] = np.array([0.5])
+    noise: ClassVar[Vector] = np.array([0.02])
     # No force is limited: where an arm measures one, let it take poses.
     max_force: ClassVar[None] = None
     max_torque: ClassVar[None] = None
@@ -54,16 +61,6 @@ class JointRanges:
                 expected="a number for each joint [rad]",
             )
         check_joint_ranges(self.joint_low, self.joint_high, self.joint_margin)
-
-    @cached_property
-    def strayed(self) -> Vector:
-        """Farther away than this no joint may come unasked (n,) [rad]."""
-        return np.full(len(self.joint_low), _STRAYED)
-
-    @cached_property
-    def noise(self) -> Vector:
-        """What the joints of an arm that stands may be off by (n,) [rad]."""
-        return np.full(len(self.joint_low), _NOISE)
 
     @cached_property
     def fastest(self) -> Vector:
@@ -118,13 +115,11 @@ class JointRanges:
         """Where they are, from the one to the other."""
         return " to ".join(str([round(float(v), 3) for v in place]) for place in places) + " rad"
 
-    def jump_in_words(self, part: int, last: Vector, place: Vector, elapsed: float) -> str:
-        """A jump of the measured joint of this number, `part`, in `elapsed` seconds."""
-        return (
-            f"the measured joint {part} jumped by {abs(place[part] - last[part]):.2f} rad in "
-            f"{1e3 * elapsed:.0f} ms, from {last[part]:.3f} to {place[part]:.3f} rad; a joint "
-            f"moves at {self.max_arm_joints:g} rad/s at most"
-        )
+    def jump_in_words(self, part: int, last: Vector, place: Vector) -> tuple[str, str, str, str]:
+        """As `PoseLimits.jump_in_words`, of the joint of this number, `part`."""
+        ends = f"{last[part]:.3f} to {place[part]:.3f} rad"
+        way = f"{abs(place[part] - last[part]):.2f} rad"
+        return f"joint {part}", way, ends, f"{self.max_arm_joints:g} rad/s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,12 +158,7 @@ class JointArmLimits(JointRanges):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.max_arm_joints > self.max_speed_joints:
-            raise RobotRLError(
-                "limit 'max_arm_joints' would take the arm's own motion for a fault",
-                got=self.max_arm_joints,
-                expected=f"more than max_speed_joints, which is {self.max_speed_joints}",
-            )
+        check_beyond_own(self, "max_arm_joints", "max_speed_joints")
 
     @cached_property
     def max_step(self) -> Vector:

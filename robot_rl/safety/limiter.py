@@ -33,14 +33,9 @@ _ALONG = 0.5
 
 
 def check_action(action: npt.ArrayLike, names: Sequence[str]) -> npt.NDArray[np.float32]:
-    """An action (d,), each in [-1, 1], as float32, checked before anything is sent.
+    """An action (d,) in [-1, 1], whose columns have these names, as float32, checked first.
 
-    Args:
-        action: What was asked for.
-        names: The d names of its columns.
-
-    Raises:
-        ActionRefused: Names the column, what it got and what it expected.
+    The `ActionRefused` names the column, what it got and what it expected.
     """
     expected = f"numbers of shape ({len(names)},): {', '.join(names)}"
     try:

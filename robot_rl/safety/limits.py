@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -14,24 +14,20 @@ import numpy.typing as npt
 from robot_rl.errors import RobotRLError, did_you_mean
 from robot_rl.safety import rotations
 from robot_rl.safety.commands import checked_pose
+from robot_rl.safety.rotations import Vector as Vector
 
 if TYPE_CHECKING:
     from robot_rl.safety.joint_limits import JointArmLimits
     from robot_rl.safety.measurement import ArmState
 
-Vector = npt.NDArray[np.float64]
 Compliance = Literal["impedance", "force_mode", "position"]
 
 # What rounding makes of an angle at its limit [rad].
 _SMALL_ANGLE = 1e-9
-# Farther from where it was asked to be no arm may come by itself, or by being pushed [m, rad].
-_STRAYED = np.array([0.07, 0.5])
 # No arm reaches farther, in metres; who gives millimetres does [m].
 _FARTHEST = 10.0
 # Nobody wants to move a target farther in one step [m, rad].
 _LONGEST_STEP = {"translation_step": 0.2, "rotation_step": 1.5}
-# What a measured pose may be off by although the arm stands [m, rad].
-_NOISE = np.array([0.002, 0.02])
 # Limits that may be None, and what is checked by itself; all others are positive numbers.
 _OPTIONAL = ("max_force", "max_torque")
 _NO_POSITIVE_NUMBERS = (
@@ -63,8 +59,10 @@ class PoseLimits:
     """
 
     place_name: ClassVar[str] = "pose"
-    strayed: ClassVar[Vector] = _STRAYED
-    noise: ClassVar[Vector] = _NOISE
+    # Farther from where it was asked to be no arm may come by itself, or by being pushed; and by
+    # how much a measured pose may be off although the arm stands (2,) [m, rad].
+    strayed: ClassVar[Vector] = np.array([0.07, 0.5])
+    noise: ClassVar[Vector] = np.array([0.002, 0.02])
 
     workspace_low: tuple[float, float, float]  # lowest TCP position [m]
     workspace_high: tuple[float, float, float]  # highest TCP position [m]
@@ -210,23 +208,18 @@ class PoseLimits:
         """Where they are, from the one to the other."""
         return " to ".join(_rounded(pose[:3]) for pose in poses) + " m"
 
-    def jump_in_words(self, part: int, last: Vector, pose: Vector, elapsed: float) -> str:
-        """A jump of the measured pose by more than an arm can move, in `elapsed` seconds.
+    def jump_in_words(self, part: int, last: Vector, pose: Vector) -> tuple[str, str, str, str]:
+        """What jumped, by how much, from where to where, and how fast an arm can be.
 
-        `part` is 0 where its position jumped, else 1.
+        `part` is 0 where the position jumped, else 1.
         """
         distance, angle = rotations.apart(last, pose)
         if part == 0:
-            return (
-                f"the measured position jumped by {1e3 * distance:.0f} mm in "
-                f"{1e3 * elapsed:.0f} ms, from {self.shown(last, pose)}; an arm "
-                f"moves at {self.max_arm_speed:g} m/s at most"
-            )
-        return (
-            f"the measured orientation jumped by {math.degrees(angle):.0f} degrees in "
-            f"{1e3 * elapsed:.0f} ms, from {_rounded(last[3:])} to {_rounded(pose[3:])}; an arm "
-            f"turns at {self.max_arm_turning:g} rad/s at most"
-        )
+            fastest = f"{self.max_arm_speed:g} m/s"
+            return "position", f"{1e3 * distance:.0f} mm", self.shown(last, pose), fastest
+        ends = f"{_rounded(last[3:])} to {_rounded(pose[3:])}"
+        turned = f"{math.degrees(angle):.0f} degrees"
+        return "orientation", turned, ends, f"{self.max_arm_turning:g} rad/s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,16 +267,8 @@ class ArmLimits(PoseLimits):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for arm, target in (
-            ("max_arm_speed", "max_speed_translation"),
-            ("max_arm_turning", "max_speed_rotation"),
-        ):
-            if not getattr(self, arm) > getattr(self, target):
-                raise RobotRLError(
-                    f"limit {arm!r} would take the arm's own motion for a fault",
-                    got=getattr(self, arm),
-                    expected=f"more than {target}, which is {getattr(self, target)}",
-                )
+        check_beyond_own(self, "max_arm_speed", "max_speed_translation")
+        check_beyond_own(self, "max_arm_turning", "max_speed_rotation")
         check_joint_ranges(self.joint_low, self.joint_high, self.joint_margin)
 
     @cached_property
@@ -307,19 +292,25 @@ class ArmLimits(PoseLimits):
         return pose
 
 
+def check_known(above: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse a key that is not known below `above`."""
+    for key in given:
+        if key not in known:
+            raise RobotRLError(
+                f"unknown key {above}.{key}",
+                expected=f"one of {', '.join(known)}",
+                hint=did_you_mean(key, known, f"{above}."),
+            )
+
+
 def check_bounds(group: str, kinds: Sequence[type], given: Mapping[str, Any], *others: str) -> None:
     """Refuse what is no parameter of a node, of the kinds' fields that are `bounded` or `others`.
 
     And a number that is out of its range.
     """
     ranges = {each.name: each.metadata for k in kinds for each in fields(k) if each.metadata}
+    check_known(group, given, [*ranges, *others])
     for name, value in given.items():
-        if name not in (known := [*ranges, *others]):
-            raise RobotRLError(
-                f"unknown key {group}.{name}",
-                expected=f"one of {', '.join(known)}",
-                hint=did_you_mean(name, known, f"{group}."),
-            )
         if name in ranges:
             low, high = ranges[name]["low"], ranges[name]["high"]
             if not (isinstance(value, int | float) and low <= value <= high):
@@ -370,6 +361,14 @@ def check_joint_ranges(low: Sequence[float], high: Sequence[float], margin: floa
                 got=(least, most),
                 expected=f"low + twice the margin of {margin} < high [rad]",
             )
+
+
+def check_beyond_own(limits: ArmLimits | JointArmLimits, arm: str, target: str) -> None:
+    """Refuse a limit, `arm`, of what can be that is not above that of what is asked, `target`."""
+    possible, asked = getattr(limits, arm), getattr(limits, target)
+    if not possible > asked:
+        problem = f"limit {arm!r} would take the arm's own motion for a fault"
+        raise RobotRLError(problem, got=possible, expected=f"more than {target}, which is {asked}")
 
 
 def check_positive(name: str, value: float) -> None:

@@ -64,10 +64,8 @@ class Plausibility:
     def problem(self, pose: Vector, stamp_ns: int, now: float) -> str | None:
         """Take a measured place; returns why no arm can have moved like that, or None.
 
-        Args:
-            pose: A pose (7,), base frame; or joint positions (n,) [rad].
-            stamp_ns: When it was measured; the same again is no new measurement [ns].
-            now: Steady time [s].
+        It is a pose (7,), base frame, or joint positions (n,) [rad]. `stamp_ns` is when it was
+        measured [ns]: the same again is no new measurement. `now` is steady time [s].
         """
         last = self._pose
         if last is not None and stamp_ns == self._stamp_ns and np.array_equal(pose, last):
@@ -93,7 +91,11 @@ class Plausibility:
         beyond = limits.apart(last, place) > most
         if not beyond.any():
             return None
-        return limits.jump_in_words(int(np.argmax(beyond)), last, place, elapsed)
+        what, way, ends, fastest = limits.jump_in_words(int(np.argmax(beyond)), last, place)
+        return (
+            f"the measured {what} jumped by {way} in {1e3 * elapsed:.0f} ms, from {ends}; an arm"
+            f" moves at {fastest} at most"
+        )
 
 
 class Straying:
@@ -107,18 +109,16 @@ class Straying:
     def __init__(self, limits: PoseLimits | JointRanges) -> None:
         self._limits = limits
         self._asked: Vector | None = None
-        self._nearest = np.zeros(limits.strayed.shape)
+        self._nearest: Vector = np.zeros(1)
 
     def ask(self, pose: Vector, *, anew: bool = False) -> None:
         """The arm is asked to be at a pose (7,), or at joint positions (n,).
 
-        Args:
-            pose: Where to; the arm may be as much farther from it as this is farther from the one
-                before.
-            anew: Whether what was asked before does not matter: the arm may be anywhere.
+        It may be as much farther from that as that is farther from the one before. With `anew` what
+        was asked before does not matter: the arm may be anywhere.
         """
         if anew or self._asked is None:
-            self._nearest = np.full(self._limits.strayed.shape, math.inf)
+            self._nearest = np.array([math.inf])
         else:
             self._nearest = self._nearest + self._limits.apart(self._asked, pose)
         self._asked = pose.copy()

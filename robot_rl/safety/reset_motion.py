@@ -177,10 +177,8 @@ class Resets:
     def goal(self, elapsed: float, pose: Vector, joints: Vector) -> Vector | None:
         """Where to move to (7,); None when arrived, or where it cannot go on.
 
-        Args:
-            elapsed: Time since the last call in which the arm can have moved [s].
-            pose: Where the arm is (7,).
-            joints: Its joint positions (n,) [rad].
+        In `elapsed` [s] since the last call the arm can have moved; it is at a pose (7,), and at
+        joint positions (n,) [rad].
         """
         self._pause -= elapsed
         if self._pause > 0.0:

@@ -33,9 +33,7 @@ class ResetOptions:
     retract_distance: float = bounded(0.08, "how far the tool is drawn back first [m]", 1e-3, 0.5)
     speed_translation: float = bounded(0.08, "largest speed of a reset [m/s]", 1e-3, 0.25)
     speed_rotation: float = bounded(0.4, "largest speed of its rotation [rad/s]", 1e-3, 1.0)
-    speed_joints: float = bounded(
-        0.4, "largest speed of a joint, to reset.joints [rad/s]", 1e-2, 1.5
-    )
+    speed_joints: float = bounded(0.4, "the same of a joint, to reset.joints [rad/s]", 1e-2, 1.5)
     tolerance_translation: float = bounded(0.005, "distance that counts as there [m]", 5e-4, 0.1)
     tolerance_rotation: float = bounded(0.05, "angle that counts as there [rad]", 5e-3, 0.5)
     tolerance_joints: float = bounded(0.05, "the same of a joint, to reset.joints [rad]", 5e-3, 0.5)

@@ -228,7 +228,7 @@ def test_a_suspicious_result_says_so(capsys, folder):
         ),
         (
             lambda f: (f.path / "view-01.json").write_text('{"tcp_pose": [0, 0, 0, 0, 0, 0, 2]}'),
-            "the quaternion is not of length 1",
+            "got: [0, 0, 0, 0, 0, 0, 2]; expected: tcp_pose: m, and xyzw of length 1",
         ),
         (lambda f: (f.path / "camera.json").write_text("{"), "camera.json cannot be read"),
         (lambda f: (f.path / "view-00.png").write_bytes(b"x"), "a picture cannot be read"),

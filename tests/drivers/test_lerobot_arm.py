@@ -16,7 +16,7 @@ from feetech_servos import OFFSET, TORQUE, Bus, Servo
 
 from drivers.arm.lerobot import LeRobotArm
 from drivers.errors import DriverError, DriverFault, DriverTimeout
-from drivers.lerobot_devices import Fingers
+from drivers.gripper.base import Fingers
 from drivers.teleop.leader import LeRobotLeader
 from robot_rl.processes.waiting import wait_until
 

@@ -264,7 +264,7 @@ def test_a_silent_controller_is_noticed_and_its_last_state_keeps_its_stamp(cell)
     [
         (
             [0, 0, 0.15, 0, 0, 0, 1],
-            0.0,
+            0.01,
             r"another TCP .* got: \[0\.0, 0\.0, 0\.0, .* 0\.15",
         ),
         ([0, 0, 0, 0, 0, 0, 1], 1.2, r"another payload .* got: 0\.00 kg; expected: 1\.20 kg"),
@@ -276,5 +276,5 @@ def test_a_controller_with_another_tool_is_refused_when_it_is_connected(
     cell = opened(Cell(tool=Tool(tcp, payload_kg)))
     with pytest.raises(DriverError, match=problem):
         cell.begin()
-    cell.arm.tool = Tool([0, 0, 0, 0, 0, 0, 1], 0.0)
+    cell.arm.tool = Tool([0, 0, 0, 0, 0, 0, 1], 0.01)
     cell.begin()

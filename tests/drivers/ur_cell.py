@@ -22,7 +22,7 @@ def main(options):
     print("ready", flush=True)  # noqa: T201 - the test waits for it
     for line in sys.stdin:
         if line == "local\n":
-            controller.set_remote(False)
+            controller.remote = False
         else:
             getattr(controller, line.strip())()
     controller.close()

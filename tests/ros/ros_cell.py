@@ -51,7 +51,7 @@ def arm_node(config, further=None, **changed_limits):
 @contextmanager
 def impatient(env, seconds=2.0):
     """An episode's start waits for measurements that do not come, and need not wait for long."""
-    measurements, usual = env.robot.measurements, env.robot.limits
+    measurements, usual = env.robot.measurements, env.robot.sensors
     measurements._limits = replace(usual, start_timeout_s=seconds)
     yield
     measurements._limits = usual

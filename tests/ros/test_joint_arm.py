@@ -226,8 +226,7 @@ class ScriptedLeader:
         while not self._ending.wait(0.02):
             if self.joints is None or self.goal is None:
                 continue
-            self.world.data.qpos[self.world.chain.qpos] = self.joints
-            way = self.world.joint_way(self.goal)
+            way = self.world.kinematics.step(self.joints, self.goal)
             way *= min(1.0, 0.15 / max(np.abs(way).max(), 1e-9))
             sign = -sign
             message = messages.joint_state_message(

@@ -206,7 +206,7 @@ def test_a_topic_with_too_few_measurements_to_begin_with_is_not_called_silent(op
 
 @pytest.mark.parametrize(
     ("changes", "named"),
-    [({"encoding": "mono8"}, "another size or kind"), ({"width": 12}, "fit its size")],
+    [({"encoding": "16UC1"}, "another size or kind"), ({"width": 12}, "fit its size")],
 )
 def test_a_camera_of_another_kind_is_named(changes, named, opened):
     camera = "observation.cameras=[{_target_:robot_rl.env.sim.cameras.CameraOptions,name:front,"

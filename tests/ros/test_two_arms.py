@@ -155,7 +155,8 @@ def test_two_arms_under_two_namespaces_move_by_their_own_columns_and_hold_togeth
         with pytest.raises(RobotInterrupted, match="/two/left/"):  # noqa: PT012
             for _ in range(50):
                 env.step(action)
-        right = env.robot.arms["right"].measurements.twist
+        measured = {sensor.topic: sensor for sensor in env.robot.arms["right"].all_sensors}
+        right = measured["/two/right/current_twist"]
         deadline = time.monotonic() + 10.0
         while np.abs(right.value(right.newest())).max() >= 0.005:  # the other one holds too
             assert time.monotonic() < deadline, "the right arm goes on"

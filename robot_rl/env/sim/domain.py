@@ -11,12 +11,10 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from robot_rl.errors import RobotRLError
 from robot_rl.safety import rotations
-
-Vector = npt.NDArray[np.float64]
+from robot_rl.safety.rotations import Vector
 
 _SIGNED = ("calibration_position", "calibration_yaw")
 _POSITIVE = ("friction", "stiffness")

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import mujoco
 import numpy as np
-import numpy.typing as npt
 
 from robot_rl.errors import RobotRLError
 from robot_rl.safety import rotations
-
-Vector = npt.NDArray[np.float64]
+from robot_rl.safety.rotations import Vector
 
 _XYZW = [1, 2, 3, 0]
 _DAMPING = 1e-4  # of inverse kinematics
-
-
-class Chain(NamedTuple):
-    """The n joints that move a site, by their places in a model."""
-
-    site: int  # its id
-    qpos: npt.NDArray[np.int32]  # places of the joints' positions (n,)
-    dofs: npt.NDArray[np.int32]  # places of the joints' velocities (n,)
-    low: Vector  # lowest positions (n,) [rad]
-    high: Vector  # highest positions (n,) [rad]
 
 
 def site_pose(data: mujoco.MjData, site: int) -> Vector:
@@ -34,52 +22,52 @@ def site_pose(data: mujoco.MjData, site: int) -> Vector:
     return np.concatenate([data.site_xpos[site], quaternion[_XYZW]])
 
 
-def forward_kinematics(
-    model: mujoco.MjModel, data: mujoco.MjData, chain: Chain, joints: Vector
-) -> Vector:
-    """Pose (7,) in which joint positions (n,) put a site; they are set in the state `data`."""
-    data.qpos[chain.qpos] = joints
-    mujoco.mj_kinematics(model, data)
-    return site_pose(data, chain.site)
+class Kinematics:
+    """How n joints move a site, both by their ids in a model; wherever the arm itself is.
 
-
-def joint_step(model: mujoco.MjModel, data: mujoco.MjData, chain: Chain, way: Vector) -> Vector:
-    """How the joints (n,) [rad] move a site by a small way (6,) [m, rad], by damped least squares.
-
-    They are where `forward_kinematics` has set them.
+    Attributes:
+        qpos: Places of the joints' positions in a state (n,).
+        dofs: Places of their velocities (n,).
+        low: Their lowest positions (n,) [rad].
+        high: Their highest (n,) [rad].
     """
-    jacobian = np.zeros((6, model.nv))
-    mujoco.mj_comPos(model, data)
-    mujoco.mj_jacSite(model, data, jacobian[:3], jacobian[3:], chain.site)
-    arm = jacobian[:, chain.dofs]
-    return np.asarray(arm.T @ np.linalg.solve(arm @ arm.T + _DAMPING * np.eye(6), way))
 
+    def __init__(self, model: mujoco.MjModel, site: int, joints: Sequence[int]) -> None:
+        self.qpos, self.dofs = model.jnt_qposadr[joints], model.jnt_dofadr[joints]
+        self.low, self.high = model.jnt_range[joints].T
+        self._model, self._site = model, site
+        self._data = mujoco.MjData(model)
 
-def solve_inverse_kinematics(
-    model: mujoco.MjModel,
-    data: mujoco.MjData,
-    chain: Chain,
-    pose: Vector,
-    joint_guess: Vector,
-    tolerance: float,
-) -> Vector:
-    """Joint angles (n,) that put a site at `pose` (7,), by damped least squares.
+    def pose(self, joints: Vector) -> Vector:
+        """Pose (7,) in which joint positions (n,) [rad] put the site."""
+        self._data.qpos[self.qpos] = joints
+        mujoco.mj_kinematics(self._model, self._data)
+        return site_pose(self._data, self._site)
 
-    The state `data` of `model` is moved on the way; `joint_guess` (n,) [rad] is where to begin, and
-    `tolerance` the largest error that is left [m, rad].
+    def step(self, joints: Vector, pose: Vector) -> Vector:
+        """About how far joints (n,) [rad] are from where the site is at a pose (7,) nearby.
 
-    Raises:
-        RobotRLError: The pose cannot be reached from the guess.
-    """
-    joints = np.array(joint_guess, np.float64)
-    for _ in range(100):
-        error = rotations.between(forward_kinematics(model, data, chain, joints), pose)
-        if np.abs(error).max() < tolerance:
-            return joints
-        joints += joint_step(model, data, chain, error)
-        joints = np.clip(joints, chain.low, chain.high)
-    raise RobotRLError(
-        "the arm cannot reach the pose",
-        got=np.round(pose, 4).tolist(),
-        expected=f"a pose within reach of joints {np.round(joint_guess, 3).tolist()}",
-    )
+        By damped least squares.
+        """
+        way = rotations.between(self.pose(joints), pose)
+        jacobian = np.zeros((6, self._model.nv))
+        mujoco.mj_comPos(self._model, self._data)
+        mujoco.mj_jacSite(self._model, self._data, jacobian[:3], jacobian[3:], self._site)
+        arm = jacobian[:, self.dofs]
+        return np.asarray(arm.T @ np.linalg.solve(arm @ arm.T + _DAMPING * np.eye(6), way))
+
+    def solve(self, pose: Vector, guess: Vector, tolerance: float) -> Vector:
+        """Joint positions (n,) that put the site at `pose` (7,), but for `tolerance` [m, rad].
+
+        They are looked for from `guess` (n,) [rad]; `RobotRLError` where they are not found.
+        """
+        joints = np.array(guess, np.float64)
+        for _ in range(100):
+            if np.abs(rotations.between(self.pose(joints), pose)).max() < tolerance:
+                return joints
+            joints = np.clip(joints + self.step(joints, pose), self.low, self.high)
+        raise RobotRLError(
+            "the arm cannot reach the pose",
+            got=np.round(pose, 4).tolist(),
+            expected=f"a pose within reach of joints {np.round(guess, 3).tolist()}",
+        )

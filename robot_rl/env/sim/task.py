@@ -9,7 +9,6 @@ from typing import Any
 
 import mujoco
 import numpy as np
-import numpy.typing as npt
 
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action
@@ -18,8 +17,7 @@ from robot_rl.env.task import Outcome, Task, refuse_resume, seen
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.resources import find_resource
 from robot_rl.safety import rotations
-
-Vector = npt.NDArray[np.float64]
+from robot_rl.safety.rotations import Vector as Vector
 
 # Fingers that come closer than this have nothing between them [m].
 _EMPTY = 0.01
@@ -110,9 +108,8 @@ class SimTask(ABC):
 
     def is_at(self, pose: Vector, tolerance: float, angle_tolerance: float) -> bool:
         """Whether the TCP is within both tolerances [m, rad] of a pose (7,)."""
-        way = rotations.between(self.world.tcp_pose(), pose)
-        near = np.linalg.norm(way[:3]) <= tolerance
-        return bool(near and np.linalg.norm(way[3:]) <= angle_tolerance)
+        distance, angle = rotations.apart(self.world.tcp_pose(), pose)
+        return distance <= tolerance and angle <= angle_tolerance
 
 
 def put_in_world(task: Task, model: str, gripper: GripperMotor) -> SimTask:
@@ -265,7 +262,9 @@ class JointExpert:
         turn = rotations.from_rotation_vector(expert.rotation_step * motion[3:])
         shift = expert.translation_step * motion[:3]
         wanted = rotations.displaced(task.world.tcp_pose(), shift, turn)
-        joints = task.world.joint_way(wanted) / np.array(self.steps)
+        world = task.world
+        way = world.kinematics.step(world.joint_positions(), wanted)
+        joints = way / np.array(self.steps)
         joints /= max(1.0, float(np.abs(joints).max()))
         gripper = [action[GRIPPER_ACTION]] if GRIPPER_ACTION in action else []
         return np.array([*joints, *gripper], np.float32)

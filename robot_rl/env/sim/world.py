@@ -15,20 +15,12 @@ from typing import NamedTuple
 
 import mujoco
 import numpy as np
-import numpy.typing as npt
 
 from robot_rl.env.sim.domain import IDEAL, Conditions, Sensors
-from robot_rl.env.sim.kinematics import (
-    Chain,
-    forward_kinematics,
-    joint_step,
-    site_pose,
-    solve_inverse_kinematics,
-)
+from robot_rl.env.sim.kinematics import Kinematics, site_pose
 from robot_rl.errors import RobotRLError
 from robot_rl.safety import rotations
-
-Vector = npt.NDArray[np.float64]
+from robot_rl.safety.rotations import Vector
 
 # Names of the joints, and of the geoms, of the two fingers.
 FINGERS = ("finger_left", "finger_right")
@@ -63,7 +55,7 @@ class World:
         build: Adds the task's bodies to the model before it is compiled.
 
     Attributes:
-        chain: The joints that move the TCP.
+        kinematics: How the arm's joints move the TCP.
         arm_joints: Their names (n,).
     """
 
@@ -76,12 +68,10 @@ class World:
         arm_and_table = [geom.id for geom in without_task]
         self._task_geoms = np.setdiff1d(np.arange(self.model.ngeom), arm_and_table)
         self.data = mujoco.MjData(self.model)
-        self._thought_of = mujoco.MjData(self.model)  # joints in which the arm is not
         self._tcp = self.model.site("tcp").id
         joints = [self.model.joint(name).id for name in self.arm_joints]
-        self._qpos = self.model.jnt_qposadr[joints]
-        self._dofs = self.model.jnt_dofadr[joints]
-        self.chain = Chain(self._tcp, self._qpos, self._dofs, *self.model.jnt_range[joints].T)
+        self.kinematics = Kinematics(self.model, self._tcp, joints)
+        self._qpos, self._dofs = self.kinematics.qpos, self.kinematics.dofs
         self._finger_dofs = [int(self.model.joint(name).dofadr[0]) for name in FINGERS]
         self._finger_qpos = [int(self.model.joint(name).qposadr[0]) for name in FINGERS]
         self._gripper = self.model.actuator(GRIPPER_ACTUATOR).id
@@ -159,17 +149,6 @@ class World:
         self.data.mocap_pos[0] = pose[:3]
         self.data.mocap_quat[0] = pose[3:][_WXYZ]
 
-    def forward_kinematics(self, joints: Vector) -> Vector:
-        """The pose (7,) of the TCP at joint positions (n,) [rad], wherever the arm is."""
-        return forward_kinematics(self.model, self._thought_of, self.chain, joints)
-
-    def joint_way(self, pose: Vector) -> Vector:
-        """About how far each joint (n,) [rad] is from where the TCP is at a pose (7,) nearby."""
-        reached = self.forward_kinematics(self.joint_positions())
-        return joint_step(
-            self.model, self._thought_of, self.chain, rotations.between(reached, pose)
-        )
-
     def control_joints(self, stiffness: Vector, damping: Vector) -> None:
         """From now on hold each joint (n,) with a spring [Nm/rad] and a damper [Nms/rad].
 
@@ -245,9 +224,7 @@ class World:
         """Put the arm at rest with the TCP at `pose` (7,), solved from `joint_guess` (n,)."""
         mujoco.mj_resetData(self.model, self.data)
         self.set_braking(False)
-        joints = solve_inverse_kinematics(
-            self.model, self.data, self.chain, pose, joint_guess, 1e-5
-        )
+        joints = self.kinematics.solve(pose, joint_guess, 1e-5)
         self.data.qpos[self._qpos] = joints
         self.set_posture(joints)
         self.set_target(pose)

@@ -59,10 +59,8 @@ class InsertionByFeel:
     def next_tip(self, tip: Vector, wrench: Vector, *, inside: bool) -> Vector:
         """Where the tip, at a pose (7,), should be next; both in the frame of the socket as seen.
 
-        Args:
-            tip: See above.
-            wrench: Force [N] and torque [Nm] (6,) on the peg, in that frame.
-            inside: Whether the peg is seen to be in the hole, if only a little.
+        So is the force [N] and torque [Nm] (6,) on the peg. `inside`: whether that is seen to be in
+        the hole, if only a little.
         """
         force = wrench[:3]
         held = -force[:2] > max(self.wall_force, self.wall_ratio * force[2])
