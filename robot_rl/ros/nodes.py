@@ -1,6 +1,6 @@
 """The table of a robot's ROS 2 nodes: what the supervisor starts, and what the launch files start.
 
-It is the section `nodes` of the configuration, as `configs/robot/ros_sim.yaml` has it: under each
+It is the section `nodes` of the configuration, as the files of `configs/robot` have it: under each
 name the executable of the ROS package `robot_rl` and the module that it runs, the parameters, and
 where they are needed its namespace (relative to the arm's), remappings, and `each_camera`, with
 which there is one node for each camera that the policy or the reward sees with. A node that is null
