@@ -38,7 +38,7 @@ FAULTS = {
 _HARMLESS = (0, 0x05, 0x07, 0x09)
 _ACTIVATE, _GO_TO = 0x01, 0x08
 _ACTIVE = 3  # gSTA
-_MOVING, _CLOSED_ON, _ARRIVED = 0, 2, 3  # gOBJ
+_MOVING, _ARRIVED = 0, 3  # gOBJ
 _ACTIVATION_POLL_S = 0.05
 # Fingers that have not moved by so many counts, for so long, do not move [s].
 _SAME_COUNTS, _STALLED_S = 3, 1.0
@@ -226,10 +226,11 @@ class Robotiq2F:
         """Stop fingers that do not move although they were sent somewhere.
 
         Fingers that came some way and were then stopped hold an object, from outside or inside. But
-        none fits between fingers that are fully open.
+        none fits between fingers that are fully open. Whether they are stopped is not told while a
+        policy sends them farther again and again: each time they count as moving at first.
         """
         now, at = time.monotonic(), status.position
-        held = status.object == _CLOSED_ON and at > self.open_count + _SAME_COUNTS
+        held = status.request > at > self.open_count + _SAME_COUNTS
         near = abs(at - status.request) <= _NEAR_COUNTS
         fine = not status.goes or status.object == _ARRIVED or held or near
         if fine:

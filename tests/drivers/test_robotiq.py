@@ -126,6 +126,17 @@ def test_fingers_that_need_to_move_only_a_little_may_stay_on_what_they_hold(driv
     assert read_for(driver, 1.2).object_held is True
 
 
+def test_who_tells_fingers_on_an_object_to_close_again_and_again_finds_no_fault(driver, gripper):
+    driver.connect()
+    gripper.object_at = 120
+    driver.command(1.0)
+    settled(driver)
+    gripper.look = lambda: (120, False)  # each new position is a motion at first: gOBJ is 0
+    for wanted in 10 * [0.9, 1.0]:
+        driver.command(wanted)
+        assert read_for(driver, 0.1).position == pytest.approx(0.52, abs=0.01)
+
+
 def test_fingers_that_were_stopped_on_their_way_hold_an_object_from_inside(driver, gripper):
     driver.connect()
     driver.command(1.0)
