@@ -122,7 +122,7 @@ def _work_on(cell: TwinCell, log: FaultLog, others: Counter[str], seconds: float
             record = log.lines[-1][1]
             others[record["kind"]] += 1
             sys.stderr.write(f"by itself: {record['problem'][:160]}\n")
-            cell.mend(record["problem"])
+            cell.clear()
             restarts += _start(cell) is None
     return restarts
 
@@ -182,7 +182,7 @@ def _in_a_row(
                 except RobotInterrupted as problem:
                     others[type(problem).__name__] += 1
                     sys.stderr.write(f"by itself: {str(problem)[:160]}\n")
-                    cell.mend(str(problem))
+                    cell.clear()
                     _let_go(operated, cell)
     return stops, others, {}
 

@@ -33,6 +33,7 @@ _CALL_SECONDS = 10.0
 # A person who sees no stop for so long has nothing to clear [s]: a node connects again meanwhile.
 _FREE_SECONDS = 1.5
 _TELLS_SECONDS = 0.2  # within which an active gripper has told its position
+_JAMMED_SECONDS = 5.0  # after which one that tells nothing is cleared too
 _REPAIR_SECONDS, _AGAIN_SECONDS = 90.0, 0.5
 _STANDS = 2e-5  # m, within which it stands
 # An arm whose spring was told to hold has come to rest so long afterwards [s].
@@ -145,27 +146,25 @@ class TwinCell:
             self._pause(self._rng.uniform(0.5, 1.5))
         self.clear()
 
-    def mend(self, problem: str) -> None:
-        """Do what a person does where the run has stopped by itself."""
-        if "says: the fingers" in problem:
-            self._say(_GRIPPER_CLEARED)
-        self.clear()
-
     def clear(self) -> None:
-        """Clear an arm that is stopped, as soon as it can be, and wait until the gripper is active.
+        """Clear an arm and a gripper that are stopped, as soon as they can be, and wait for both.
 
         Fingers that are activated again take some seconds.
         """
-        free = time.monotonic()
+        free = jammed = time.monotonic()
 
         def cleared() -> bool:
-            nonlocal free
+            nonlocal free, jammed
             self.check()
             if self.watch.mode.startswith("stopped"):
                 self._say("clear_errors")
                 free = time.monotonic()
             now = time.monotonic()
-            return now - free > _FREE_SECONDS and now - self._gripper_told < _TELLS_SECONDS
+            tells = now - self._gripper_told < _TELLS_SECONDS
+            if not tells and now - max(jammed, self._gripper_told) > _JAMMED_SECONDS:
+                self._say(_GRIPPER_CLEARED)
+                jammed = time.monotonic()
+            return tells and now - free > _FREE_SECONDS
 
         if not wait_until(cleared, _REPAIR_SECONDS, every_s=_AGAIN_SECONDS):
             raise BenchFailed("arm or gripper stays stopped", got=self.watch.mode)
