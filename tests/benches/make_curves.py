@@ -44,12 +44,12 @@ def main(out: Path, *paths: str) -> None:
             needed = [steps_needed(run) for run in runs]
             place = names.index(name)
             reached = [steps for steps in needed if steps is not None]
-            style = {"color": COLOURS[task], "linestyle": "none", "clip_on": False}
+            style = {"color": COLOURS[task], "linestyle": "none"}
             axes.plot(reached, [place] * len(reached), marker="o", alpha=0.7, **style)
             missed = len(needed) - len(reached)
             axes.plot([1.08 * last] * missed, [place] * missed, marker="x", **style)
             if missed:
-                axes.text(1.12 * last, place, f"{missed}", va="center", fontsize=8)
+                axes.annotate(f"{missed}", (1.12 * last, place), va="center", fontsize=8)
             rows.append(row(task, name, runs, needed))
         axes.set(title=task, xlabel="environment steps to 95 %", xlim=(0, 1.2 * last))
         axes.grid(axis="x", color="#E4E7EB")
