@@ -18,7 +18,6 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -101,7 +100,9 @@ def _dispatch(words: list[str]) -> None:
         print(_overview())
         return
     if words[0] == "--version":
-        print(f"robot-rl {version('robot_rl')}")
+        from robot_rl.processes.machine import package_version  # late: it needs psutil
+
+        print(f"robot-rl {package_version('robot_rl')}")
         return
     name, rest = words[0], words[1:]
     if name not in COMMANDS:

@@ -153,7 +153,7 @@ def composed(overrides: Sequence[str], cell: Cell | None = None) -> DictConfig:
         check_value(group, choice, groups[group], own and f"searched {own} too", further)
     words = [str(override.input_line) for override in typed]
     config = _compose(words) if cell is None else _with_cell(cell, groups, words)
-    defaults = _defaults(config)
+    defaults = _defaults_once(config_places(), tuple(words)) if cell is None else _defaults(config)
     given = [override for override in parsed if override.key_or_group not in groups]
     for override in given:
         _apply(override, config, defaults)
@@ -162,10 +162,11 @@ def composed(overrides: Sequence[str], cell: Cell | None = None) -> DictConfig:
     _complete_cameras(config)
     _complete_arms(config)
     result = OmegaConf.create(resolved := _resolved(config), flags={"struct": True})
-    before, now = flatten(defaults), flatten(resolved)
-    for key in (o.key_or_group for o in given if "${" in str(o.value())):
-        if key in before and key in now:  # what a reference has come to
-            OmegaConf.update(result, key, _checked(key, now[key], defaults))
+    if references := [o.key_or_group for o in given if "${" in str(o.value())]:
+        before, now = flatten(defaults), flatten(resolved)
+        for key in references:
+            if key in before and key in now:  # what a reference has come to
+                OmegaConf.update(result, key, _checked(key, now[key], defaults))
     for key, names in VALUES.items():
         check_value(key, OmegaConf.select(result, key), names)
     return result
@@ -285,7 +286,8 @@ def missing_keys(config: DictConfig) -> list[str]:
 
 def named_cell(overrides: Sequence[str]) -> Cell | None:
     """Read the cell that overrides name last, if any."""
-    named = [o.value() for o in map(parse, overrides) if o.key_or_group == "cell"][-1:]
+    parsed = (parse(text) for text in overrides if "cell" in text)
+    named = [o.value() for o in parsed if o.key_or_group == "cell"][-1:]
     return read_cell(str(named[0])) if named and named[0] is not None else None
 
 
@@ -336,6 +338,11 @@ def _composed_once(places: tuple[Path, ...], overrides: tuple[str, ...]) -> Dict
     # A part within another group, as reset.backward is, follows from that group.
     config.choices = {g: c for g, c in chosen.items() if not re.match("hydra/|.*@", g)}
     return config
+
+
+@functools.cache
+def _defaults_once(places: tuple[Path, ...], overrides: tuple[str, ...]) -> Mapping[str, Any]:
+    return _defaults(_composed_once(places, overrides))
 
 
 def _defaults(config: DictConfig) -> Mapping[str, Any]:

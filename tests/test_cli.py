@@ -20,7 +20,7 @@ from robot_rl.commands.table import COMMANDS, Command
 from robot_rl.config import ConfigError, compose, flatten, group_choices
 from robot_rl.env.rollout import training_seed
 from robot_rl.evaluation.evaluate import first_scene, name_of_domain
-from robot_rl.processes.machine import describe_machine
+from robot_rl.processes.machine import describe_machine, package_version
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.run import RunDirectory
 
@@ -393,6 +393,8 @@ def test_machine_is_described():
     assert json.loads(json.dumps(machine)) == machine
     assert machine["cores"] >= 1
     assert machine["cpu"]
+    # A report can be written from a checkout that is on the path alone.
+    assert package_version("no-such-package") == "not installed"
 
 
 class _Clock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from importlib.metadata import version
 from pathlib import Path
 
 from policies import exported
@@ -13,7 +12,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.card import card
 from robot_rl.evaluation.evaluate import conditions
 from robot_rl.processes.files import new_folder
-from robot_rl.processes.machine import source_commit
+from robot_rl.processes.machine import package_version, source_commit
 from robot_rl.run import (
     CELL_FILE,
     CONFIG_FILE,
@@ -49,7 +48,7 @@ def run(path: str, out: str, *, which: str, runs_directory: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(target, target.with_name(f".{target.name}.partial")) as partial:
         facts = {
-            "robot_rl": version("robot_rl"),
+            "robot_rl": package_version("robot_rl"),
             "commit": source_commit(),
             "run": directory.path.resolve().name,
             "checkpoint": named,

@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from robot_rl.evaluation.records import (
 )
 from robot_rl.evaluation.statistics import NOISE_LEVEL, EvaluationResult, Labels
 from robot_rl.processes.files import replace_text
+from robot_rl.processes.machine import package_version
 from robot_rl.run import CONFIG_FILE, RunDirectory
 
 _ROLLING_EPISODES = 20
@@ -255,7 +256,7 @@ def _taken(found: Record) -> list[tuple[str, str]]:
 def _facts(machine: Record) -> list[tuple[str, str]]:
     """Say on what the run was made."""
     facts = [(_words(str(k)), str(v)) for k, v in machine.items()]
-    return [*facts, ("Packages", ", ".join(f"{n} {metadata.version(n)}" for n in _PACKAGES))]
+    return [*facts, ("Packages", ", ".join(f"{n} {package_version(n)}" for n in _PACKAGES))]
 
 
 def _duration(seconds: float) -> str:

@@ -30,7 +30,7 @@ def describe_machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
         "python": platform.python_version(),
-        "torch": _version("torch"),
+        "torch": package_version("torch"),
         "platform": platform.platform(),
         "load_average": round(os.getloadavg()[0], 2),
     }
@@ -62,7 +62,7 @@ def source_commit() -> str:
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
             told = subprocess.run(words, cwd=checkout, capture_output=True, text=True, check=True)
             return told.stdout.strip()
-    return f"version {_version('robot_rl')}"
+    return f"version {package_version('robot_rl')}"
 
 
 class MemorySampler:
@@ -116,8 +116,9 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str:
+    """Version of an installed package; robot_rl also runs from a checkout that is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
-        return None
+        return "not installed"
