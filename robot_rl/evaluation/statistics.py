@@ -28,10 +28,12 @@ def longest_run(successes: Iterable[bool]) -> int:
     return max((len(list(run)) for success, run in runs if success), default=0)
 
 
-def first_confirmed(results: Sequence[EvaluationResult]) -> int | None:
-    """Environment steps of the first of two evaluations in a row that count as solved."""
+def first_confirmed(
+    results: Sequence[EvaluationResult], threshold: float = THRESHOLD
+) -> int | None:
+    """Environment steps of the first of two evaluations in a row with a success rate."""
     for one, following in itertools.pairwise(results):
-        if min(one.success_rate, following.success_rate) >= THRESHOLD:
+        if min(one.success_rate, following.success_rate) >= threshold:
             return one.environment_steps
     return None
 

@@ -1,75 +1,93 @@
-"""Make docs/efficiency.svg, and print its table: how many steps an algorithm needs for a task.
+"""Add runs to docs/efficiency.csv, draw it as docs/efficiency.svg, and print its table.
 
-python tests/benches/make_curves.py OUT.svg RUN...
+python tests/benches/make_curves.py RUN...
 """
 
+import csv
 import sys
-from collections import defaultdict
-from itertools import pairwise
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
-from robot_rl.evaluation.records import RunRecords, read_run
+from robot_rl.evaluation import charts
+from robot_rl.evaluation.records import read_run
+from robot_rl.evaluation.statistics import first_confirmed
 from robot_rl.run import RunDirectory
 
 RATE = 0.95
-COLOURS = {"peg_insert": "#0072B2", "pick_cube": "#D55E00", "push_t": "#009E73"}
+TABLE = Path(__file__).parents[2] / "docs" / "efficiency.csv"
+KEY = ("task", "algorithm", "seed")
+COLUMNS = (*KEY, "environment_steps", "steps_to_95", "cloned", "learned")
+LATE = 1.08  # where those that missed it are drawn, in steps of the longest run
+LINE: dict[str, Any] = {"color": charts.GREY, "linewidth": 1.0}
+Row = dict[str, str]
 
 
-def steps_needed(run: RunRecords) -> int | None:
-    """Environment steps to the first of two evaluations in a row, or the last, with `RATE`."""
-    final = run.summary["environment_steps"], run.summary["rl_success_rate"]
-    deployed = [(e.environment_steps, e.success_rate) for e in run.periodic()] + [final, final]
-    for (steps, rate), (_, following) in pairwise(deployed):
-        if min(rate, following) >= RATE:
-            return steps
-    return None
+def row(path: str) -> Row:
+    """What one run says; `steps_to_95` is empty where what was deployed never got there."""
+    run = read_run(RunDirectory(Path(path)))
+    said, last = run.summary, run.final(cloned=False)
+    if not said or last is None:
+        raise SystemExit(f"{path} has no final evaluation: go on with robot-rl train resume={path}")
+    steps = first_confirmed([*run.periodic(), last, last], RATE)
+    values = [
+        *(said[key] for key in (*KEY, "environment_steps")),
+        "" if steps is None else steps,
+        *(f"{100 * said[f'{policy}_success_rate']:g}" for policy in ("bc", "rl")),
+    ]
+    return dict(zip(COLUMNS, map(str, values), strict=True))
 
 
-def main(out: Path, *paths: str) -> None:
-    """Read the runs, draw and print."""
-    found: dict[str, dict[str, list[RunRecords]]] = defaultdict(lambda: defaultdict(list))
-    for path in paths:
-        run = read_run(RunDirectory(Path(path)))
-        found[run.summary["task"]][run.summary["algorithm"]].append(run)
-    names = sorted({name for by_name in found.values() for name in by_name})
+def draw(rows: list[Row]) -> None:
+    """One panel a task, one line an algorithm, one point a training, a tick at the median."""
+    names, tasks = (sorted({row[key] for row in rows}) for key in ("algorithm", "task"))
     figure = Figure(figsize=(9.6, 1.0 + 0.3 * len(names)), layout="constrained")
-    panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
-    rows = ["| task | algorithm | seeds | steps to 95 % | cloned | learned |", "|" + 6 * "---|"]
-    for axes, (task, by_name) in zip(panels, found.items(), strict=True):
-        last = max(run.summary["environment_steps"] for runs in by_name.values() for run in runs)
-        for name, runs in sorted(by_name.items()):
-            runs.sort(key=lambda run: int(run.summary["seed"]))
-            needed = [steps_needed(run) for run in runs]
-            place = names.index(name)
-            reached = [steps for steps in needed if steps is not None]
-            style = {"color": COLOURS[task], "linestyle": "none"}
-            axes.plot(reached, [place] * len(reached), marker="o", alpha=0.7, **style)
+    panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
+    for axes, task in zip(panels, tasks, strict=True):
+        runs = [row for row in rows if row["task"] == task]
+        last = max(int(row["environment_steps"]) for row in runs)
+        for place, name in enumerate(names):
+            needed = [row["steps_to_95"] for row in runs if row["algorithm"] == name]
+            reached = [int(steps) for steps in needed if steps]
             missed = len(needed) - len(reached)
-            axes.plot([1.08 * last] * missed, [place] * missed, marker="x", **style)
+            ordered = sorted(reached) + [LATE * last] * missed
+            axes.plot(ordered[:: len(ordered) - 1 or 1], [place] * min(2, len(ordered)), **LINE)
+            axes.plot(ordered[len(ordered) // 2], place, "|", markersize=14, **LINE)
+            axes.plot(reached, [place] * len(reached), "o", color=charts.BLUE, alpha=0.6)
             if missed:
+                axes.plot(LATE * last, place, "x", color=charts.ORANGE)
                 axes.annotate(f"{missed}", (1.12 * last, place), va="center", fontsize=8)
-            rows.append(row(task, name, runs, needed))
-        axes.set(title=task, xlabel="environment steps to 95 %", xlim=(0, 1.2 * last))
-        axes.grid(axis="x", color="#E4E7EB")
+        axes.set(title=task, xlabel="environment steps to 95 %", xlim=(-0.03 * last, 1.2 * last))
+        axes.grid(axis="x", color=charts.GREY, alpha=0.2)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
-    figure.savefig(out, metadata={"Date": None})
-    sys.stdout.write("\n".join([*rows, ""]))
+    figure.savefig(TABLE.with_suffix(".svg"), metadata={"Date": None})
 
 
-def row(task: str, name: str, runs: list[RunRecords], needed: list[int | None]) -> str:
-    """One line of the table, a number for each seed."""
-    cells = [
-        ", ".join(str(run.summary["seed"]) for run in runs),
-        ", ".join(f"{steps:,}" if steps else "–" for steps in needed),
-        ", ".join(f"{100 * run.summary['bc_success_rate']:.0f}" for run in runs),
-        ", ".join(f"{100 * run.summary['rl_success_rate']:.0f}" for run in runs),
-    ]
-    return f"| {task} | {name} | {' | '.join(cells)} |"
+def main(*paths: str) -> None:
+    """Merge, write, draw and print."""
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        known = [*csv.DictReader(file), *map(row, paths)]
+    merged = {tuple(each[key] for key in KEY): each for each in known}
+    rows = [merged[key] for key in sorted(merged)]
+    with TABLE.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    draw(rows)
+    lines = ["| task | algorithm | seeds | steps to 95 % | cloned | learned |", "|" + 6 * "---|"]
+    for (task, name), group in groupby(rows, itemgetter("task", "algorithm")):
+        runs = list(group)
+        steps = (f"{int(run['steps_to_95']):,}" if run["steps_to_95"] else "–" for run in runs)
+        rates = (", ".join(f"{float(run[key]):.0f}" for run in runs) for key in COLUMNS[-2:])
+        seeds = ", ".join(run["seed"] for run in runs)
+        lines.append(f"| {task} | {name} | {seeds} | {'; '.join(steps)} | {' | '.join(rates)} |")
+    sys.stdout.write("\n".join([*lines, ""]))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    main(*sys.argv[1:])
