@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from omegaconf import OmegaConf
 from scipy.signal import lfilter
+from scipy.stats import fisher_exact
 
 from robot_rl.evaluation.evidence import Check, Evidence, Finding, Origin, Vector, percent
 from robot_rl.evaluation.records import intervention_rates
@@ -220,6 +221,24 @@ def learner(evidence: Evidence) -> Finding | None:
     return Finding("learner", 0.0, figure)
 
 
+def steps(evidence: Evidence) -> Finding | None:
+    """A policy that still improved when its steps were over."""
+    total = int(evidence.setting("environment_steps", 0))
+    told = evidence.records.episodes[-_MANY:]
+    if len(told) < _MANY or told[-1]["environment_steps"] < 0.95 * total:
+        return None
+    half = _MANY // 2
+    before, after = (sum(bool(e["success"]) for e in part) for part in (told[:half], told[half:]))
+    figure = (
+        f"of the last {half} episodes in its {total:,} steps {after} succeeded, of the {half}"
+        f" before {before}"
+    )
+    table = [[after, half - after], [before, half - before]]
+    rises = fisher_exact(table, alternative="greater").pvalue <= 0.05 and after < 0.9 * half
+    mend = f"learn on: robot-rl train resume={evidence.run.path} environment_steps={2 * total}"
+    return Finding("steps few", 0.5 if rises else 0.0, figure, mend)
+
+
 def q_values(evidence: Evidence) -> Finding | None:
     """Critics that promise more, or less, than what came."""
     gamma, told = evidence.discount, [r for r in evidence.records.learner if "q_mean" in r]
@@ -360,6 +379,7 @@ CHECKS: tuple[Check, ...] = (
     value_range,
     updates,
     learner,
+    steps,
     discount,
     demonstrations,
     scenes,

@@ -218,6 +218,19 @@ def test_motion_that_demonstrations_have_too_is_no_cause_and_learning_comes_firs
     assert "the run has learned: " in capsys.readouterr().out.splitlines()[1]
 
 
+def test_a_policy_that_improved_until_its_steps_were_over_is_named(tmp_path, recording, capsys):
+    run = RunDirectory(made_run(tmp_path, recording, None, as_it_was))
+    for number in range(40):
+        success = (number % 4 > 0) == (number >= 20)  # 5 of 20, then 15 of 20
+        told = {"environment_steps": 200 * (number + 1), "success": success}
+        run.append_jsonl("episodes", {"actor": 1, "episode": number, "length": 200, **told})
+    causes, said = explained(capsys, run.path)
+    assert causes == ["steps few"]
+    figure = said["causes"][0]["figure"]
+    assert figure.startswith("of the last 20 episodes in its 8,000 steps 15 succeeded")
+    assert "environment_steps=16000" in said["causes"][0]["mend"]
+
+
 def test_a_run_without_anything_says_so(tmp_path, recording, capsys):
     run = RunDirectory.create("reach", tmp_path)
     save_resolved(recording[0], run.path)
