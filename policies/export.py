@@ -49,13 +49,8 @@ def export(folder: Path, behaviour: Behaviour, facts: Mapping[str, Any]) -> floa
         found.append(_write(folder, policy.base))
     description = {
         **facts,
+        **exported.described(behaviour),
         "exported": exported.FORMAT_VERSION,
-        "task": behaviour.interface.task,
-        "control_rate_hz": behaviour.interface.control_rate_hz,
-        "action_names": list(behaviour.interface.action_names),
-        "execute_steps": behaviour.execute_steps,
-        "version": behaviour.version,
-        "observation": behaviour.observation,
         "policy": _described(policy),
         "vision": None
         if vision is None

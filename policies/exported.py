@@ -131,6 +131,19 @@ def is_exported(folder: Path) -> bool:
     return (folder / PLAN_GRAPH).is_file() or (folder / ACT_GRAPH).is_file()
 
 
+def described(behaviour: Behaviour) -> dict[str, Any]:
+    """What `policy.json` and the card say of how a policy acts."""
+    return {
+        "task": behaviour.interface.task,
+        "control_rate_hz": behaviour.interface.control_rate_hz,
+        "action_names": list(behaviour.interface.action_names),
+        "execute_steps": behaviour.execute_steps,
+        "version": behaviour.version,
+        "observation": behaviour.observation,
+        "policy": {"kind": behaviour.policy.kind},
+    }
+
+
 def describe(folder: Path) -> dict[str, Any]:
     """Read `policy.json` of a folder.
 

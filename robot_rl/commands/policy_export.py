@@ -9,10 +9,8 @@ from policies import exported
 from policies.export import export
 from robot_rl.commands.runs import load_resolved
 from robot_rl.errors import RobotRLError
-from robot_rl.evaluation.card import card
-from robot_rl.evaluation.evaluate import conditions
+from robot_rl.evaluation.card import CARD, card, facts
 from robot_rl.processes.files import new_folder
-from robot_rl.processes.machine import package_version, source_commit
 from robot_rl.run import (
     CELL_FILE,
     CONFIG_FILE,
@@ -21,8 +19,6 @@ from robot_rl.run import (
     policy_checkpoint,
     policy_folder,
 )
-
-CARD = "CARD.md"
 
 
 def run(path: str, out: str, *, which: str, runs_directory: str) -> None:
@@ -47,16 +43,7 @@ def run(path: str, out: str, *, which: str, runs_directory: str) -> None:
     config = load_resolved(directory.path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(target, target.with_name(f".{target.name}.partial")) as partial:
-        facts = {
-            "robot_rl": package_version("robot_rl"),
-            "commit": source_commit(),
-            "run": directory.path.resolve().name,
-            "checkpoint": named,
-            exported.IDENTITY: exported.identity(folder),
-            "environment_steps": steps,
-            **conditions(config),
-        }
-        apart = export(partial, behaviour, facts)
+        apart = export(partial, behaviour, facts(directory, config, named, behaviour, steps))
         for name in (CONFIG_FILE, CELL_FILE):
             if (directory.path / name).is_file():
                 shutil.copy(directory.path / name, partial / name)

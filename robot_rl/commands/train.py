@@ -19,6 +19,7 @@ from robot_rl.commands.evaluate import FinalEvaluation, evaluate_final, film_fin
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
 from robot_rl.commands.runs import SAME_COMMAND, load_resolved, save_resolved, working_run
 from robot_rl.config import ConfigError
+from robot_rl.evaluation.card import write_card
 from robot_rl.evaluation.evaluate import check_counts
 from robot_rl.evaluation.records import intervention_rates, read_run
 from robot_rl.evaluation.report import write_report
@@ -136,8 +137,9 @@ def run(config: DictConfig) -> None:
             if config.stage is None and directory.has_policy():
                 _decide(config, directory, memory)
                 _go_through(config, directory, recipe, lock, after)
-                report = write_report(directory)
-                print(f"summary: {directory.path / SUMMARY}\nreport:  {report}", flush=True)
+                report, card = write_report(directory), write_card(directory, config)
+                summary = f"summary: {directory.path / SUMMARY}"
+                print(f"{summary}\ncard:    {card}\nreport:  {report}", flush=True)
         except BaseException:
             with suppress(RunError):  # a full disk: the error that the run ends with says so
                 directory.append_jsonl(_TIMES, memory.costs())

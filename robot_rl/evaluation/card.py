@@ -7,48 +7,87 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
+from policies.behaviour import Behaviour
+from policies.exported import GRAPHS, IDENTITY, described, identity
 from robot_rl.config import composed, flatten
 from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.evaluation.evaluate import conditions
 from robot_rl.evaluation.statistics import EvaluationResult
-from robot_rl.run import ATTEMPTS, CONFIG_FILE, STATE_FILE, STUDENT, RunDirectory
+from robot_rl.processes.files import replace_text
+from robot_rl.processes.machine import package_version, source_commit
+from robot_rl.run import (
+    ATTEMPTS,
+    CONFIG_FILE,
+    STATE_FILE,
+    STUDENT,
+    RunDirectory,
+    load_policy,
+    policy_checkpoint,
+)
 
+CARD = "CARD.md"
 # What a machine has of its own, or a command was asked for once; it made nothing of the policy.
 _NOT_SETTINGS = ("choices", "runs_directory", "device", "cell", "evaluation", "console", "run")
 
 
-def card(run: RunDirectory, exported: Mapping[str, Any]) -> str:
-    """Write the card, in Markdown, of an exported policy: the content of its `policy.json`."""
+def facts(
+    run: RunDirectory, config: DictConfig, named: str, behaviour: Behaviour, steps: int
+) -> dict[str, Any]:
+    """What the card and `policy.json` say of a checkpoint whose policy has learned for `steps`."""
+    return {
+        "robot_rl": package_version("robot_rl"),
+        "commit": source_commit(),
+        "run": run.path.resolve().name,
+        "checkpoint": named,
+        IDENTITY: identity(run.complete_folder(named) / "policy"),
+        "environment_steps": steps,
+        **conditions(config),
+        **described(behaviour),
+    }
+
+
+def write_card(run: RunDirectory, config: DictConfig) -> Path:
+    """Write the card of the deployed policy into the run, and return its path."""
+    behaviour, steps = load_policy(run)
+    told = facts(run, config, policy_checkpoint(run), behaviour, steps)
+    replace_text(path := run.path / CARD, card(run, told))
+    return path
+
+
+def card(run: RunDirectory, told: Mapping[str, Any]) -> str:
+    """Write the card, in Markdown, of a policy: of its `facts`, or of an export's `policy.json`."""
     config = OmegaConf.load(run.path / CONFIG_FILE)
     assert isinstance(config, DictConfig)
-    lines = [f"# Policy card: {exported['task']}, {exported['policy']['kind']}", ""]
+    lines = [f"# Policy card: {told['task']}, {told['policy']['kind']}", ""]
     for title, part in (
-        ("Lineage", _lineage(run, config, exported)),
+        ("Lineage", _lineage(run, config, told)),
         ("Data", _data(run, config)),
         ("Settings that differ from the defaults", _settings(config)),
-        ("Statistics", _statistics(run, exported)),
-        ("Limits", _limits(exported)),
-        ("Files", _files(exported)),
+        ("Statistics", _statistics(run, told)),
+        ("Limits", _limits(told)),
+        ("Files", _files(told)),
     ):
         lines += [f"## {title}", "", *(part or ["Nothing is recorded."]), ""]
     return "\n".join(lines)
 
 
-def _lineage(run: RunDirectory, config: DictConfig, exported: Mapping[str, Any]) -> list[str]:
+def _lineage(run: RunDirectory, config: DictConfig, told: Mapping[str, Any]) -> list[str]:
     chosen = ("robot", "domain", "policy", "algorithm", "recipe", "observation", "reward")
     rows = [(name, config.choices.get(name)) for name in chosen]
-    rows += [("seed", config.seed), ("run", exported["run"]), ("policy", exported["checkpoint"])]
-    if exported["checkpoint"] == STUDENT:
+    rows += [("seed", config.seed), ("run", told["run"]), ("policy", told["checkpoint"])]
+    if told["checkpoint"] == STUDENT:
         state = (run.complete_folder(STUDENT) / STATE_FILE).read_text(encoding="utf-8")
         rows.append(("its teacher", json.loads(state)["teacher"]))
     rows += [
-        ("environment steps behind it", f"{exported['environment_steps']:,}"),
-        ("gradient updates behind it", f"{exported['version']:,}"),
-        ("exported with", f"robot_rl {exported['robot_rl']}, commit {exported['commit']}"),
+        ("environment steps behind it", f"{told['environment_steps']:,}"),
+        ("gradient updates behind it", f"{told['version']:,}"),
+        ("written with", f"robot_rl {told['robot_rl']}, commit {told['commit']}"),
     ]
     stages = [
         (r["stage"], f"{r['seconds']:.0f} s", "yes" if r["finished"] else "no")
@@ -96,7 +135,7 @@ def _settings(config: DictConfig) -> list[str]:
     return _table(("setting", "value", "default"), rows) if rows else ["None."]
 
 
-def _statistics(run: RunDirectory, exported: Mapping[str, Any]) -> list[str]:
+def _statistics(run: RunDirectory, told: Mapping[str, Any]) -> list[str]:
     """Evaluations of this policy, and of others of the run for comparison."""
     rows = []
     for record in (*run.read_jsonl("evaluations"), *run.read_jsonl("evaluate")):
@@ -104,9 +143,9 @@ def _statistics(run: RunDirectory, exported: Mapping[str, Any]) -> list[str]:
         if result.seed_set != "final":
             continue
         made = (result.environment_steps, result.gradient_updates)
-        mine = record.get("policy_checksum") == exported["policy_checksum"]
-        if "policy_checksum" not in record and exported["checkpoint"] != STUDENT:
-            mine = made == (exported["environment_steps"], exported["version"])
+        mine = record.get(IDENTITY) == told[IDENTITY]
+        if IDENTITY not in record and told["checkpoint"] != STUDENT:
+            mine = made == (told["environment_steps"], told["version"])
         name = "a student" if record.get("evaluated") == "student" else result.name
         interval = f"{100 * result.confidence_low:.1f} – {100 * result.confidence_high:.1f} %"
         mean = result.mean_seconds_to_success
@@ -130,27 +169,26 @@ def _statistics(run: RunDirectory, exported: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _limits(exported: Mapping[str, Any]) -> list[str]:
-    scenes = {"domain": exported["domain"], **exported["scenes"]}
-    names = ", ".join(exported["action_names"])
+def _limits(told: Mapping[str, Any]) -> list[str]:
+    scenes = {"domain": told["domain"], **told["scenes"]}
+    names = ", ".join(told["action_names"])
     return [
-        f"- It acts at {exported['control_rate_hz']:g} Hz on the actions {names}, in [-1, 1].",
-        f"- It executes {exported['execute_steps']} action(s) before it looks again.",
-        f"- It must observe {', '.join(exported['observation'])}.",
+        f"- It acts at {told['control_rate_hz']:g} Hz on the actions {names}, in [-1, 1].",
+        f"- It executes {told['execute_steps']} action(s) before it looks again.",
+        f"- It must observe {', '.join(told['observation'])}.",
         "- It was trained in these scenes, and evaluated in them unless the table says otherwise:",
         "",
         *_table(("setting of the scene", "value"), scenes.items()),
     ]
 
 
-def _files(exported: Mapping[str, Any]) -> list[str]:
-    apart = exported["largest_difference"]
-    return [
-        *_table(("file", "SHA-256"), exported["graphs"].items()),
-        "",
-        f"CRC-32 of the checkpoint: {exported['policy_checksum']}. Largest difference of the files"
-        f" from the checkpoint's policy, on invented observations: {apart:.1e}.",
-    ]
+def _files(told: Mapping[str, Any]) -> list[str]:
+    lines = [f"CRC-32 of the checkpoint: {told[IDENTITY]}."]
+    if GRAPHS not in told:
+        return lines
+    apart = f"{told['largest_difference']:.1e}"
+    differs = f"Largest difference from the checkpoint's policy, on invented observations: {apart}."
+    return [*_table(("file", "SHA-256"), told[GRAPHS].items()), "", *lines, differs]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:

@@ -58,6 +58,7 @@ def check_films(run, failures):
         assert pictures[0].shape == (240, 320, 3)
         assert pictures[0].std() > 10
     assert (run / "report.html").read_text().count("data:video/mp4;base64,") == 2
+    assert "| **this one** |" in (run / "CARD.md").read_text()
 
 
 def test_an_evaluation_that_cannot_be_saved_is_printed_whole(folder, capsys, monkeypatch):
