@@ -55,7 +55,7 @@ def cell(request, tmp_path_factory):
 def equipped():
     """With a gripper and a camera."""
     pytest.importorskip("pymodbus", reason="needs the extra robotiq")
-    pytest.importorskip("pyrealsense2", reason="needs the extra realsense")
+    pytest.importorskip("libusb_package", reason="needs the extra realsense")
     return ["robot=twin_ur5e_2f85", "task=pick_cube", CAMERA]
 
 
