@@ -297,7 +297,7 @@ class EvaluationResult:
         time = self.mean_seconds_to_success
         domain = f", domain {self.domain}" if self.domain else ""
         conduct = f", {self.conduct}" if self.conduct else ""
-        held = ", held back: the cloned policy acts" if self.held_back else ""
+        held = ", held back: the policy it began with acts" if self.held_back else ""
         return (
             f"{self.successes}/{self.episodes} = {100 * self.success_rate:.1f} % "
             f"(95 % interval {100 * self.confidence_low:.1f} to {100 * self.confidence_high:.1f} %)"

@@ -347,7 +347,7 @@ def test_the_policy_that_succeeds_more_often_on_the_same_scenes_is_deployed(
 def test_where_all_that_was_learned_is_held_back_that_is_the_reason():
     both = [on_scenes([True, False], steps=steps) for steps in (0, 500)]
     both[1] = replace(both[1], held_back=True)
-    assert str(both[1]).endswith("held back: the cloned policy acts")
+    assert str(both[1]).endswith("held back: the policy it began with acts")
     said = str(FinalEvaluation(*both, Path("runs/1")))
     assert said.endswith("(1 of 2) — nothing that was learned has done better on the robot")
 

@@ -98,7 +98,7 @@ def test_a_rival_that_acts_as_its_clone_is_named_before_scenes_are_spent(capsys)
     assert "A and B are the same policy: B is held back, its clone acts; got: " in told
     printed = _said(capsys, "compare", B, held, *EASY, "scenes=1", "evaluation.slots=1")
     assert printed.err.index(f"B ({held}) is held back: ") < printed.err.index("scene 1: ")
-    assert "held back: the cloned policy acts" in printed.out
+    assert "held back: the policy it began with acts" in printed.out
     record = lines(Path(B, "compare.jsonl"))[-1]
     assert [e["held_back"] for e in record["evaluations"]] == [False, True]
 

@@ -203,7 +203,7 @@ def test_train_stop_resume_evaluate_inspect(
     assert evaluations[-3]["episodes"] == 6
     # So early nobody knows whether what was learned is better.
     assert [e["held_back"] for e in evaluations[:2]] == [False, True]
-    assert "held back: the cloned policy acts" in done.stdout
+    assert "held back: the policy it began with acts" in done.stdout
     summary = json.loads((run / "summary.json").read_text())
     assert set(summary) >= SUMMARY_KEYS
     assert summary["task"] == "reach"
