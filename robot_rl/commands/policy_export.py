@@ -39,11 +39,14 @@ def run(path: str, out: str, *, which: str, runs_directory: str) -> None:
         raise RobotRLError(f"{path} is an exported policy already", hint="name its run")
     else:
         behaviour, steps = open_policy(path)
-        named = str(Path(path).absolute().relative_to(directory.path))
+        here = Path(path).absolute()  # by way of runs/latest too
+        inside = next(above for above in here.parents if above.samefile(directory.path))
+        named = str(here.relative_to(inside))
     config = load_resolved(directory.path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(target, target.with_name(f".{target.name}.partial")) as partial:
-        apart = export(partial, behaviour, facts(directory, config, named, behaviour, steps))
+        told = facts(directory, config, named, folder, behaviour, steps)
+        apart = export(partial, behaviour, told)
         for name in (CONFIG_FILE, CELL_FILE):
             if (directory.path / name).is_file():
                 shutil.copy(directory.path / name, partial / name)

@@ -19,7 +19,7 @@ from robot_rl.commands.evaluate import FinalEvaluation, evaluate_final, film_fin
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
 from robot_rl.commands.runs import SAME_COMMAND, load_resolved, save_resolved, working_run
 from robot_rl.config import ConfigError
-from robot_rl.evaluation.card import write_card
+from robot_rl.evaluation.card import CARD, write_card
 from robot_rl.evaluation.evaluate import check_counts
 from robot_rl.evaluation.records import intervention_rates, read_run
 from robot_rl.evaluation.report import write_report
@@ -137,9 +137,9 @@ def run(config: DictConfig) -> None:
             if config.stage is None and directory.has_policy():
                 _decide(config, directory, memory)
                 _go_through(config, directory, recipe, lock, after)
-                report, card = write_report(directory), write_card(directory, config)
-                summary = f"summary: {directory.path / SUMMARY}"
-                print(f"{summary}\ncard:    {card}\nreport:  {report}", flush=True)
+                report = write_report(directory)
+                for name, path in (("summary", SUMMARY), ("card", CARD), ("report", report)):
+                    print(f"{name + ':':<8} {directory.path / path}", flush=True)
         except BaseException:
             with suppress(RunError):  # a full disk: the error that the run ends with says so
                 directory.append_jsonl(_TIMES, memory.costs())
@@ -246,7 +246,7 @@ def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
 
 
 def _decide(config: DictConfig, run: RunDirectory, memory: MemorySampler) -> None:
-    """Evaluate what was cloned and learned, decide for one, and write the summary."""
+    """Evaluate what was cloned and learned, decide for one, and write summary and card."""
     final = evaluate_final(config, run)
     print(final, flush=True)  # whatever becomes of the files
     starts = [*run.read_jsonl(_TIMES), memory.costs()]
@@ -255,7 +255,9 @@ def _decide(config: DictConfig, run: RunDirectory, memory: MemorySampler) -> Non
         "peak_memory_bytes": max(int(start["peak_memory_bytes"]) for start in starts),
     }
     run.save_json(SUMMARY, {**summarize(config, run, final), **costs})
-    film_final(config, run, load_policy(run)[0], final.deployed)
+    behaviour, steps = load_policy(run)
+    film_final(config, run, behaviour, final.deployed)
+    write_card(run, config, behaviour, steps)
 
 
 def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from robot_rl.run import (
     STATE_FILE,
     STUDENT,
     RunDirectory,
-    load_policy,
     policy_checkpoint,
 )
 
@@ -37,27 +36,35 @@ _NOT_SETTINGS = ("choices", "runs_directory", "device", "cell", "evaluation", "c
 
 
 def facts(
-    run: RunDirectory, config: DictConfig, named: str, behaviour: Behaviour, steps: int
+    run: RunDirectory,
+    config: DictConfig,
+    named: str,
+    folder: Path,
+    behaviour: Behaviour,
+    steps: int,
 ) -> dict[str, Any]:
-    """What the card and `policy.json` say of a checkpoint whose policy has learned for `steps`."""
+    """What the card and `policy.json` say of the policy in a `folder` of the checkpoint `named`.
+
+    `steps` are the environment steps behind it.
+    """
     return {
         "robot_rl": package_version("robot_rl"),
         "commit": source_commit(),
         "run": run.path.resolve().name,
         "checkpoint": named,
-        IDENTITY: identity(run.complete_folder(named) / "policy"),
+        IDENTITY: identity(folder),
         "environment_steps": steps,
         **conditions(config),
         **described(behaviour),
     }
 
 
-def write_card(run: RunDirectory, config: DictConfig) -> Path:
-    """Write the card of the deployed policy into the run, and return its path."""
-    behaviour, steps = load_policy(run)
-    told = facts(run, config, policy_checkpoint(run), behaviour, steps)
-    replace_text(path := run.path / CARD, card(run, told))
-    return path
+def write_card(run: RunDirectory, config: DictConfig, behaviour: Behaviour, steps: int) -> None:
+    """Write the card of the deployed policy, behind which are so many steps, into the run."""
+    named = policy_checkpoint(run)
+    folder = run.complete_folder(named) / "policy"
+    told = facts(run, config, named, folder, behaviour, steps)
+    replace_text(run.path / CARD, card(run, told))
 
 
 def card(run: RunDirectory, told: Mapping[str, Any]) -> str:

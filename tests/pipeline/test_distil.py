@@ -75,3 +75,6 @@ def test_an_exported_policy_is_played_and_has_a_card(folder, told):
     code, said = told("compare", "out", "out", "scenes=2")
     assert "are the same policy" in said
     assert "out exists" in told("export-policy", "latest", "out")[1]
+    code, said = told("export-policy", "runs/latest/checkpoints/bc/policy", "again")
+    assert code == 0, said
+    assert "checkpoints/bc/policy of " in said
