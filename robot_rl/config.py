@@ -286,8 +286,7 @@ def missing_keys(config: DictConfig) -> list[str]:
 
 def named_cell(overrides: Sequence[str]) -> Cell | None:
     """Read the cell that overrides name last, if any."""
-    parsed = (parse(text) for text in overrides if "cell" in text)
-    named = [o.value() for o in parsed if o.key_or_group == "cell"][-1:]
+    named = [o.value() for o in map(parse, overrides) if o.key_or_group == "cell"][-1:]
     return read_cell(str(named[0])) if named and named[0] is not None else None
 
 
@@ -396,6 +395,7 @@ def check_missing(config: DictConfig) -> None:
         raise ConfigError(problem, hint=f"{into}add {' '.join(given)}")
 
 
+@functools.cache  # each is read several times: for the cell, the task and the value
 def parse(text: str) -> Override:
     """Read an override in Hydra's grammar; `ConfigError` where it gives no value, or several."""
     try:
