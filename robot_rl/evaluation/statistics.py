@@ -73,6 +73,11 @@ class Comparison:
         return self.chance <= self.level
 
     @property
+    def better(self) -> bool:
+        """Whether this policy is better beyond noise."""
+        return self.won > self.lost and self.beyond_noise
+
+    @property
     def worse(self) -> bool:
         """Whether this policy is worse beyond noise."""
         return self.lost > self.won and self.beyond_noise

@@ -27,6 +27,7 @@ from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.replay_sampler import ReplaySampler
 
 Decision = Literal["accepted", "reverted", "undecided"]
+Figures = Mapping[str, Any]  # behind a verdict, as JSON
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Verdict:
 
     decision: Decision
     reason: str  # in words
-    figures: Mapping[str, Any]  # behind it, as JSON
+    figures: Figures
 
 
 class Gate(Protocol):
@@ -54,9 +55,18 @@ class Gate(Protocol):
     held_out: int
 
     def judge(
-        self, bench: Workbench, accepted: Behaviour, candidate: Behaviour, round_number: int
+        self,
+        bench: Workbench,
+        accepted: Behaviour,
+        candidate: Behaviour,
+        round_number: int,
+        earlier: Sequence[Figures],
     ) -> Verdict:
-        """Decide; what an earlier start has found out is not asked for again."""
+        """Decide; what an earlier start has found out is not asked for again.
+
+        `earlier` are the figures of the undecided candidates, compared with the same accepted
+        policy, that this one was improved from.
+        """
 
 
 class OpenGate:
@@ -65,7 +75,12 @@ class OpenGate:
     held_out: ClassVar[int] = 0
 
     def judge(
-        self, bench: Workbench, accepted: Behaviour, candidate: Behaviour, round_number: int
+        self,
+        bench: Workbench,
+        accepted: Behaviour,
+        candidate: Behaviour,
+        round_number: int,
+        earlier: Sequence[Figures],
     ) -> Verdict:
         """Accept it."""
         return Verdict("accepted", "gate=none accepts whatever was learned", {})
@@ -95,7 +110,12 @@ class EpisodeGate:
             )
 
     def judge(
-        self, bench: Workbench, accepted: Behaviour, candidate: Behaviour, round_number: int
+        self,
+        bench: Workbench,
+        accepted: Behaviour,
+        candidate: Behaviour,
+        round_number: int,
+        earlier: Sequence[Figures],
     ) -> Verdict:
         """Let them act until the answer is known."""
         acting = [each.exploring("mean") for each in (accepted, candidate)]
@@ -103,7 +123,7 @@ class EpisodeGate:
         mine = recorded(bench, Purpose.JUDGEMENT, round_number)
         others = (o for at, o in enumerate(outcomes(bench.run)) if at not in mine)
         known = [o.success for o in others if o.version == accepted.version and not o.operated]
-        test = PairedTest(self, known)
+        test = PairedTest(self, known, [(each["lost"], each["won"]) for each in earlier])
         episodes = gathered(
             bench,
             lambda number: acting[number % 2],
@@ -116,7 +136,7 @@ class EpisodeGate:
         with closing(episodes):
             for one, other in zip(episodes, episodes, strict=False):
                 test.add(one, other)
-                if test.verdict().decision != "undecided" or test.settled:
+                if test.verdict().decision != "undecided":
                     break
         return test.verdict()
 
@@ -135,7 +155,12 @@ class ModelGate:
         check_settings(self, held_out=0)
 
     def judge(
-        self, bench: Workbench, accepted: Behaviour, candidate: Behaviour, round_number: int
+        self,
+        bench: Workbench,
+        accepted: Behaviour,
+        candidate: Behaviour,
+        round_number: int,
+        earlier: Sequence[Figures],
     ) -> Verdict:
         """Fit the model, and roll both out in it from the same observations with the same noise."""
         return self.judge_each(bench, accepted, [candidate], round_number)[0]
@@ -201,14 +226,21 @@ class PairedTest:
     """The successes of pairs of episodes, of what was accepted and of a candidate.
 
     Better or worse is `Comparison`'s sequential sign test, which may be looked at after each
-    pair. It needs pairs that differ, so it is slow to see that a candidate does nothing at all.
-    That is seen by Wald's test (1945) of the candidate's episodes alone: that it succeeds as often
-    as the accepted policy, against a quarter of that. How often that one does is known from all of
-    its episodes; those in which it explored count too, as exploring costs successes, if anything.
+    pair. What is better only by a little needs more pairs than one round has, so those of the
+    undecided candidates that it was improved from count as well, if it won more than it lost
+    itself. They don't count for worse, as success falls at first before it rises.
+
+    The sign test needs pairs that differ, so it is slow to see that a candidate does nothing at
+    all. That is seen by Wald's test (1945) of the candidate's episodes alone: that it succeeds as
+    often as the accepted policy, against a quarter of that. How often that one does is known from
+    all of its episodes; those in which it explored count too, as exploring costs successes, if
+    anything.
     """
 
     gate: EpisodeGate
     before: Sequence[bool]  # successes of what was accepted, in earlier episodes
+    # Pairs that each undecided candidate lost and won, of which this one was improved.
+    earlier: Sequence[tuple[int, int]] = ()
     accepted: list[bool] = field(default_factory=list)
     candidate: list[bool] = field(default_factory=list)
     operated: int = 0  # pairs in which an operator took part, which say nothing
@@ -233,9 +265,12 @@ class PairedTest:
         return Comparison(lost, won, self.gate.level, most=self.gate.pairs)
 
     @property
-    def settled(self) -> bool:
-        """Whether no further pair can change the answer."""
-        return self.comparison.settled(len(self.accepted))
+    def with_earlier(self) -> Comparison:
+        """The pairs that differ, and those of the candidates that it was improved from."""
+        own, most = self.comparison, self.gate.pairs * (1 + len(self.earlier))
+        lost = own.lost + sum(lost for lost, _ in self.earlier)
+        won = own.won + sum(won for _, won in self.earlier)
+        return Comparison(lost, won, self.gate.level, most=most)
 
     @property
     def collapse_evidence(self) -> float:
@@ -250,7 +285,7 @@ class PairedTest:
 
     def verdict(self) -> Verdict:
         """What is known now."""
-        compared, evidence = self.comparison, self.collapse_evidence
+        compared, pooled, evidence = self.comparison, self.with_earlier, self.collapse_evidence
         pairs = len(self.accepted)
         counts = f"{sum(self.candidate)} of {pairs} against {sum(self.accepted)} of {pairs}"
         figures = {
@@ -261,6 +296,10 @@ class PairedTest:
             "won": compared.won,
             "lost": compared.lost,
             "chance": compared.chance,
+            "earlier_candidates": len(self.earlier),
+            "won_with_earlier": pooled.won,
+            "lost_with_earlier": pooled.lost,
+            "chance_with_earlier": pooled.chance,
             "level": self.gate.level,
             "collapse_evidence": evidence,
             "collapse_limit": 1 / self.gate.collapse,
@@ -269,14 +308,15 @@ class PairedTest:
         if evidence >= 1 / self.gate.collapse:
             reason = f"it has collapsed: {counts}, {evidence:.3g} times likelier so"
             return Verdict("reverted", reason, figures)
-        sure = f"p = {compared.chance:.2g}"
+        counts += f" (p = {compared.chance:.2g})"
+        if self.earlier:
+            counts += (
+                f"; with the undecided before it {pooled.won} pairs won and {pooled.lost} lost"
+                f" (p = {pooled.chance:.2g})"
+            )
         if compared.worse:
-            return Verdict("reverted", f"it does worse: {counts} ({sure})", figures)
-        if compared.beyond_noise and compared.won > compared.lost:
-            return Verdict("accepted", f"it does better: {counts} ({sure})", figures)
-        most, tried = self.gate.pairs, pairs + self.operated
-        early = f"; ended after {tried} of {most} pairs, as the others cannot decide it"
-        early *= self.settled and tried < most
-        stays = "what was accepted stays, and a further round goes on from the candidate"
-        reason = f"neither has done better: {counts} ({sure}){early}; {stays}"
+            return Verdict("reverted", f"it does worse: {counts}", figures)
+        if compared.won > compared.lost and (compared.better or pooled.better):
+            return Verdict("accepted", f"it does better: {counts}", figures)
+        reason = f"neither has done better: {counts}; what was accepted stays deployed"
         return Verdict("undecided", reason, figures)

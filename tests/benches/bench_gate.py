@@ -160,7 +160,7 @@ def _redrawn(
         for scene in rng.permutation(after.episodes)[: gate.pairs].tolist():
             pair = (Outcome(scene not in of.failures, False, 0) for of in (before, after))
             test.add(*pair)
-            if test.verdict().decision != "undecided" or test.settled:
+            if test.verdict().decision != "undecided":
                 break
         told.append(test.verdict().decision)
     return {decision: told.count(decision) / _DRAWS for decision in _DECISIONS}

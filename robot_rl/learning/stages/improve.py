@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from contextlib import closing
 from dataclasses import asdict
 from typing import Any
@@ -23,7 +24,7 @@ from robot_rl.learning.algorithms.online_ppo import (
     joined,
 )
 from robot_rl.learning.demonstrations import with_what_episodes_tell
-from robot_rl.learning.gate import Gate, Verdict
+from robot_rl.learning.gate import Decision, Gate
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.gather import (
     Purpose,
@@ -100,7 +101,8 @@ class ImproveOffline(Offline):
                     algorithm.restart(start.policy)
             self.learn(bench, training, rounds * each)
             candidate = start.learned(copy.deepcopy(algorithm.average), training.updates)
-            if decided(bench, gate, candidate, self.round).decision == "reverted":
+            descends = start.version != bench.policy(ACCEPTED).version
+            if decided(bench, gate, candidate, self.round, descends=descends) == "reverted":
                 algorithm.restart(bench.policy(ACCEPTED).policy)
                 training.save(OFFLINE)
 
@@ -205,11 +207,18 @@ class ImproveOnline(Stage):
         return {**made, "iteration": ppo.iterations, **metrics}
 
 
-def decided(bench: Workbench, gate: Gate, candidate: Behaviour, round_number: int) -> Verdict:
+def decided(
+    bench: Workbench,
+    gate: Gate,
+    candidate: Behaviour,
+    round_number: int,
+    *,
+    descends: bool = False,
+) -> Decision:
     """Let the gate judge a candidate, and let what it has accepted be deployed.
 
     The candidate is kept as checkpoints/round_<n>, whatever becomes of it. In `CANDIDATE` is what
-    goes on being improved.
+    goes on being improved. `descends` says that it was improved from the undecided one before it.
     """
     steps = recorded_steps(bench.run.gathered)
     name = f"checkpoints/round_{round_number}" if round_number else "checkpoints/improved_online"
@@ -219,10 +228,16 @@ def decided(bench: Workbench, gate: Gate, candidate: Behaviour, round_number: in
     else:
         bench.checkpoint(name, candidate, state={"environment_steps": steps})
     accepted = bench.policy(ACCEPTED)
-    verdict = gate.judge(bench, accepted, candidate, round_number)
-    where = f"round {round_number}" if round_number else "online"
-    bench.say(f"gate, {where}: {verdict.decision} — {verdict.reason}")
-    if all(record["candidate"] != name for record in bench.run.read_jsonl(VERDICTS)):
+    told = bench.run.read_jsonl(VERDICTS)
+    if told and told[-1]["candidate"] == name:  # an earlier start was interrupted behind that
+        decision: Decision = told[-1]["decision"]
+    else:
+        before = itertools.takewhile(lambda each: each["decision"] == "undecided", reversed(told))
+        earlier = [each["figures"] for each in before] if descends else []
+        verdict = gate.judge(bench, accepted, candidate, round_number, earlier)
+        decision = verdict.decision
+        where = f"round {round_number}" if round_number else "online"
+        bench.say(f"gate, {where}: {decision} — {verdict.reason}")
         record = {
             "round": round_number,
             "candidate": name,
@@ -231,7 +246,7 @@ def decided(bench: Workbench, gate: Gate, candidate: Behaviour, round_number: in
             **asdict(verdict),
         }
         bench.run.append_jsonl(VERDICTS, record)
-    if verdict.decision == "accepted":
+    if decision == "accepted":
         accept(bench, candidate, steps)
-    bench.checkpoint(CANDIDATE, accepted if verdict.decision == "reverted" else candidate)
-    return verdict
+    bench.checkpoint(CANDIDATE, accepted if decision == "reverted" else candidate)
+    return decision
