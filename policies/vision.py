@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from policies import registry
 from policies.backbones import Backbone
@@ -28,6 +29,7 @@ from policies.networks import linear, seeded
 # Position (m) and rotation vector (rad) that are left to the end of a demonstration.
 REMAINING_MOTION = 6
 _TRANSLATION = 3
+DECODED = 3 * 16 * 16  # numbers that a decoder makes for each camera
 
 Array = npt.NDArray[Any]
 
@@ -132,6 +134,14 @@ class ImageEncoder(nn.Module):
         metres = motion[:, :_TRANSLATION] * self.motion_scale[0]
         fine = (metres / self.fine_scale).tanh()
         return torch.cat([self.summary(joined), fine, motion], -1).reshape(*lead, self.features)
+
+    def reconstruction_error(self, decoded: Tensor, seen: Tensor) -> Tensor:
+        """How far what was decoded (N, `DECODED`) is from what one camera saw (..., H, W, 3).
+
+        The mean squared error of an image of 16 x 16 pixels in [-1, 1].
+        """
+        small = functional.adaptive_avg_pool2d(self._scaled(seen), 16)
+        return (decoded.view_as(small) - small).square().mean()
 
     def _check(self, name: str, shape: Sequence[int]) -> None:
         """Raise `PolicyError` where a camera gives something else."""
