@@ -244,12 +244,13 @@ class Learner:
         before, learned = trial.proved, f"after {self.environment_steps} steps what was learned"
         trial.count(self.environment_steps)
         if trial.proved != before:
-            now = "is deployed now" if trial.proved else "is held back: the clone is deployed"
+            held = "is held back: the policy it began with acts"
+            now = "is deployed now" if trial.proved else held
             self._bench.say(f"learner: {learned} {now} ({trial})")
         if trial.lost and isinstance(self._algorithm, Correction):
             self._bench.say(
-                f"learner: {learned} does worse than the clone ({trial}); its corrections begin"
-                " again at 0"
+                f"learner: {learned} does worse than the policy it began with ({trial}); its"
+                " corrections begin again at 0"
             )
             self._algorithm.begin_again()
             trial.begin_again(self.updates)

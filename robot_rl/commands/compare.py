@@ -184,7 +184,7 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
         if not rival.behaviour.policy.corrects:
             note(
                 f"{rival.name} ({rival.path}) is held back: nothing that was learned had done"
-                " better on the robot, so its cloned policy acts"
+                " better on the robot, so the policy it began with acts"
             )
     contest = Contest(rivals, config)
     with evaluator_of(config) as evaluator:

@@ -69,7 +69,7 @@ class Distil(Stage):
         name = policy_checkpoint(run)
         words = "cloned policy" if name == CLONED else f"policy learned in {steps:,} steps"
         held = teacher is not policy and not policy.corrects
-        held_back = ", held back: it acts as the cloned one" if held else ""
+        held_back = ", held back: the policy it began with acts" if held else ""
         bench.say(f"the teacher: the {words} ({teacher.kind}), {run.path / name}{held_back}")
         rows = recorded(config, run, behaviour)
         options: CloningOptions = registry.make(config.distil)
