@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -44,6 +44,16 @@ class Verdict:
     figures: Figures
 
 
+class Candidate(NamedTuple):
+    """What was improved, and what it is judged beside."""
+
+    behaviour: Behaviour
+    accepted: Behaviour
+    round_number: int
+    # Behind the verdicts on the undecided ones, beside the same accepted, of which it was improved.
+    earlier: Sequence[Figures] = ()
+
+
 class Gate(Protocol):
     """Judges a candidate beside what was accepted before.
 
@@ -54,19 +64,8 @@ class Gate(Protocol):
 
     held_out: int
 
-    def judge(
-        self,
-        bench: Workbench,
-        accepted: Behaviour,
-        candidate: Behaviour,
-        round_number: int,
-        earlier: Sequence[Figures],
-    ) -> Verdict:
-        """Decide; what an earlier start has found out is not asked for again.
-
-        `earlier` are the figures of the undecided candidates, compared with the same accepted
-        policy, that this one was improved from.
-        """
+    def judge(self, bench: Workbench, candidate: Candidate) -> Verdict:
+        """Decide; what an earlier start has found out is not asked for again."""
 
 
 class OpenGate:
@@ -74,14 +73,7 @@ class OpenGate:
 
     held_out: ClassVar[int] = 0
 
-    def judge(
-        self,
-        bench: Workbench,
-        accepted: Behaviour,
-        candidate: Behaviour,
-        round_number: int,
-        earlier: Sequence[Figures],
-    ) -> Verdict:
+    def judge(self, bench: Workbench, candidate: Candidate) -> Verdict:
         """Accept it."""
         return Verdict("accepted", "gate=none accepts whatever was learned", {})
 
@@ -109,21 +101,16 @@ class EpisodeGate:
                 hint="raise one of them",
             )
 
-    def judge(
-        self,
-        bench: Workbench,
-        accepted: Behaviour,
-        candidate: Behaviour,
-        round_number: int,
-        earlier: Sequence[Figures],
-    ) -> Verdict:
+    def judge(self, bench: Workbench, candidate: Candidate) -> Verdict:
         """Let them act until the answer is known."""
-        acting = [each.exploring("mean") for each in (accepted, candidate)]
+        accepted, round_number = candidate.accepted, candidate.round_number
+        acting = [each.exploring("mean") for each in (accepted, candidate.behaviour)]
         # Some of these very episodes may be there already; `gathered` gives them again.
         mine = recorded(bench, Purpose.JUDGEMENT, round_number)
         others = (o for at, o in enumerate(outcomes(bench.run)) if at not in mine)
         known = [o.success for o in others if o.version == accepted.version and not o.operated]
-        test = PairedTest(self, known, [(each["lost"], each["won"]) for each in earlier])
+        earlier = [(each["lost"], each["won"]) for each in candidate.earlier]
+        test = PairedTest(self, known, earlier)
         episodes = gathered(
             bench,
             lambda number: acting[number % 2],
@@ -154,26 +141,14 @@ class ModelGate:
     def __post_init__(self) -> None:
         check_settings(self, held_out=0)
 
-    def judge(
-        self,
-        bench: Workbench,
-        accepted: Behaviour,
-        candidate: Behaviour,
-        round_number: int,
-        earlier: Sequence[Figures],
-    ) -> Verdict:
+    def judge(self, bench: Workbench, candidate: Candidate) -> Verdict:
         """Fit the model, and roll both out in it from the same observations with the same noise."""
-        return self.judge_each(bench, accepted, [candidate], round_number)[0]
+        return self.judge_each(bench, [candidate])[0]
 
-    def judge_each(
-        self,
-        bench: Workbench,
-        accepted: Behaviour,
-        candidates: Sequence[Behaviour],
-        round_number: int,
-    ) -> list[Verdict]:
-        """As `judge`, for several candidates that were improved on the same episodes."""
+    def judge_each(self, bench: Workbench, candidates: Sequence[Candidate]) -> list[Verdict]:
+        """As `judge`, for candidates of one round, beside the same accepted policy."""
         config, shown = bench.config, bench.demonstrations()
+        accepted, round_number = candidates[0].accepted, candidates[0].round_number
         base, seed = accepted.policy.base, int(config.seed) + round_number
         assert base is not None
         gamma = float(with_what_episodes_tell(config, shown).schedule.discount)
@@ -202,7 +177,7 @@ class ModelGate:
                 model.choose_elites(batch)
             for batch in own.batches(1):
                 old = model.estimate(accepted.policy, batch, seed)
-                found = [model.estimate(each.policy, batch, seed) for each in candidates]
+                found = [model.estimate(each.behaviour.policy, batch, seed) for each in candidates]
         return [self._verdict(old, new) for new in found]
 
     def _verdict(self, old: Estimate, new: Estimate) -> Verdict:

@@ -23,7 +23,7 @@ from robot_rl.data.intervals import clopper_pearson
 from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.algorithms.generative import Generative
-from robot_rl.learning.gate import Decision, EpisodeGate, ModelGate, PairedTest
+from robot_rl.learning.gate import Candidate, Decision, EpisodeGate, ModelGate, PairedTest
 from robot_rl.learning.stages.clone import Clone
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.stages.gather import Outcome, outcomes
@@ -119,17 +119,18 @@ def _of_seed(config: DictConfig, seed: int, folder: Path) -> Iterator[dict[str, 
     words = [f"task={config.choices.task}", f"seed={seed}", scenes, *_RECIPE]
     bench = _prepared(words, folder)
     accepted = bench.policy(ACCEPTED)
-    candidates = list(_candidates(words, bench, accepted, by_model.held_out))
-    told = by_model.judge_each(bench, accepted, [behaviour for _, behaviour in candidates], 1)
+    candidates = _candidates(words, bench, accepted, by_model.held_out)
+    judged = {name: Candidate(behaviour, accepted, 1) for name, behaviour in candidates}
+    told = by_model.judge_each(bench, list(judged.values()))
     with closing(Evaluator(bench.config, bench.run, bench.say)) as evaluator:
         before = evaluator.evaluate(accepted, 0, "final")
         known = [outcome.success for outcome in outcomes(bench.run)]
-        for number, (name, candidate) in enumerate(candidates):
-            after = evaluator.evaluate(candidate, 0, "final")
+        for number, (name, candidate) in enumerate(judged.items()):
+            after = evaluator.evaluate(candidate.behaviour, 0, "final")
             # Its round alone: what others have shown of the accepted policy is not known in it.
             shutil.copytree(bench.run.path, place := folder / f"candidate-{number}")
             alone = Workbench(bench.config, RunDirectory(place))
-            verdict = by_episodes.judge(alone, accepted, candidate, 1)
+            verdict = by_episodes.judge(alone, candidate)
             shutil.rmtree(place)
             shares = _redrawn(by_episodes, known, before, after, np.random.default_rng(seed))
             record = {

@@ -24,7 +24,7 @@ from robot_rl.learning.algorithms.online_ppo import (
     joined,
 )
 from robot_rl.learning.demonstrations import with_what_episodes_tell
-from robot_rl.learning.gate import Decision, Gate
+from robot_rl.learning.gate import Candidate, Decision, Gate
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.gather import (
     Purpose,
@@ -234,7 +234,7 @@ def decided(
     else:
         before = itertools.takewhile(lambda each: each["decision"] == "undecided", reversed(told))
         earlier = [each["figures"] for each in before] if descends else []
-        verdict = gate.judge(bench, accepted, candidate, round_number, earlier)
+        verdict = gate.judge(bench, Candidate(candidate, accepted, round_number, earlier))
         decision = verdict.decision
         where = f"round {round_number}" if round_number else "online"
         bench.say(f"gate, {where}: {decision} — {verdict.reason}")
