@@ -286,8 +286,8 @@ class PairedTest:
         counts += f" (p = {compared.chance:.2g})"
         if self.earlier:
             counts += (
-                f"; with the undecided before it {pooled.won} pairs won and {pooled.lost} lost"
-                f" (p = {pooled.chance:.2g})"
+                f"; with the undecided rounds before it {pooled.won} pairs won and {pooled.lost}"
+                f" lost (p = {pooled.chance:.2g})"
             )
         if compared.worse:
             return Verdict("reverted", f"it does worse: {counts}", figures)

@@ -147,7 +147,7 @@ def test_targets_with_entropy_are_not_limited_to_returns(choice):
 def test_a_setting_out_of_range_is_named(setting, value, expected):
     name = setting.split(".")[1]
     config = compose(["algorithm=rlpd_gripper", f"algorithm.{setting}={value}"])
-    with pytest.raises(AlgorithmError, match=f"'{name}' of the algorithm .*{value}.*{expected}"):
+    with pytest.raises(AlgorithmError, match=f"'{name}' is .*{value}.*{expected}"):
         check_algorithm(config)
 
 

@@ -88,7 +88,7 @@ def test_a_policy_moves_towards_what_its_critics_prefer():
     [
         ({"reduce": "mean"}, "mean of log-densities"),
         ({"clip": [0.01, 0.01]}, "sum of log-densities"),
-        ({"reduce": "max"}, "'reduce' of the algorithm is unknown"),
+        ({"reduce": "max"}, "'reduce' is unknown"),
         ({"transitions": 0}, "transitions"),
     ],
 )

@@ -91,7 +91,7 @@ def test_what_an_earlier_candidate_won_does_not_accept_one_that_lost_more():
         for number in range(7):
             test.add(Outcome(number >= won, False, 1), Outcome(number < won, False, 2))
         assert test.verdict().decision == decision
-    assert "with the undecided before it 14 pairs won and 2 lost" in test.verdict().reason
+    assert "with the undecided rounds before it 14 pairs won and 2 lost" in test.verdict().reason
 
 
 def test_so_few_pairs_that_nothing_can_be_shown_are_refused():

@@ -58,7 +58,7 @@ def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("cloning.updates=0", "cloning.updates is out of range; got: 0; expected: >= 1"),
         (
             "algorithm.schedule.discount=high",
-            "'discount' of the algorithm is out of range; got: high",
+            "'discount' is out of range; got: high",
         ),
         ("policy.horizon=0", "policy.horizon is out of range; got: 0; expected: >= 1"),
         ("policy.observation_steps=0", "policy.observation_steps is out of range; got: 0"),
@@ -72,6 +72,10 @@ def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
             "algorithm=action_gradient improves a generative policy; got: policy=vla_tiny; next: ",
         ),
         ("dataset=nowhere.zarr", "there are no demonstrations; got: nothing at"),
+        (
+            "observation=pixels observation.vision_training.kl_weight=-1",
+            "'kl_weight' is out of range; got: -1.0; expected: >= 0",
+        ),
     ],
 )
 def test_mistyped_words(capsys, word, message):

@@ -99,7 +99,7 @@ def test_a_way_back_is_found_and_said(folder, with_detours, capsys, monkeypatch)
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["curation.updates=9", "curation.fall=2"], "'fall' of the algorithm is out of range"),
+        (["curation.updates=9", "curation.fall=2"], "'fall' is out of range"),
         (["curation.updates=-1"], "curation.updates"),
     ],
 )

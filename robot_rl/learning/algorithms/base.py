@@ -46,7 +46,7 @@ def check_range(name: str, value: object, low: float, high: float = math.inf) ->
     if not (isinstance(value, int | float) and low <= value <= high):
         most = f">= {low:g}" if high == math.inf else f"{low:g} to {high:g}"
         raise AlgorithmError(
-            f"the setting {name!r} of the algorithm is out of range",
+            f"the setting {name!r} is out of range",
             got=value,
             expected=f"<= {high:g}" if low == -math.inf else most,
         )
@@ -64,7 +64,7 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     """Check that a setting is one of these words, or raise an `AlgorithmError`."""
     if value not in choices:
         raise AlgorithmError(
-            f"the setting {name!r} of the algorithm is unknown",
+            f"the setting {name!r} is unknown",
             got=value,
             expected=f"one of {', '.join(choices)}",
         )

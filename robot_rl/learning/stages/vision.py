@@ -23,6 +23,7 @@ from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.env.factory import observed_widths
 from robot_rl.env.rollout import SeedStream
+from robot_rl.learning.algorithms.base import check_settings
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.clone import (
@@ -53,6 +54,10 @@ class Vision(Stage):
     def wanted(self, config: DictConfig) -> bool:
         """Only where the policy sees the features of an encoder of its own."""
         return config.observation.vision is not None
+
+    def check(self, config: DictConfig) -> None:
+        """Check the constants of its training."""
+        registry.make(config.observation.vision_training)
 
     def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
         """As soon as the encoder is there."""
@@ -130,6 +135,9 @@ class VisionTraining:
     exploration_episodes: int  # episodes of exploration after the first training; 0 for none
     exploration_noise: float  # half width of the uniform noise on its actions
     threads: int  # computing threads; with several the sums are in another order, so bits differ
+
+    def __post_init__(self) -> None:
+        check_settings(self, reconstruction_weight=0, kl_weight=0)
 
 
 class Explored:
