@@ -65,9 +65,10 @@ SUMMARY = "summary.json"
 SCENES = "scenes"  # what the cameras saw of each scene that a person puts back
 # What became of each attempt of `robot-rl run`; what kept the robot from going on.
 ATTEMPTS, FAULTS = "attempts", "faults"
-DEPLOYED, CLONED_POLICY, LEARNED_POLICY, STUDENT_POLICY = POLICIES = (
+DEPLOYED, CLONED_POLICY, ACCEPTED_POLICY, LEARNED_POLICY, STUDENT_POLICY = POLICIES = (
     "deployed",
     "cloned",
+    "accepted",
     "learned",
     "student",
 )
@@ -263,20 +264,21 @@ class RunDirectory:
 def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, int]:
     """Load one of the `POLICIES` of a run, and the environment steps behind it; the clone has none.
 
-    The learned one is that of `proved_checkpoint`; the deployed one what `train` has decided for at
-    its end, until then the learned one. Where training held back what was learned, the learned one
-    acts as the clone, and the deployed one does not if `train` has found it better.
+    The accepted one is what a gate has accepted last. The learned one is that of
+    `proved_checkpoint`, also where training has held it back. The deployed one is what `train` has
+    decided for at its end; until then it is the learned one, which acts as the policy it began with
+    while training holds it back.
 
     Raises:
         CheckpointError: There is none, or a file of it is damaged.
-        RunError: The cloned one of a run that has learned without demonstrations.
+        RunError: The run has none of that name.
     """
     from policies import checkpoint  # late: loads torch
 
     name = policy_checkpoint(run, which)
     folder = run.complete_folder(name)
     behaviour = checkpoint.load(folder / "policy")
-    if which == DEPLOYED and name != CLONED and _decided(run).get("acts_as_cloned") is False:
+    if which == LEARNED_POLICY or (which == DEPLOYED and _decided(run)):
         behaviour.policy.corrects = True
     return behaviour, 0 if name == CLONED else _steps_of(folder)
 
@@ -293,16 +295,18 @@ def policy_checkpoint(run: RunDirectory, which: str = DEPLOYED) -> str:
         if not run.has_folder(STUDENT):
             raise RunError(f"{run.path} has no student", hint=f"robot-rl distil {run.path}")
         return STUDENT
-    candidates = [str(run.path / verdict["candidate"]) for verdict in run.read_jsonl("gate")]
-    if which == LEARNED_POLICY and candidates and learned_checkpoint(run) is None:
+    judged = [str(run.path / verdict["candidate"]) for verdict in run.read_jsonl("gate")]
+    none_learned = which == LEARNED_POLICY and judged and learned_checkpoint(run) is None
+    if none_learned or (which == ACCEPTED_POLICY and not _accepted(run)):
+        instead = f"; or in place of the run what it has judged: {', '.join(judged)}"
         raise RunError(
-            f"the gate of {run.path} has accepted nothing that was learned",
-            got=f"no {LAST}, which this recipe does not leave",
-            expected=f"evaluation.policy={DEPLOYED}; or in place of the run what the gate has"
-            f" judged: {', '.join(candidates)}",
+            f"no gate of {run.path} has accepted anything that was learned",
+            expected=f"evaluation.policy={DEPLOYED}{instead if judged else ''}",
         )
-    decided = _decided(run) if which == DEPLOYED else {"deployed": which}
-    return CLONED if decided.get("deployed") == CLONED_POLICY else proved_checkpoint(run)
+    if which == DEPLOYED:
+        which = _decided(run).get("deployed", LEARNED_POLICY)
+    checkpoints = {CLONED_POLICY: CLONED, ACCEPTED_POLICY: ACCEPTED}
+    return checkpoints.get(which) or proved_checkpoint(run)
 
 
 def proved_checkpoint(run: RunDirectory) -> str:
@@ -334,8 +338,25 @@ def learned_checkpoint(run: RunDirectory) -> str | None:
     """
     if run.has_folder(LAST):
         return LAST
-    accepted = run.has_folder(ACCEPTED) and _steps_of(run.complete_folder(ACCEPTED))
-    return ACCEPTED if accepted else None
+    return ACCEPTED if _accepted(run) else None
+
+
+def could_deploy(run: RunDirectory) -> list[str]:
+    """Names of those `POLICIES` of a run among which `train` decides, in the order of their making.
+
+    What a gate has accepted is the learned one where nothing has learned online since.
+    """
+    made = {
+        CLONED_POLICY: run.has_folder(CLONED),
+        ACCEPTED_POLICY: run.has_folder(LAST) and _accepted(run),
+        LEARNED_POLICY: learned_checkpoint(run) is not None,
+    }
+    return [name for name, there in made.items() if there]
+
+
+def _accepted(run: RunDirectory) -> bool:
+    """Whether a gate has accepted anything; at first the clone is in the place of it."""
+    return run.has_folder(ACCEPTED) and _steps_of(run.complete_folder(ACCEPTED)) > 0
 
 
 def open_policy(

@@ -31,16 +31,14 @@ from robot_rl.learning.blocks import EVALUATIONS, Blocks, unevaluated
 from robot_rl.processes.machine import source_commit, yield_to_control_loop
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.run import (
-    ACCEPTED,
+    ACCEPTED_POLICY,
     CLONED,
-    CLONED_POLICY,
     DEPLOYED,
-    LAST,
     LEARNED_POLICY,
     STUDENT_POLICY,
     RunDirectory,
     RunError,
-    learned_checkpoint,
+    could_deploy,
     learned_steps,
     load_policy,
     open_policy,
@@ -77,105 +75,89 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
 
 @dataclass(frozen=True)
 class FinalEvaluation:
-    """The cloned and the learned policy on the same scenes, and which of them is deployed.
+    """What a run could deploy, on the same scenes, and which of it is deployed.
 
-    The one that succeeds more often is; the cloned one where learning has gained nothing. What
-    training has held back has to be better beyond noise.
+    What succeeds most often is; of what does equally often, what was made first. What training has
+    held back has to be better, beyond noise, than what it would replace.
     """
 
-    cloned: EvaluationResult | None  # of the cloned policy, None where it was not compared
-    learned: EvaluationResult | None  # of the learned policy, None where nothing was learned
+    results: Mapping[str, EvaluationResult]  # by name of `POLICIES`, in the order of their making
     run: Path  # where the run is
-    held_back: bool = False  # whether training has held back what was learned
+    held_back: bool = False  # whether training has held back what was learned online
 
     @property
-    def deployed(self) -> EvaluationResult:
-        """Of the policy that is deployed."""
-        if self.held_back and self.learned is not None and self.cloned is not None:
-            compared = self.cloned.beside(self.learned)
-            return self.learned if compared is not None and compared.worse else self.cloned
-        made = [result for result in (self.cloned, self.learned) if result is not None]
-        return max(made, key=lambda result: (result.successes, result.cloned))
+    def deployed(self) -> str:
+        """Name of the policy that is deployed."""
+        names = list(self.results)
+        if self.held_back and names[-1] == LEARNED_POLICY and len(names) > 1:
+            replaced, learned = (self.results[name] for name in names[-2:])
+            compared = replaced.beside(learned)
+            if compared is None or not compared.worse:
+                names.pop()
+        return max(names, key=lambda name: self.results[name].successes)
 
     def __str__(self) -> str:
-        kind = CLONED_POLICY if self.deployed.cloned else LEARNED_POLICY
-        return f"deployed: the {kind} policy ({self.deployed.count}) — {self._reason()}"
+        count = self.results[self.deployed].count
+        return f"deployed: the {self.deployed} policy ({count}) — {self._reason()}"
 
     def _reason(self) -> str:
-        if self.learned is None:
-            judged = RunDirectory(self.run).read_jsonl("gate")
+        run, mine = RunDirectory(self.run), self.results[self.deployed]
+        learned = self.results.get(LEARNED_POLICY)
+        again = f"robot-rl train resume={self.run} evaluation.compare=true evaluates both"
+        if learned is None and self.held_back:
+            return f"training has held back what was learned; {again}"
+        if learned is None:
+            judged = run.read_jsonl("gate")
             return "the gate has accepted nothing else" if judged else "nothing was learned"
-        if self.held_back and self.deployed is self.cloned:
-            solved = f"what was learned solved {self.learned.count} on the same scenes"
-            return f"{solved}; neither that nor training has shown it to be better beyond noise"
-        if self.learned.held_back:
-            return "nothing that was learned has done better on the robot"
-        if self.cloned is None and not RunDirectory(self.run).has_folder(CLONED):
-            return "nothing was cloned that it could be compared with"
-        if self.cloned is None:
+        if self.held_back and learned is not mine:
             return (
-                "the cloned policy was not evaluated beside it;"
-                f" robot-rl train resume={self.run} evaluation.compare=true evaluates both"
+                f"the learned policy solved {learned.count} on the same scenes; neither that nor"
+                " training has shown it to be better beyond noise"
             )
-        other = self.cloned if self.deployed is self.learned else self.learned
-        name = CLONED_POLICY if other.cloned else LEARNED_POLICY
-        if self.cloned.successes == self.learned.successes:
-            return f"the {name} policy did as well on the same scenes"
-        compared = self.learned.beside(self.cloned)
-        chance = compared is not None and not compared.beyond_noise
-        solved = f"the {name} policy solved {other.count} on the same scenes"
-        return f"{solved}, which may be chance" if chance else solved
+        others = [result for result in self.results.values() if result is not mine]
+        if not others and not run.has_folder(CLONED):
+            return "nothing was cloned that it could be compared with"
+        if not others:
+            return f"the cloned policy was not evaluated beside it; {again}"
+        if all(other.successes == mine.successes for other in others):
+            told = " and ".join(f"the {other.which} policy" for other in others)
+            return f"{told} did as well on the same scenes"
+        compared = [mine.beside(other) for other in others]
+        chance = any(each is not None and not each.beyond_noise for each in compared)
+        told = " and ".join(f"the {other.which} policy solved {other.count}" for other in others)
+        return f"{told} on the same scenes{', which may be chance' if chance else ''}"
 
 
 def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
-    """Evaluate a run's learned policy on the final seeds, and the cloned one if they are compared.
+    """Evaluate on the final seeds what a run could deploy; without `evaluation.compare` what acts.
 
-    Beside the cloned one, even what training has held back acts: so many scenes can show what its
-    few episodes could not. Where it would replace what a gate has accepted, that acts beside it.
+    Beside others even what training has held back acts: so many scenes can show what its few
+    episodes could not.
     """
     torch.set_num_threads(1)
-    gated = config.evaluation.compare and run.has_folder(ACCEPTED) and run.has_folder(LAST)
-    learned = learned_checkpoint(run) is not None
-    compared = run.has_folder(CLONED) and (config.evaluation.compare or not learned)
-    wanted = [CLONED_POLICY] * compared + [LEARNED_POLICY] * learned
+    made = {name: load_policy(run, name) for name in could_deploy(run)}
+    held_back = LEARNED_POLICY in made and _held_back(run)
+    if not config.evaluation.compare:
+        acting = [name for name in made if not (held_back and name == LEARNED_POLICY)] or list(made)
+        made = {acting[-1]: made[acting[-1]]}
     results: dict[str, EvaluationResult] = {}
-    held_back = False
     with closing(Evaluator(config, run, note)) as evaluator:
         count = config.evaluation.final_episodes
-        for name in wanted:
+        for name, (behaviour, steps) in made.items():
             print(f"final evaluation of {count} episodes: the {name} policy", flush=True)
-            behaviour, steps = load_policy(run, name)
-            if name == LEARNED_POLICY and gated:
-                result = _beside_accepted(evaluator, behaviour, steps)
-            else:
-                if not behaviour.policy.corrects and compared:
-                    held_back = behaviour.policy.corrects = True
-                result = evaluator.evaluate(behaviour, steps, "final")
-            results[name] = result
+            result = evaluator.evaluate(behaviour, steps, "final")
+            results[name] = result = replace(result, accepted=name == ACCEPTED_POLICY)
             print(f"{result.name}: {result}", flush=True)  # whatever becomes of the files
             known = map(EvaluationResult.from_json, run.read_jsonl(EVALUATIONS))
             if all(replace(other, wall_seconds=result.wall_seconds) != result for other in known):
                 run.append_jsonl(EVALUATIONS, result.to_json())
-    both = results.get(CLONED_POLICY), results.get(LEARNED_POLICY)
-    return FinalEvaluation(*both, run.path, held_back)
+    return FinalEvaluation(results, run.path, held_back)
 
 
-def _beside_accepted(evaluator: Evaluator, behaviour: Behaviour, steps: int) -> EvaluationResult:
-    """Of what was learned online, or of what the gate had accepted before where that is better.
-
-    What training has held back has to be better beyond noise.
-    """
-    held_back = not behaviour.policy.corrects
-    behaviour.policy.corrects = False
-    accepted = evaluator.evaluate(behaviour, steps, "final")
-    print(f"what the gate had accepted: {accepted}", flush=True)
-    behaviour.policy.corrects = True
-    learned = evaluator.evaluate(behaviour, steps, "final")
-    print(f"what was learned online: {learned}", flush=True)
-    compared = accepted.beside(learned)
-    beyond_noise = compared is not None and compared.worse
-    better = beyond_noise if held_back else learned.successes >= accepted.successes
-    return learned if better else accepted
+def _held_back(run: RunDirectory) -> bool:
+    """Whether training ended with the policy acting that it began with."""
+    folder = run.complete_folder(policy_checkpoint(run, LEARNED_POLICY))
+    return not checkpoint.load(folder / "policy").policy.corrects
 
 
 def film_final(

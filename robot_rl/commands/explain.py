@@ -12,7 +12,7 @@ from rich.console import Console
 from robot_rl.commands.runs import load_resolved
 from robot_rl.evaluation import learning_causes, motion_causes, sensing_causes
 from robot_rl.evaluation.evidence import Evidence, Finding, explain, gather
-from robot_rl.run import RunDirectory
+from robot_rl.run import LEARNED_POLICY, RunDirectory
 
 _LEARNED = 0.95  # success of the final evaluation, from which on nothing has to be explained
 CHECKS = (*sensing_causes.CHECKS, *motion_causes.CHECKS, *learning_causes.CHECKS)
@@ -49,7 +49,7 @@ def _print(evidence: Evidence, causes: list[Finding], in_order: list[Finding]) -
         return
     if not acted:
         console.print("no policy has acted yet, so only the demonstrations were looked at")
-    final = evidence.records.final(cloned=False)
+    final = evidence.records.final(LEARNED_POLICY)
     if final is not None and final.seed_set == "final" and final.success_rate >= _LEARNED:
         console.print(f"the run has learned: {final.name}, {final}")
         if causes:

@@ -155,8 +155,7 @@ def _runs(paths: Sequence[str], runs_directory: str) -> Facts:
         raise RunError("runs of one training seed say nothing of another", got=seeds, hint=hint)
     records = [read_run(run) for run in runs]
     finals = {
-        name: [found.final(cloned=name == CLONED_POLICY) for found in records]
-        for name in (CLONED_POLICY, LEARNED_POLICY)
+        name: [found.final(name) for found in records] for name in (CLONED_POLICY, LEARNED_POLICY)
     }
     return {
         "kind": Kind.RUNS.value,

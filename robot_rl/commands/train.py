@@ -44,6 +44,7 @@ from robot_rl.replay.catalogue import is_store
 from robot_rl.rewards.wrapper import make_source
 from robot_rl.run import (
     ACCEPTED,
+    ACCEPTED_POLICY,
     CANDIDATE,
     CLONED,
     CLONED_POLICY,
@@ -56,7 +57,7 @@ from robot_rl.run import (
     RunDirectory,
     RunError,
     load_policy,
-    proved_checkpoint,
+    policy_checkpoint,
     steps_behind,
     taken_by_learner,
 )
@@ -256,13 +257,13 @@ def _decide(config: DictConfig, run: RunDirectory, memory: MemorySampler) -> Non
     }
     run.save_json(SUMMARY, {**summarize(config, run, final), **costs})
     behaviour, steps = load_policy(run)
-    film_final(config, run, behaviour, final.deployed)
+    film_final(config, run, behaviour, final.results[final.deployed])
     write_card(run, config, behaviour, steps)
 
 
 def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> dict[str, Any]:
     """The figures of a finished run: the content of `summary.json`, but for time and memory."""
-    records = read_run(run)
+    records, deployed = read_run(run), final.results[final.deployed]
     learned = [record for record in records.periodic() if not record.cloned]
     blocks = run.read_jsonl("learner")
     intervened = intervention_rates(records.episodes, RECENT_EPISODES)
@@ -270,16 +271,17 @@ def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> 
         "task": config.task.name,
         "algorithm": config.choices.algorithm,
         "seed": int(config.seed),
-        "deployed": CLONED_POLICY if final.deployed.cloned else LEARNED_POLICY,
+        "deployed": final.deployed,
         "decision": str(final),
-        "acts_as_cloned": final.deployed.held_back,
-        "checkpoint": CLONED if final.deployed.cloned else proved_checkpoint(run),
-        **_rate("bc", final.cloned or records.final(cloned=True)),
-        **_rate("rl", final.learned),
+        "held_back": final.held_back,
+        "checkpoint": policy_checkpoint(run, final.deployed),
+        **_rate("bc", final.results.get(CLONED_POLICY) or records.final(CLONED_POLICY)),
+        **_rate("accepted", final.results.get(ACCEPTED_POLICY)),
+        **_rate("rl", final.results.get(LEARNED_POLICY)),
         "worse_than_cloned": worse_than_cloned(learned),
-        "evaluation_episodes": final.deployed.episodes,
-        "mean_seconds_to_success": final.deployed.mean_seconds_to_success,
-        "longest_success_run": final.deployed.longest_success_run,
+        "evaluation_episodes": deployed.episodes,
+        "mean_seconds_to_success": deployed.mean_seconds_to_success,
+        "longest_success_run": deployed.longest_success_run,
         "demonstrations": len(open_demonstrations(config, run)) if demonstrated(config) else 0,
         "environment_steps": steps_behind(run),
         "exploration_steps": recorded_steps(run.exploration),

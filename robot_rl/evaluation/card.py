@@ -18,21 +18,33 @@ from policies.exported import GRAPHS, IDENTITY, described, identity
 from robot_rl.config import composed, flatten
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.evaluation.evaluate import conditions
+from robot_rl.evaluation.records import read_run
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.files import replace_text
 from robot_rl.processes.machine import package_version, source_commit
 from robot_rl.run import (
     ATTEMPTS,
+    CLONED,
     CONFIG_FILE,
     STATE_FILE,
     STUDENT,
     RunDirectory,
+    learned_checkpoint,
     policy_checkpoint,
 )
 
 CARD = "CARD.md"
 # What a machine has of its own, or a command was asked for once; it made nothing of the policy.
-_NOT_SETTINGS = ("choices", "runs_directory", "device", "cell", "evaluation", "console", "run")
+_NOT_SETTINGS = (
+    "choices",
+    "runs_directory",
+    "device",
+    "cell",
+    "evaluation",
+    "console",
+    "run",
+    "distil",  # of a student, whose own stand in its lineage
+)
 
 
 def facts(
@@ -87,10 +99,11 @@ def card(run: RunDirectory, told: Mapping[str, Any]) -> str:
 def _lineage(run: RunDirectory, config: DictConfig, told: Mapping[str, Any]) -> list[str]:
     chosen = ("robot", "domain", "policy", "algorithm", "recipe", "observation", "reward")
     rows = [(name, config.choices.get(name)) for name in chosen]
-    rows += [("seed", config.seed), ("run", told["run"]), ("policy", told["checkpoint"])]
+    rows += [("seed", config.seed), ("run", told["run"]), ("checkpoint", told["checkpoint"])]
     if told["checkpoint"] == STUDENT:
-        state = (run.complete_folder(STUDENT) / STATE_FILE).read_text(encoding="utf-8")
-        rows.append(("its teacher", json.loads(state)["teacher"]))
+        state = json.loads((run.complete_folder(STUDENT) / STATE_FILE).read_text(encoding="utf-8"))
+        taught = f"{state['distil']['updates']:,} updates of {state['distil']['batch_size']} rows"
+        rows += [("its teacher", state["teacher"]), ("distilled in", taught)]
     rows += [
         ("environment steps behind it", f"{told['environment_steps']:,}"),
         ("gradient updates behind it", f"{told['version']:,}"),
@@ -100,11 +113,22 @@ def _lineage(run: RunDirectory, config: DictConfig, told: Mapping[str, Any]) -> 
         (r["stage"], f"{r['seconds']:.0f} s", "yes" if r["finished"] else "no")
         for r in run.read_jsonl("stages")
     ]
-    return [
+    lines = [
         *_table(("", ""), ((name, value) for name, value in rows if value is not None)),
         "",
         *_table(("stage, by starts", "time", "run to its end"), stages),
     ]
+    verdicts = [
+        (v["candidate"], f"{v['environment_steps']:,}", v["decision"], v["reason"])
+        for v in run.read_jsonl("gate")
+    ]
+    if verdicts:
+        lines += ["", *_table(("what the gate judged", "steps", "verdict", "why"), verdicts)]
+    if decision := read_run(run).summary.get("decision"):
+        lines += ["", f"What the run has decided: {decision}."]
+    if told["checkpoint"] == CLONED and learned_checkpoint(run):
+        lines += ["", "This policy is the clone. It has learned nothing from later stages."]
+    return lines
 
 
 def _data(run: RunDirectory, config: DictConfig) -> list[str]:

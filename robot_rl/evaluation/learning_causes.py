@@ -11,6 +11,7 @@ from scipy.stats import fisher_exact
 from robot_rl.evaluation.evidence import Check, Evidence, Finding, Origin, Vector, percent
 from robot_rl.evaluation.records import intervention_rates
 from robot_rl.learning.blocks import Blocks
+from robot_rl.run import CLONED_POLICY
 
 _FEW = 5  # demonstrations; from twice as many on nobody complains
 _MANY = 40  # of them, before which success rates are not compared
@@ -158,7 +159,7 @@ def demonstrations(evidence: Evidence) -> Finding | None:
 
 def clone(evidence: Evidence) -> Finding | None:
     """A clone that never succeeds, so that learning has nothing to begin with."""
-    told = evidence.records.final(cloned=True)
+    told = evidence.records.final(CLONED_POLICY)
     if told is not None:
         successes, episodes = told.successes, told.episodes
     else:

@@ -32,13 +32,14 @@ class RunRecords:
     faults: list[Record]
     attempts: list[Record]  # of `robot-rl run`, in their order
 
-    def final(self, *, cloned: bool) -> EvaluationResult | None:
-        """Return the last final evaluation of the cloned, or of the learned policy.
+    def final(self, which: str) -> EvaluationResult | None:
+        """Return the last final evaluation of the cloned, the accepted or the learned policy.
 
         For want of one, the last periodic. Before its first update no policy has learned.
         """
-        mine = [e for e in self.evaluations if e.cloned == cloned]
-        mine = [e for e in mine if cloned or e.gradient_updates]
+        mine = [
+            e for e in self.evaluations if e.which == which and (e.cloned or e.gradient_updates)
+        ]
         chosen = [e for e in mine if e.seed_set == "final"] or mine
         return chosen[-1] if chosen else None
 

@@ -31,7 +31,13 @@ from robot_rl.evaluation.records import (
 from robot_rl.evaluation.statistics import NOISE_LEVEL, EvaluationResult, Labels
 from robot_rl.processes.files import replace_text
 from robot_rl.processes.machine import package_version
-from robot_rl.run import CONFIG_FILE, RunDirectory
+from robot_rl.run import (
+    ACCEPTED_POLICY,
+    CLONED_POLICY,
+    CONFIG_FILE,
+    LEARNED_POLICY,
+    RunDirectory,
+)
 
 _ROLLING_EPISODES = 20
 _LATEST_FAULTS = 10
@@ -84,8 +90,9 @@ def _content(directory: RunDirectory) -> dict[str, Any]:
             *_conduct(run),
             *_at_work(run),
         ],
-        "bc": summary["demonstrations"] != 0 and _success(run.final(cloned=True)),
-        "rl": _success(run.final(cloned=False)),
+        "bc": summary["demonstrations"] != 0 and _success(run.final(CLONED_POLICY)),
+        "accepted": (accepted := run.final(ACCEPTED_POLICY)) and _success(accepted),
+        "rl": _success(run.final(LEARNED_POLICY)),
         "decision": summary["decision"],
         "figures": _figures(run),
         "rolling": _ROLLING_EPISODES,
@@ -170,11 +177,11 @@ def _figures(run: RunRecords) -> list[tuple[str, str]]:
     confirmed, seconds = summary["steps_to_97"], summary["mean_seconds_to_success"]
     measured = sum(not e.cloned for e in run.periodic()) > 1  # it takes two in a row
     missed = "not reached" if measured else "not measured"
-    gathered = summary.get("gathered_steps") and not summary["environment_steps"]
-    steps = "gathered_steps" if gathered else "environment_steps"
+    steps = ["gathered_steps"] if summary.get("gathered_steps") else []
+    steps += ["environment_steps"] if run.episodes or not steps else []
     return [
         ("Steps to 97 %", missed if confirmed is None else f"{confirmed:,}"),
-        (_words(steps), f"{summary[steps]:,}"),
+        *((_words(name), f"{summary[name]:,}") for name in steps),
         ("Gradient updates", f"{summary['gradient_updates']:,}"),
         ("Demonstrations", f"{summary['demonstrations']:,}"),
         ("Mean time to success", _ABSENT if seconds is None else f"{seconds:.1f} s"),
@@ -193,7 +200,7 @@ def _learning_curve(run: RunRecords) -> Markup | None:
     full = max(0, min(_ROLLING_EPISODES, len(won)) - 1)
     rolling = rolling_mean(won, _ROLLING_EPISODES)
     training = Series(f"last {_ROLLING_EPISODES} training episodes", steps[full:], rolling[full:])
-    cloned, final = run.final(cloned=True), run.final(cloned=False)
+    cloned, final = run.final(CLONED_POLICY), run.final(LEARNED_POLICY)
     confirmed = run.summary["steps_to_97"]
     return Markup(charts.learning_curve(curve, training, confirmed, cloned, final))
 

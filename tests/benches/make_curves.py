@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from robot_rl.evaluation import charts
 from robot_rl.evaluation.records import read_run
 from robot_rl.evaluation.statistics import first_confirmed
-from robot_rl.run import RunDirectory
+from robot_rl.run import LEARNED_POLICY, RunDirectory
 
 RATE = 0.95
 TABLE = Path(__file__).parents[2] / "docs" / "efficiency.csv"
@@ -29,7 +29,7 @@ Row = dict[str, str]
 def row(path: str) -> Row:
     """What one run says; `steps_to_95` is empty where what was deployed never got there."""
     run = read_run(RunDirectory(Path(path)))
-    said, last = run.summary, run.final(cloned=False)
+    said, last = run.summary, run.final(LEARNED_POLICY)
     if not said or last is None:
         raise SystemExit(f"{path} has no final evaluation: go on with robot-rl train resume={path}")
     steps = first_confirmed([*run.periodic(), last, last], RATE)

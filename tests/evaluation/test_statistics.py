@@ -213,6 +213,7 @@ def test_an_evaluation_summarises_its_episodes():
         "wall_seconds": 1.5,
         "failures": [2],
         "held_back": False,
+        "accepted": False,
         "made_again": {},
         "operated": 0,
         "labels": None,
@@ -338,27 +339,48 @@ def test_the_policy_that_succeeds_more_often_on_the_same_scenes_is_deployed(
     monkeypatch.chdir(tmp_path)
     Path("runs/1/checkpoints/bc").mkdir(parents=True)
 
-    def result(count, steps):
-        return None if count is None else on_scenes([n < count for n in range(100)], steps=steps)
-
-    assert str(FinalEvaluation(result(cloned, 0), result(learned, 500), Path("runs/1"))) == said
+    assert str(FinalEvaluation(results(cloned=cloned, learned=learned), Path("runs/1"))) == said
 
 
-def test_where_all_that_was_learned_is_held_back_that_is_the_reason():
-    both = [on_scenes([True, False], steps=steps) for steps in (0, 500)]
-    both[1] = replace(both[1], held_back=True)
-    assert str(both[1]).endswith("held back: the policy it began with acts")
-    said = str(FinalEvaluation(*both, Path("runs/1")))
-    assert said.endswith("(1 of 2) — nothing that was learned has done better on the robot")
+def results(**counts):
+    """Final evaluations in 100 scenes, in the order of their making."""
+    made = {"cloned": (0, False), "accepted": (300, True), "learned": (500, False)}
+    return {
+        name: replace(on_scenes([n < count for n in range(100)], steps=steps), accepted=accepted)
+        for name, (steps, accepted) in made.items()
+        if (count := counts.get(name)) is not None
+    }
+
+
+@pytest.mark.parametrize(
+    ("cloned", "accepted", "learned", "held_back", "said"),
+    [
+        (40, 75, 98, False, "deployed: the learned policy (98 of 100) — the cloned policy solved 40"
+         " of 100 and the accepted policy solved 75 of 100 on the same scenes"),
+        (40, 75, 60, False, "deployed: the accepted policy (75 of 100) — the cloned policy solved"
+         " 40 of 100 and the learned policy solved 60 of 100 on the same scenes"),
+        (40, 75, 76, True, "deployed: the accepted policy (75 of 100) — the learned policy solved"
+         " 76 of 100 on the same scenes; neither that nor training has shown it to be better beyond"
+         " noise"),
+        (40, 75, 98, True, "deployed: the learned policy (98 of 100) — the cloned policy solved 40"
+         " of 100 and the accepted policy solved 75 of 100 on the same scenes"),
+        (40, None, None, True, "deployed: the cloned policy (40 of 100) — training has held back"
+         " what was learned; robot-rl train resume=runs/1 evaluation.compare=true evaluates both"),
+    ],
+)  # fmt: skip
+def test_what_a_gate_accepted_is_deployed_unless_online_learning_has_gone_beyond(
+    cloned, accepted, learned, held_back, said
+):
+    found = results(cloned=cloned, accepted=accepted, learned=learned)
+    assert str(FinalEvaluation(found, Path("runs/1"), held_back)) == said
 
 
 @pytest.mark.parametrize(("learned", "deployed"), [(98, "learned"), (62, "cloned"), (40, "cloned")])
 def test_what_training_held_back_is_deployed_only_if_it_is_better_beyond_noise(learned, deployed):
-    counts = ((60, 0), (learned, 500))
-    both = [on_scenes([n < count for n in range(100)], steps=steps) for count, steps in counts]
-    said = str(FinalEvaluation(*both, Path("runs/1"), held_back=True))
+    both = results(cloned=60, learned=learned)
+    said = str(FinalEvaluation(both, Path("runs/1"), held_back=True))
     assert said.startswith(f"deployed: the {deployed} policy")
-    told = f"what was learned solved {learned} of 100 on the same scenes; neither that nor training"
+    told = f"the learned policy solved {learned} of 100 on the same scenes; neither that nor"
     assert (told in said) == (deployed == "cloned")
 
 

@@ -81,7 +81,8 @@ class Distil(Stage):
             f"on {len(rows.indices):,} recorded steps the student's actions, in [-1, 1], differ"
             f" from its teacher's by {difference:.3f} (root mean square)"
         )
-        state = {"environment_steps": steps, "teacher": name}
+        asked = {"updates": int(config.distil.updates), "batch_size": int(config.distil.batch_size)}
+        state = {"environment_steps": steps, "teacher": name, "distil": asked}
         bench.checkpoint(STUDENT, replace(behaviour, policy=taught.student), state=state)
 
 

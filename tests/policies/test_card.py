@@ -1,0 +1,54 @@
+"""The card of a policy says which policy it is, and what became of the others of its run."""
+
+from pathlib import Path
+
+import pytest
+from policy_examples import behaviour, diffusion
+
+from policies import checkpoint
+from robot_rl.commands.runs import save_resolved
+from robot_rl.config import compose
+from robot_rl.evaluation.card import CARD, card, facts, write_card
+from robot_rl.run import ACCEPTED, CLONED, STUDENT, SUMMARY, RunDirectory, load_policy
+
+
+@pytest.fixture
+def config():
+    return compose(["task=reach", "distil.updates=7"])
+
+
+@pytest.fixture
+def run(config, tmp_path):
+    """Give a run that has cloned, and in which a gate has accepted something."""
+    run = RunDirectory.create("reach", tmp_path)
+    save_resolved(config, run.path)
+    student = ', "teacher": "checkpoints/bc", "distil": {"updates": 5, "batch_size": 64}'
+    for name, steps, more in ((CLONED, 0, ""), (ACCEPTED, 900, ""), (STUDENT, 0, student)):
+        with run.atomic_folder(name) as folder:
+            checkpoint.save(folder / "policy", behaviour(diffusion()))
+            (folder / "state.json").write_text(f'{{"environment_steps": {steps}{more}}}')
+    return run
+
+
+def test_where_the_clone_stays_deployed_the_card_says_so_and_why(run, config):
+    reason = "it does better: 10 of 12 against 5 of 12"
+    verdict = {"candidate": "checkpoints/round_1", "decision": "accepted", "reason": reason}
+    run.append_jsonl("gate", {**verdict, "environment_steps": 900})
+    decision = "deployed: the cloned policy (9 of 20) — the learned policy solved 3 of 20"
+    told = {"deployed": "cloned", "decision": decision, "environment_steps": 900}
+    run.save_json(SUMMARY, told)
+    write_card(run, config, *load_policy(run))
+    text = (run.path / CARD).read_text()
+    assert "| checkpoint | checkpoints/bc |" in text
+    assert f"| checkpoints/round_1 | 900 | accepted | {reason} |" in text
+    assert f"What the run has decided: {decision}." in text
+    assert "This policy is the clone. It has learned nothing from later stages." in text
+
+
+def test_a_students_card_says_how_it_was_taught_whatever_the_run_was_set_to(run, config):
+    policy, steps = load_policy(run, "student")
+    folder = Path(run.complete_folder(STUDENT)) / "policy"
+    text = card(run, facts(run, config, STUDENT, folder, policy, steps))
+    assert "| its teacher | checkpoints/bc |" in text
+    assert "| distilled in | 5 updates of 64 rows |" in text
+    assert "distil.updates" not in text
