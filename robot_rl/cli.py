@@ -269,7 +269,8 @@ def _value(option: Option, text: str) -> str | float | bool:
     choices = ("true", "false") if is_flag else option.choices
     if choices and text not in choices:
         raise UsageError(
-            f"{option.name}={text} is not possible",
+            f"{option.name}= takes another word",
+            got=text,
             expected=f"one of {', '.join(choices)}",
             hint=did_you_mean(text, choices, f"{option.name}="),
         )

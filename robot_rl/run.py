@@ -127,6 +127,8 @@ class RunDirectory:
         candidates = [runs / LATEST] if str(path) == LATEST else [Path(path), runs / path]
         found = next((candidate for candidate in candidates if candidate.is_dir()), None)
         if found is None:
+            for place in candidates:
+                _check_checkpoint(place)
             recent = ", ".join(map(str, _newest_first(runs)[:5]))
             raise RunError(
                 f"there is no run {str(path)!r}",
@@ -450,6 +452,17 @@ def _reported(problem: str, hint: str | None = None) -> Iterator[None]:
 def _newest_first(runs: Path) -> list[Path]:
     found = runs.glob(f"*/*/{CONFIG_FILE}")
     return [p.parent for p in sorted(found, key=lambda p: p.stat().st_mtime, reverse=True)]
+
+
+def _check_checkpoint(path: Path) -> None:
+    """Raise `RunError` where a path that is not there lies in a run that is."""
+    run = next((above for above in path.parents if (above / CONFIG_FILE).is_file()), None)
+    if run is not None:
+        there = sorted(e.parents[1].name for e in run.glob("checkpoints/[!.]*/policy/policy.json"))
+        raise RunError(
+            f"the run {run} has no {path.relative_to(run)}",
+            expected=f"checkpoints/ and one of {', '.join(there)}" if there else "the run itself",
+        )
 
 
 def _remove_unfinished_line(descriptor: int) -> None:

@@ -138,7 +138,7 @@ def check_rivals(rivals: Sequence[Rival]) -> None:
             raise CompareError(
                 f"{one.name} and {other.name} are the same policy{why}",
                 got=f"{one.path} and {other.path}",
-                hint="name a checkpoint of each, as RUN/checkpoints/bc and RUN/checkpoints/last",
+                hint="name two that differ; those of a run are in RUN/checkpoints",
             )
     first, *others = rivals
     for rival in others:
@@ -183,8 +183,8 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
     for rival in rivals:
         if not rival.behaviour.policy.corrects:
             note(
-                f"{rival.name} ({rival.path}) is held back: nothing that was learned had done"
-                " better on the robot, so the policy it began with acts"
+                f"{rival.name} ({rival.path}) is held back: training had not shown that it is"
+                " better, so the policy it began with acts"
             )
     contest = Contest(rivals, config)
     with evaluator_of(config) as evaluator:

@@ -217,7 +217,8 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
     with evaluator_of(config) as evaluator:
         for name, (behaviour, steps) in zip(wanted, opened, strict=True):
             results.append(result := evaluator.evaluate(behaviour, steps, "final"))
-            said = f"{name}: {result.name}" if beside else result.name
+            student = "a student of " if name == STUDENT_POLICY else ""
+            said = f"{student}{result.name}" if beside else result.name
             print(f"{config.task.name}, {said}{where}: {result}")
             own = folder or directory.complete_folder(policy_checkpoint(directory, name)) / "policy"
             which_one = {"evaluated": name, "policy_checksum": exported.identity(own)}

@@ -306,7 +306,14 @@ def candidates(evidence: Evidence) -> Finding | None:
         return None
     accepted = sum(verdict["decision"] == "accepted" for verdict in told)
     figure = f"a gate has accepted {accepted} of {len(told)}; of the latest: {told[-1]['reason']}"
-    mend = "more pairs (gate.pairs) tell smaller gains; more episodes a round, or a better clone"
+    numbers = [verdict["figures"] for verdict in told]
+    judged = [each for each in numbers if "pairs" in each]
+    if judged and not any(e["candidate_successes"] + e["accepted_successes"] for e in judged):
+        # Then there was nothing to tell apart: the causes are the clone's.
+        return Finding("candidates", 0.0, figure)
+    gained = any(each["won"] > each["lost"] for each in judged)
+    mend = "more episodes a round (recipe.stages.rounds.of.gather.episodes), or a better clone"
+    mend = f"more pairs (gate.pairs), which tell smaller gains; {mend}" if gained else mend
     return Finding("candidates", 0.0 if accepted or len(told) == 1 else 0.36, figure, mend)
 
 

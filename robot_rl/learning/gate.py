@@ -7,7 +7,7 @@ episodes, or at a model of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
@@ -121,11 +121,7 @@ class EpisodeGate:
             tries=2,
         )
         with closing(episodes):
-            for one, other in zip(episodes, episodes, strict=False):
-                test.add(one, other)
-                if test.verdict().decision != "undecided":
-                    break
-        return test.verdict()
+            return test.decide(zip(episodes, episodes, strict=False))
 
 
 @dataclass(frozen=True)
@@ -224,6 +220,14 @@ class PairedTest:
     _TRIED: ClassVar[int] = 3  # episodes after which the candidate's do
     _COLLAPSED: ClassVar[float] = 0.25  # of that rate
 
+    def decide(self, pairs: Iterable[tuple[Outcome, Outcome]]) -> Verdict:
+        """Add pairs, of what was accepted and of the candidate, until the answer is known."""
+        for accepted, candidate in pairs:
+            self.add(accepted, candidate)
+            if self.verdict().decision != "undecided":
+                break
+        return self.verdict()
+
     def add(self, accepted: Outcome, candidate: Outcome) -> None:
         """Add a pair."""
         if accepted.operated or candidate.operated:
@@ -262,7 +266,10 @@ class PairedTest:
         """What is known now."""
         compared, pooled, evidence = self.comparison, self.with_earlier, self.collapse_evidence
         pairs = len(self.accepted)
-        counts = f"{sum(self.candidate)} of {pairs} against {sum(self.accepted)} of {pairs}"
+        counts = (
+            f"the candidate succeeded in {sum(self.candidate)} of {pairs} episodes, the accepted"
+            f" policy in {sum(self.accepted)} of {pairs}"
+        )
         figures = {
             "pairs": pairs,
             "candidate_successes": sum(self.candidate),
@@ -285,9 +292,10 @@ class PairedTest:
             return Verdict("reverted", reason, figures)
         counts += f" (p = {compared.chance:.2g})"
         if self.earlier:
+            before = "round" if len(self.earlier) == 1 else f"{len(self.earlier)} rounds"
             counts += (
-                f"; with the undecided rounds before it {pooled.won} pairs won and {pooled.lost}"
-                f" lost (p = {pooled.chance:.2g})"
+                f"; together with the {before} before, which left it undecided, it won"
+                f" {pooled.won} pairs and lost {pooled.lost} (p = {pooled.chance:.2g})"
             )
         if compared.worse:
             return Verdict("reverted", f"it does worse: {counts}", figures)

@@ -38,6 +38,7 @@ class WorkProgress:
         self._successes: deque[bool] = deque(maxlen=RECENT_EPISODES)
         self._intervened: deque[float] = deque(maxlen=RECENT_EPISODES)
         self._figures: dict[str, str] = {}
+        self._printed = ""
         self._next_line = time.monotonic() + LOG_INTERVAL_S
         live = Live(console=self._console, refresh_per_second=4, get_renderable=self._render)
         self._live = live if self._console.is_terminal else None
@@ -109,6 +110,8 @@ class WorkProgress:
     def _print_line(self) -> None:
         parts = [f"{name} {value}" for name, value in self._rows().items()]
         line = " | ".join([self._phase, *parts] if self._phase else parts)
-        self._console.print(line, soft_wrap=True, markup=False)
-        self._console.file.flush()
+        if line != self._printed:
+            self._console.print(line, soft_wrap=True, markup=False)
+            self._console.file.flush()
+        self._printed = line
         self._next_line = time.monotonic() + LOG_INTERVAL_S

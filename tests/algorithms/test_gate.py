@@ -13,12 +13,14 @@ GATE = EpisodeGate(pairs=30, level=0.2, collapse=0.1)
 def judged(accepted, candidate, rng, before=20):
     """The decision on a candidate of that success rate, and the number of its episodes."""
     test = PairedTest(GATE, (rng.random(before) < accepted).tolist())
+    return test.decide(pairs(accepted, candidate, rng)).decision, len(test.candidate)
+
+
+def pairs(accepted, candidate, rng):
+    """Give as many pairs of episodes as a round has, of policies with these success rates."""
     for _ in range(GATE.pairs):
         one, other = (bool(rng.random() < rate) for rate in (accepted, candidate))
-        test.add(Outcome(one, False, 1), Outcome(other, False, 2))
-        if test.verdict().decision != "undecided":
-            break
-    return test.verdict().decision, len(test.candidate)
+        yield Outcome(one, False, 1), Outcome(other, False, 2)
 
 
 def test_at_most_one_of_ten_worse_candidates_is_accepted():
@@ -62,12 +64,8 @@ def rounds(rates, rng, pooled=True):
     deployed, earlier = rates[0], []
     for rate in rates[1:]:
         test = PairedTest(GATE, (rng.random(20) < deployed).tolist(), earlier if pooled else [])
-        for _ in range(GATE.pairs):
-            one, other = (bool(rng.random() < each) for each in (deployed, rate))
-            test.add(Outcome(one, False, 1), Outcome(other, False, 2))
-            if test.verdict().decision != "undecided":
-                break
-        decision, lost, won = test.verdict().decision, test.comparison.lost, test.comparison.won
+        decision = test.decide(pairs(deployed, rate, rng)).decision
+        lost, won = test.comparison.lost, test.comparison.won
         earlier = [*earlier, (lost, won)] if decision == "undecided" else []
         deployed = rate if decision == "accepted" else deployed
     return deployed
@@ -91,7 +89,9 @@ def test_what_an_earlier_candidate_won_does_not_accept_one_that_lost_more():
         for number in range(7):
             test.add(Outcome(number >= won, False, 1), Outcome(number < won, False, 2))
         assert test.verdict().decision == decision
-    assert "with the undecided rounds before it 14 pairs won and 2 lost" in test.verdict().reason
+    said = test.verdict().reason
+    assert "the candidate succeeded in 5 of 7 episodes, the accepted policy in 2 of 7" in said
+    assert "with the round before, which left it undecided, it won 14 pairs and lost 2" in said
 
 
 def test_so_few_pairs_that_nothing_can_be_shown_are_refused():

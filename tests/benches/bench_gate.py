@@ -157,13 +157,9 @@ def _redrawn(
     """Shares of the decisions, were the gate to judge again and again in scenes of the truth."""
     told: list[str] = []
     for _ in range(_DRAWS):
-        test = PairedTest(gate, known)
-        for scene in rng.permutation(after.episodes)[: gate.pairs].tolist():
-            pair = (Outcome(scene not in of.failures, False, 0) for of in (before, after))
-            test.add(*pair)
-            if test.verdict().decision != "undecided":
-                break
-        told.append(test.verdict().decision)
+        scenes = rng.permutation(after.episodes)[: gate.pairs].tolist()
+        both = ([Outcome(n not in of.failures, False, 0) for n in scenes] for of in (before, after))
+        told.append(PairedTest(gate, known).decide(zip(*both, strict=True)).decision)
     return {decision: told.count(decision) / _DRAWS for decision in _DECISIONS}
 
 

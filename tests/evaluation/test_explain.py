@@ -47,14 +47,17 @@ def made_run(tmp_path, recording, shown=None, acted=None):
     return run.path
 
 
-def gather_instead(path, recording):
-    """Give it what rounds leave, in place of a store."""
+def gather_instead(path, recording, successes):
+    """Give it what rounds leave, in place of a store; the gate has seen so many successes."""
     run = RunDirectory(path)
     with EpisodeWriter(run.gathered, recording[1]) as writer:
         writer.extend(recording[2])
+    figures = {"pairs": 5, "candidate_successes": successes, "accepted_successes": 0}
+    figures |= {"won": successes, "lost": 0}
     for number in (1, 2):
         verdict = {"candidate": f"checkpoints/round_{number}", "decision": "undecided"}
-        run.append_jsonl("gate", {**verdict, "reason": "neither has done better"})
+        verdict |= {"reason": "neither has done better", "figures": figures}
+        run.append_jsonl("gate", verdict)
 
 
 def changed(episode, change):
@@ -188,13 +191,22 @@ def test_a_healthy_run_has_no_cause_and_says_what_is_in_order(tmp_path, recordin
 
 def test_what_rounds_have_gathered_and_their_gate_are_looked_at(tmp_path, recording, capsys):
     path = made_run(tmp_path, recording)
-    gather_instead(path, recording)
+    gather_instead(path, recording, successes=2)
     assert cli.main(["explain", "latest", f"runs_directory={tmp_path}"]) == 0
     page = capsys.readouterr().out
     assert "environment steps gathered by the recipe's stages, of which the policy's" in page
     assert "1. candidates: a gate has accepted 0 of 2; of the latest: neither" in page
+    assert "next: more pairs (gate.pairs)" in page
     assert "not the cause:\n" in page
     assert "  action sign: in the policy's episodes" in page
+
+
+def test_a_gate_that_saw_no_success_is_not_the_cause(tmp_path, recording, capsys):
+    path = made_run(tmp_path, recording)
+    gather_instead(path, recording, successes=0)
+    causes, said = explained(capsys, path)
+    assert "candidates" not in causes
+    assert "candidates" in [finding["name"] for finding in said["in_order"]]
 
 
 def test_motion_that_demonstrations_have_too_is_no_cause_and_learning_comes_first(

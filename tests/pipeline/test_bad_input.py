@@ -129,6 +129,12 @@ def test_a_half_written_summary_is_no_end(capsys):
     assert json.loads(capsys.readouterr().out)["finished"] is False
 
 
+def test_a_checkpoint_that_a_run_does_not_have(capsys):
+    error = _refused(capsys, "evaluate", "runs/latest/checkpoints/round_7")
+    assert "latest has no checkpoints/round_7; expected: checkpoints/ and one of bc" in error
+    assert "there is no run 'nowhere/bc'" in _refused(capsys, "evaluate", "nowhere/bc")
+
+
 @pytest.mark.parametrize("name", ["final_episodes", "slots"])
 def test_an_evaluation_of_nothing(capsys, name):
     error = _refused(capsys, "evaluate", f"evaluation.{name}=0")

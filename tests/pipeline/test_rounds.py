@@ -11,7 +11,7 @@ from tiny_runs import TINY, lines
 
 from robot_rl import cli
 from robot_rl.commands.runs import save_resolved
-from robot_rl.config import compose
+from robot_rl.config import ConfigError, compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.learning.recipe import Recipe, RecipeError
 from robot_rl.learning.stages.collect import Collect
@@ -68,6 +68,13 @@ def test_a_repetition_that_is_none_is_refused(count):
         Recipe(compose(["recipe=rl100", f"{ROUNDS}.repeat={count}"]))
 
 
+def test_rounds_that_would_leave_the_policy_as_it_is_are_refused():
+    """The gate compared the policy with itself, for as many episodes as it may."""
+    recipe = Recipe(compose(["recipe=rl100_action_gradient", "recipe.offline_updates=1000"]))
+    with pytest.raises(ConfigError, match=r"only its critics would learn.*updates=1000, and"):
+        recipe.check(None, list(recipe.stages))
+
+
 def test_a_finished_run_whose_gate_accepted_nothing_says_what_is_left_to_do(tmp_path, capsys):
     config = compose(["task=reach", "recipe=rl100", f"{ROUNDS}.repeat=2", "demonstrations=1"])
     run = RunDirectory.create("reach", tmp_path)
@@ -86,7 +93,7 @@ def test_a_finished_run_whose_gate_accepted_nothing_says_what_is_left_to_do(tmp_
     said = capsys.readouterr().out
     assert f"new run, with {ROUNDS}.repeat=4" in said
     assert "environment_steps=" not in said
-    with pytest.raises(RunError, match=r"accepted nothing.*policy=deployed; .*/round_1$"):
+    with pytest.raises(RunError, match=r"no gate.*accepted anything.*policy=deployed; .*/round_1$"):
         load_policy(run, "learned")
 
 

@@ -118,7 +118,7 @@ def shown_training(
     """`fit` to windows of the rows, and show how far that is; the seed is that of all draws."""
     sample = windows(student, rows, options.batch_size, np.random.default_rng(seed), turning)
     draws = torch.Generator().manual_seed(seed)
-    with WorkProgress(options.updates, "cloning updates") as progress:
+    with WorkProgress(options.updates, f"{words} updates") as progress:
         progress.phase(words)
         return fit(student, sample, options, draws, lambda update, _: progress.update(update))
 

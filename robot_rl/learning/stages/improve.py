@@ -57,9 +57,13 @@ class ImproveOffline(Offline):
     from round to round, and goes on in online learning.
     """
 
-    makes = (OFFLINE, CANDIDATE, ACCEPTED)
     datasets = (GATHERED,)
     wanted = Stage.wanted  # `check` refuses what would do nothing
+
+    @property
+    def makes(self) -> tuple[str, ...]:  # type: ignore[override]  # by round
+        """What it leaves, and among that what it has given to the gate."""
+        return (candidate_name(max(1, self.round)), OFFLINE, CANDIDATE, ACCEPTED)
 
     def needed(self, config: DictConfig) -> tuple[str, ...]:
         """What it learns from, and improves; later rounds go on with the training."""
@@ -78,6 +82,14 @@ class ImproveOffline(Offline):
                 hint="leave it out, or add algorithm=denoising_ppo or algorithm=action_gradient",
             )
         check_least(config, {"algorithm.schedule.offline_updates": 1})
+        schedule = config.algorithm.schedule
+        if int(schedule.offline_updates) <= int(schedule.critic_only_updates):
+            raise ConfigError(
+                "the first round would leave the policy as it is, as only its critics would learn",
+                got=f"recipe.offline_updates={schedule.offline_updates}, and"
+                f" algorithm.schedule.critic_only_updates={schedule.critic_only_updates}",
+                hint="raise the first, or lower the second",
+            )
         registry.make(config.gate)
 
     @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
@@ -99,10 +111,10 @@ class ImproveOffline(Offline):
                 begins = training.updates == (rounds - 1) * each
                 if begins and start.version != training.updates:
                     algorithm.restart(start.policy)
-            self.learn(bench, training, rounds * each)
+            self.learn(bench, training, rounds * each, (rounds - 1) * each)
             candidate = start.learned(copy.deepcopy(algorithm.average), training.updates)
             descends = start.version != bench.policy(ACCEPTED).version
-            if decided(bench, gate, candidate, self.round, descends=descends) == "reverted":
+            if decided(bench, gate, candidate, rounds, descends=descends) == "reverted":
                 algorithm.restart(bench.policy(ACCEPTED).policy)
                 training.save(OFFLINE)
 
@@ -207,6 +219,11 @@ class ImproveOnline(Stage):
         return {**made, "iteration": ppo.iterations, **metrics}
 
 
+def candidate_name(round_number: int) -> str:
+    """The checkpoint of what a round has improved, as it was given to the gate; 0: online."""
+    return f"checkpoints/round_{round_number}" if round_number else "checkpoints/improved_online"
+
+
 def decided(
     bench: Workbench,
     gate: Gate,
@@ -221,7 +238,7 @@ def decided(
     goes on being improved. `descends` says that it was improved from the undecided one before it.
     """
     steps = recorded_steps(bench.run.gathered)
-    name = f"checkpoints/round_{round_number}" if round_number else "checkpoints/improved_online"
+    name = candidate_name(round_number)
     if bench.run.has_folder(name):  # an earlier start was interrupted here
         candidate, steps = open_policy(bench.run.path / name)
         candidate.to(bench.device)

@@ -68,15 +68,21 @@ class Offline(Stage):
                 training.load(OFFLINE)
             self.learn(bench, training, offline_updates(bench.config))
 
-    def learn(self, bench: Workbench, training: OfflineTraining, total: int) -> None:
-        """Make updates up to a total, or until the bench's `stop`, and save."""
+    def learn(
+        self, bench: Workbench, training: OfflineTraining, total: int, first: int = 0
+    ) -> None:
+        """Make updates up to a total, or until the bench's `stop`, and save.
+
+        The first ones were made in earlier rounds, and are not shown.
+        """
         saved = time.monotonic()
-        with WorkProgress(total, "offline updates") as progress:
+        with WorkProgress(total - first, "offline updates") as progress:
             progress.phase("learning offline")
+            progress.update(training.updates - first)
             while training.updates < total and not bench.stop.is_set():
                 metrics = training.train(min(_BLOCK_UPDATES, total - training.updates))
                 bench.note({"offline_updates": training.updates, **metrics})
-                progress.update(training.updates)
+                progress.update(training.updates - first)
                 if time.monotonic() - saved > _SAVE_SECONDS:
                     training.save(OFFLINE)
                     saved = time.monotonic()
