@@ -71,6 +71,8 @@ class Distil(Stage):
         held = teacher is not policy and not policy.corrects
         held_back = ", held back: the policy it began with acts" if held else ""
         bench.say(f"the teacher: the {words} ({teacher.kind}), {run.path / name}{held_back}")
+        if run.has_folder(STUDENT):
+            bench.say(f"the student of before, {run.path / STUDENT}, will be replaced")
         rows = recorded(config, run, behaviour)
         options: CloningOptions = registry.make(config.distil)
         lesson = Lesson(teacher)
