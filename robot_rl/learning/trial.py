@@ -15,6 +15,11 @@ from robot_rl.replay.sampler import SampleSpec
 
 _EXPLORING = 12  # latest episodes that count of what is learned while it explores; it changes
 _NOISELESS = 20  # the same of those without noise
+# The same of both together: of a clone that solves 86 % of the scenes, 20 episodes of what solves
+# all cannot show that it is worse. In drawn runs of 80 episodes what solved 98 %, exploring, was
+# then held for better at the end in 71 instead of 39 % of them, and what is worse (85 against 90 %)
+# acts in 5 instead of 3 % of the time.
+_EITHER = 40
 _LATEST = 60  # latest episodes of what is learned among which those are sought
 _ENOUGH = 20  # episodes of the clone, after which it need not act any more
 _LEAST = 6  # episodes of each before either is held for better
@@ -39,8 +44,8 @@ class Trial:
 
     What is learned explores meanwhile, which costs successes: a task that asks for precise motion
     may fail in most episodes though what would be deployed solves it. So where exploring episodes
-    leave it open, some without noise decide. An episode counts if one way of acting led all of it
-    and no operator did a part.
+    leave it open, some without noise decide, or both kinds together. An episode counts if one way
+    of acting led all of it and no operator did a part.
 
     Attributes:
         proved: Whether what was learned is held for better than the clone.
@@ -68,14 +73,14 @@ class Trial:
     @property
     def noiseless_share(self) -> float:
         """Share of the episodes in which what is learned acts without noise."""
-        exploring, _ = self._chances()
+        exploring, *_ = self._chances()
         open_ = exploring is not None and _HOPELESS <= exploring < _SURE
         return _NOISELESS_SHARE if open_ else 0.0
 
     @property
     def lost(self) -> bool:
         """Whether what was learned is held for worse than the clone."""
-        exploring, noiseless = self._chances()
+        exploring, noiseless, _ = self._chances()
         worse = exploring is not None and exploring <= 1 - _SURE
         return worse and (noiseless is None or noiseless <= 0.5)
 
@@ -87,12 +92,12 @@ class Trial:
     @property
     def metrics(self) -> dict[str, float]:
         """Share of the counted episodes of each that succeeded, where there are any."""
-        names = "exploring_success", "learned_success", "cloned_success"
-        counts = zip(names, self._successes(), strict=True)
-        return {name: more / of for name, (more, of) in counts if of}
+        exploring, noiseless, _, cloned = self._successes()
+        named = {"exploring": exploring, "learned": noiseless, "cloned": cloned}
+        return {f"{name}_success": more / of for name, (more, of) in named.items() if of}
 
     def __str__(self) -> str:
-        names = "learned, exploring", "learned, without noise", "clone"
+        names = "learned, exploring", "without noise", f"of its latest {_EITHER}", "clone"
         counts = zip(names, self._successes(), strict=True)
         return "; ".join(f"{name}: {more} of {of}" for name, (more, of) in counts if of)
 
@@ -110,15 +115,15 @@ class Trial:
                 noiseless = episode["noiseless"]
                 if noiseless.all() or not noiseless.any():
                     self._learned.append((score, not noiseless.any()))
-        exploring, without_noise = self._chances()
+        exploring, *others = self._chances()
         if exploring is None or exploring < _HOPELESS:
-            self.proved = False  # the episodes without noise are of before
+            self.proved = False  # the other episodes are of before
         else:
-            best = max(exploring, without_noise or 0.0)
+            best = max(exploring, *(chance or 0.0 for chance in others))
             self.proved = best >= (_STILL if self.proved else _SURE)
 
     def _chances(self) -> list[float | None]:
-        """That what was learned is better than the clone: as it explores, and without noise.
+        """That what was learned is better than the clone: exploring, without noise, either.
 
         None where too few episodes are known.
         """
@@ -129,13 +134,14 @@ class Trial:
         ]
 
     def _successes(self) -> list[tuple[int, int]]:
-        """How many of how many episodes have succeeded: exploring, without noise, of the clone.
+        """How many of how many have succeeded: exploring, without noise, either, of the clone.
 
         Where no episode has, those count whose return is above the middle of the medians.
         """
         exploring = [score for score, explored in self._learned if explored][-_EXPLORING:]
         noiseless = [score for score, explored in self._learned if not explored][-_NOISELESS:]
-        groups = [exploring, noiseless, self._cloned]
+        either = [score for score, _ in self._learned][-_EITHER:]
+        groups = [exploring, noiseless, either, self._cloned]
         known = [scores for scores in groups if scores]
         if any(success for scores in known for success, _ in scores):
             found = [[success for success, _ in scores] for scores in groups]

@@ -150,7 +150,27 @@ def test_what_was_better_must_stay_better(bench, acting):
     trial.count(acting.steps)
     assert not trial.proved
     assert trial.metrics == {"exploring_success": 0.25, "cloned_success": 0.5}
-    assert str(trial) == "learned, exploring: 3 of 12; clone: 5 of 10"
+    said = "learned, exploring: 3 of 12; of its latest 40: 12 of 21; clone: 5 of 10"
+    assert str(trial) == said
+
+
+def test_what_always_succeeds_is_proved_beside_a_good_clone(bench, acting):
+    """12 episodes of one kind, or 20 of the other, could not: a clone of 90 % stayed to the end."""
+    trial = Trial(bench)
+    acting.put(CLONE, [True] * 18 + [False] * 2)
+    for _ in range(4):
+        assert not trial.proved
+        acting.put(LEARNED, [True] * 4)
+        acting.put(NOISELESS, [True] * 2)
+        trial.count(acting.steps)
+    for _ in range(2):
+        acting.put(LEARNED, [True] * 4)
+        acting.put(NOISELESS, [True] * 2)
+        trial.count(acting.steps)
+    assert trial.proved
+    acting.put(LEARNED, [True, False, False] * 4)  # soon it is seen that it has changed
+    trial.count(acting.steps)
+    assert not trial.proved
 
 
 def test_episodes_without_noise_decide_where_exploring_ones_leave_it_open(bench, acting):
