@@ -32,6 +32,7 @@ from robot_rl.run import (
     CLONED_POLICY,
     LAST,
     LEARNED_POLICY,
+    STUDENT,
     RunDirectory,
     RunError,
     policy_folder,
@@ -112,7 +113,8 @@ def _run_directory(path: Path) -> Facts:
         places["store"] = run.store
     if run.gathered.exists():
         places["gathered"] = run.gathered
-    for name in (CLONED, ACCEPTED, LAST):
+    verdicts = run.read_jsonl("gate")
+    for name in (CLONED, *(v["candidate"] for v in verdicts), ACCEPTED, LAST, STUDENT):
         if run.has_folder(name):
             run.complete_folder(name)  # whose own name is that of one generation
             places[name] = run.path / name
@@ -134,6 +136,7 @@ def _run_directory(path: Path) -> Facts:
         "deployed": records.summary.get("deployed"),
         "decision": records.summary.get("decision"),
         "evaluations": evaluations,
+        "gate": verdicts,
         "evaluated": run.read_jsonl("evaluate"),
         "compared": run.read_jsonl("compare"),
         "work": records.work(),
@@ -251,6 +254,8 @@ def _print_run(console: Console, run: Facts) -> None:
     for evaluation in run["evaluations"]:
         if evaluation["seed_set"] == "final":
             console.print(f"final, {evaluation['words']}")
+    for verdict in run["gate"]:
+        console.print(f"gate, {verdict['candidate']}: {verdict['decision']}, {verdict['reason']}")
     if run["decision"] is not None:
         console.print(run["decision"])
     for told in run["evaluated"]:

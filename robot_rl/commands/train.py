@@ -51,7 +51,6 @@ from robot_rl.run import (
     DEMONSTRATIONS,
     LAST,
     LEARNED_POLICY,
-    STUDENT,
     SUMMARY,
     UNTRAINED,
     RunDirectory,
@@ -138,6 +137,7 @@ def run(config: DictConfig) -> None:
             if config.stage is None and directory.has_policy():
                 _decide(config, directory, memory)
                 _go_through(config, directory, recipe, lock, after)
+                write_card(directory, config, *load_policy(directory))
                 report = write_report(directory)
                 for name, path in (("summary", SUMMARY), ("card", CARD), ("report", report)):
                     print(f"{name + ':':<8} {directory.path / path}", flush=True)
@@ -247,7 +247,7 @@ def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
 
 
 def _decide(config: DictConfig, run: RunDirectory, memory: MemorySampler) -> None:
-    """Evaluate what was cloned and learned, decide for one, and write summary and card."""
+    """Evaluate what was cloned and learned, decide for one, and write the summary."""
     final = evaluate_final(config, run)
     print(final, flush=True)  # whatever becomes of the files
     starts = [*run.read_jsonl(_TIMES), memory.costs()]
@@ -256,9 +256,7 @@ def _decide(config: DictConfig, run: RunDirectory, memory: MemorySampler) -> Non
         "peak_memory_bytes": max(int(start["peak_memory_bytes"]) for start in starts),
     }
     run.save_json(SUMMARY, {**summarize(config, run, final), **costs})
-    behaviour, steps = load_policy(run)
-    film_final(config, run, behaviour, final.results[final.deployed])
-    write_card(run, config, behaviour, steps)
+    film_final(config, run, load_policy(run)[0], final.results[final.deployed])
 
 
 def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> dict[str, Any]:
@@ -325,9 +323,7 @@ def pretrain(config: DictConfig) -> None:
 
 def distil(config: DictConfig) -> None:
     """Distil the deployed policy of `run` into a student that needs one call of the network."""
-    run = _alone(config, Distil, how="from the beginning, by the same command with run=")
-    told = f"robot-rl evaluate {run.path} evaluation.policy=student"
-    print(f"written to {run.path / STUDENT}; beside its teacher: {told}", flush=True)
+    _alone(config, Distil, how="from the beginning, by the same command with run=")
 
 
 def collect_reward(config: DictConfig) -> None:

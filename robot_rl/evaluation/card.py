@@ -119,11 +119,14 @@ def _lineage(run: RunDirectory, config: DictConfig, told: Mapping[str, Any]) -> 
         *_table(("stage, by starts", "time", "run to its end"), stages),
     ]
     verdicts = [
-        (v["candidate"], f"{v['environment_steps']:,}", v["decision"], v["reason"])
+        (v["candidate"], f"{v['gathered_steps']:,}", v["decision"], v["reason"])
         for v in run.read_jsonl("gate")
     ]
     if verdicts:
-        lines += ["", *_table(("what the gate judged", "steps", "verdict", "why"), verdicts)]
+        lines += [
+            "",
+            *_table(("what the gate judged", "gathered steps", "verdict", "why"), verdicts),
+        ]
     if decision := read_run(run).summary.get("decision"):
         lines += ["", f"What the run has decided: {decision}."]
     if told["checkpoint"] == CLONED and learned_checkpoint(run):

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from policies.behaviour import Behaviour
 from policies.compute import ready
+from policies.improved import ImprovedPolicy
 from policies.runner import PolicyRunner
 from robot_rl.config import (
     ConfigError,
@@ -181,10 +182,12 @@ def summarised(
     episodes: Sequence[EpisodeResult], behaviour: Behaviour, **facts: Any
 ) -> EvaluationResult:
     """Summarise episodes in the order of the seeds; see `EvaluationResult` for the facts."""
+    policy = behaviour.policy
+    acting = policy.acting if isinstance(policy, ImprovedPolicy) else policy
     return EvaluationResult.of_episodes(
         [episode.success for episode in episodes],
         [episode.seconds_to_success for episode in episodes],
-        policy=behaviour.policy.kind,
+        policy=acting.kind,
         gradient_updates=behaviour.version,
         held_back=not behaviour.policy.corrects,
         made_again=dict(sum((episode.made_again for episode in episodes), Counter())),

@@ -182,7 +182,7 @@ def _figures(run: RunRecords) -> list[tuple[str, str]]:
     return [
         ("Steps to 97 %", missed if confirmed is None else f"{confirmed:,}"),
         *((_words(name), f"{summary[name]:,}") for name in steps),
-        ("Gradient updates", f"{summary['gradient_updates']:,}"),
+        ("Gradient updates online", f"{summary['gradient_updates']:,}"),
         ("Demonstrations", f"{summary['demonstrations']:,}"),
         ("Mean time to success", _ABSENT if seconds is None else f"{seconds:.1f} s"),
         ("Longest run of successes", f"{summary['longest_success_run']:,}"),

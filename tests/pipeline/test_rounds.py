@@ -150,7 +150,7 @@ def test_what_a_gate_accepts_is_deployed(tmp_path, start_train, robot_rl_command
     if accepted:
         assert learned_checkpoint(run) == "checkpoints/accepted"
         learned, steps = load_policy(run, "learned")
-        assert steps == accepted[-1]["environment_steps"]
+        assert steps == accepted[-1]["gathered_steps"]
         assert learned.version > 0
         assert "the learned policy (diffusion)" in train.text
     teacher = json.loads((run.complete_folder(STUDENT) / STATE_FILE).read_text())["teacher"]
@@ -159,4 +159,4 @@ def test_what_a_gate_accepts_is_deployed(tmp_path, start_train, robot_rl_command
         "evaluate", str(train.run / "checkpoints/round_1"), "evaluation.videos=0"
     )
     assert done.returncode == 0, done.stderr
-    assert f"after {verdicts[0]['environment_steps']:,} steps" in done.stdout
+    assert f"after {verdicts[0]['gathered_steps']:,} steps" in done.stdout

@@ -33,7 +33,7 @@ def run(config, tmp_path):
 def test_where_the_clone_stays_deployed_the_card_says_so_and_why(run, config):
     reason = "it does better: 10 of 12 against 5 of 12"
     verdict = {"candidate": "checkpoints/round_1", "decision": "accepted", "reason": reason}
-    run.append_jsonl("gate", {**verdict, "environment_steps": 900})
+    run.append_jsonl("gate", {**verdict, "gathered_steps": 900})
     decision = "deployed: the cloned policy (9 of 20) — the learned policy solved 3 of 20"
     told = {"deployed": "cloned", "decision": decision, "environment_steps": 900}
     run.save_json(SUMMARY, told)

@@ -242,7 +242,9 @@ def test_a_part_of_a_live_picture_is_chosen_for_the_cell(tmp_path, monkeypatch, 
         page = browser.new_page(viewport={"width": 1360, "height": 850})
         page.set_default_timeout(300_000)
         page.goto(re.findall(r"http\S+", told)[0])
-        page.wait_for_function("document.querySelector('#cameras-live img')?.naturalWidth == 32")
+        # Not `wait_for_function`: the page's own policy forbids what that evaluates.
+        width = "document.querySelector('#cameras-live img')?.naturalWidth"
+        assert wait_until(lambda: page.evaluate(width) == 32, 300.0)
         place = page.locator("#cameras-live img").bounding_box()
         scale = place["height"] / 24  # it is wider than the picture, which is in its middle
 

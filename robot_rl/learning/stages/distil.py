@@ -86,6 +86,8 @@ class Distil(Stage):
         asked = {"updates": int(config.distil.updates), "batch_size": int(config.distil.batch_size)}
         state = {"environment_steps": steps, "teacher": name, "distil": asked}
         bench.checkpoint(STUDENT, replace(behaviour, policy=taught.student), state=state)
+        told = f"robot-rl evaluate {run.path} evaluation.policy=student"
+        bench.say(f"written to {run.path / STUDENT}; beside its teacher: {told}")
 
 
 class Lesson(nn.Module):

@@ -258,7 +258,7 @@ def decided(
         record = {
             "round": round_number,
             "candidate": name,
-            "environment_steps": steps,
+            "gathered_steps": steps,
             "gate": bench.config.choices.gate,
             **asdict(verdict),
         }
