@@ -305,8 +305,7 @@ def policy_checkpoint(run: RunDirectory, which: str = DEPLOYED) -> str:
             f"no gate of {run.path} has accepted anything that was learned",
             expected=f"evaluation.policy={DEPLOYED}{instead if judged else ''}",
         )
-    if which == DEPLOYED:
-        which = _decided(run).get("deployed", LEARNED_POLICY)
+    which = deployed_policy(run) if which == DEPLOYED else which
     checkpoints = {CLONED_POLICY: CLONED, ACCEPTED_POLICY: ACCEPTED}
     return checkpoints.get(which) or proved_checkpoint(run)
 
@@ -341,6 +340,11 @@ def learned_checkpoint(run: RunDirectory) -> str | None:
     if run.has_folder(LAST):
         return LAST
     return ACCEPTED if _accepted(run) else None
+
+
+def deployed_policy(run: RunDirectory) -> str:
+    """Which of the other `POLICIES` of a run the deployed one is."""
+    return str(_decided(run).get("deployed", LEARNED_POLICY))
 
 
 def could_deploy(run: RunDirectory) -> list[str]:

@@ -31,7 +31,6 @@ from robot_rl.learning.blocks import EVALUATIONS, Blocks, unevaluated
 from robot_rl.processes.machine import source_commit, yield_to_control_loop
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.run import (
-    ACCEPTED_POLICY,
     CLONED,
     DEPLOYED,
     LEARNED_POLICY,
@@ -39,6 +38,7 @@ from robot_rl.run import (
     RunDirectory,
     RunError,
     could_deploy,
+    deployed_policy,
     learned_steps,
     load_policy,
     open_policy,
@@ -109,11 +109,6 @@ class FinalEvaluation:
         if learned is None:
             judged = run.read_jsonl("gate")
             return "the gate has accepted nothing else" if judged else "nothing was learned"
-        if self.held_back and learned is not mine:
-            return (
-                f"the learned policy solved {learned.count} on the same scenes; neither that nor"
-                " training has shown it to be better beyond noise"
-            )
         others = [result for result in self.results.values() if result is not mine]
         if not others and not run.has_folder(CLONED):
             return "nothing was cloned that it could be compared with"
@@ -125,7 +120,12 @@ class FinalEvaluation:
         compared = [mine.beside(other) for other in others]
         chance = any(each is not None and not each.beyond_noise for each in compared)
         told = " and ".join(f"the {other.which} policy solved {other.count}" for other in others)
-        return f"{told} on the same scenes{', which may be chance' if chance else ''}"
+        told += " on the same scenes"
+        if self.held_back and learned is not mine:
+            more = learned.successes > mine.successes
+            shown = ", and this does not show it to be better beyond noise" if more else ""
+            return f"{told}; training held the learned policy back{shown}"
+        return f"{told}, which may be chance" if chance else told
 
 
 def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
@@ -146,7 +146,7 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
         for name, (behaviour, steps) in made.items():
             print(f"final evaluation of {count} episodes: the {name} policy", flush=True)
             result = evaluator.evaluate(behaviour, steps, "final")
-            results[name] = result = replace(result, accepted=name == ACCEPTED_POLICY)
+            results[name] = result = replace(result, policy_name=name)
             print(f"{result.name}: {result}", flush=True)  # whatever becomes of the files
             known = map(EvaluationResult.from_json, run.read_jsonl(EVALUATIONS))
             if all(replace(other, wall_seconds=result.wall_seconds) != result for other in known):
@@ -207,6 +207,12 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
     beside = which == STUDENT_POLICY and folder is None
     wanted = [DEPLOYED, which] if beside else [which]
     opened = [open_policy(path, name, config.runs_directory) for name in wanted]
+    if folder is None:
+        names = [deployed_policy(directory) if name == DEPLOYED else name for name in wanted]
+        checkpoints = [directory.complete_folder(policy_checkpoint(directory, n)) for n in names]
+        places = [checkpoint / "policy" for checkpoint in checkpoints]
+    else:
+        names, places = [str(path)], [folder]
     facts = {**circumstances(overrides), "path": path}
     changed = [word for word in facts["overrides"] if word.startswith(("domain", "robot", "task."))]
     where = f", with {' '.join(changed)}" if changed else ""
@@ -215,13 +221,11 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
     print(f"scenes {first:,} to {first + count - 1:,}; {others}", flush=True)
     results = []
     with evaluator_of(config) as evaluator:
-        for name, (behaviour, steps) in zip(wanted, opened, strict=True):
-            results.append(result := evaluator.evaluate(behaviour, steps, "final"))
-            student = "a student of " if name == STUDENT_POLICY else ""
-            said = f"{student}{result.name}" if beside else result.name
-            print(f"{config.task.name}, {said}{where}: {result}")
-            own = folder or directory.complete_folder(policy_checkpoint(directory, name)) / "policy"
-            which_one = {"evaluated": name, "policy_checksum": exported.identity(own)}
+        for name, place, (behaviour, steps) in zip(names, places, opened, strict=True):
+            result = replace(evaluator.evaluate(behaviour, steps, "final"), policy_name=name)
+            results.append(result)
+            print(f"{config.task.name}, {result.name}{where}: {result}")
+            which_one = {exported.IDENTITY: exported.identity(place)}
             keep(directory, "evaluate", {**facts, **which_one, **result.to_json()})
     if beside and (compared := results[1].beside(results[0])) is not None:
         print(

@@ -84,7 +84,8 @@ class Feed:
         evaluations = self._run.read_jsonl("evaluations")
         for record in evaluations[self._evaluations :]:
             result = EvaluationResult.from_json(record)
-            self._progress.note(f"after {result.environment_steps:>6,} steps: {result}")
+            after = "cloned" if result.cloned else f"after {result.environment_steps:>6,} steps"
+            self._progress.note(f"{after}: {result}")
             if result.against_cloned is not None and result.against_cloned.worse:
                 self._progress.note(f"    WORSE than the cloned policy: {result.against_cloned}")
         self._evaluations = len(evaluations)

@@ -180,12 +180,11 @@ def _statistics(run: RunDirectory, told: Mapping[str, Any]) -> list[str]:
         mine = record.get(IDENTITY) == told[IDENTITY]
         if IDENTITY not in record and told["checkpoint"] != STUDENT:
             mine = made == (told["environment_steps"], told["version"])
-        name = "a student" if record.get("evaluated") == "student" else result.name
         interval = f"{100 * result.confidence_low:.1f} – {100 * result.confidence_high:.1f} %"
         mean = result.mean_seconds_to_success
         rows.append(
             (
-                "**this one**" if mine else name,
+                "**this one**" if mine else result.name,
                 result.count,
                 interval,
                 "" if mean is None else f"{mean:.1f} s",

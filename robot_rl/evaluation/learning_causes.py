@@ -11,7 +11,7 @@ from scipy.stats import fisher_exact
 from robot_rl.evaluation.evidence import Check, Evidence, Finding, Origin, Vector, percent
 from robot_rl.evaluation.records import intervention_rates
 from robot_rl.learning.blocks import Blocks
-from robot_rl.run import CLONED_POLICY
+from robot_rl.run import ACCEPTED_POLICY, CLONED_POLICY
 
 _FEW = 5  # demonstrations; from twice as many on nobody complains
 _MANY = 40  # of them, before which success rates are not compared
@@ -167,7 +167,10 @@ def clone(evidence: Evidence) -> Finding | None:
         successes, episodes = sum(bool(e["success"].any()) for e in alone), len(alone)
     if episodes < 2 * _SOME:
         return None
-    figure = f"the cloned policy succeeds in {successes} of {episodes} episodes"
+    made = int(evidence.setting("cloning.updates", 0))
+    figure = (
+        f"the cloned policy, of {made:,} updates, succeeds in {successes} of {episodes} episodes"
+    )
     mend = "clone for longer (cloning.updates), from more demonstrations, or see what it observes"
     return Finding("clone", 0.0 if successes else 0.4, figure, mend)
 
@@ -293,7 +296,7 @@ def gate(evidence: Evidence) -> Finding | None:
     if not rates:
         return None
     figure = ", ".join(f"{name.replace('_', ' ')} {percent(rate)}" for name, rate in rates.items())
-    cloned, learned = rates.get("cloned_success"), rates.get("exploring_success")
+    cloned, learned = rates.get("base_success"), rates.get("exploring_success")
     few = len(evidence.records.episodes) < _MANY
     mend = "the clone stays deployed meanwhile; try a smaller algorithm.scale: docs/policies.md"
     likely = 0.0 if cloned is None or learned is None or few or learned >= cloned - 0.3 else 0.38
@@ -305,6 +308,13 @@ def candidates(evidence: Evidence) -> Finding | None:
     if not (told := evidence.run.read_jsonl("gate")):
         return None
     accepted = sum(verdict["decision"] == "accepted" for verdict in told)
+    records = evidence.records
+    cloned, chosen = records.final(CLONED_POLICY), records.final(ACCEPTED_POLICY)
+    compared = chosen.beside(cloned) if cloned is not None and chosen is not None else None
+    if cloned is not None and chosen is not None and compared is not None and compared.worse:
+        figure = f"{chosen.name} succeeds in {chosen.count} episodes, the clone in {cloned.count}"
+        mend = "let gate=episodes decide, with more pairs (gate.pairs)"
+        return Finding("candidates", 0.6, f"a gate has accepted what is worse: {figure}", mend)
     figure = f"a gate has accepted {accepted} of {len(told)}; of the latest: {told[-1]['reason']}"
     numbers = [verdict["figures"] for verdict in told]
     judged = [each for each in numbers if "pairs" in each]
@@ -327,7 +337,7 @@ def scenes(evidence: Evidence) -> Finding | None:
     return Finding("scenes", 0.0 if len(set(seeds)) > 0.5 * len(seeds) else 0.5, figure, mend)
 
 
-_RATES = ("exploring_success", "learned_success", "cloned_success")
+_RATES = ("exploring_success", "learned_success", "base_success")
 
 
 class _Ends:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.intervals import StatisticsError, clopper_pearson
-from robot_rl.run import ACCEPTED_POLICY, CLONED_POLICY, LEARNED_POLICY
+from robot_rl.run import CLONED_POLICY, LEARNED_POLICY, POLICIES
 
 # One-sided level of the comparisons of a whole run.
 NOISE_LEVEL = 0.05
@@ -196,7 +196,8 @@ class EvaluationResult:
     failures: tuple[int, ...]  # numbers of the failed episodes in the order of the seeds, from 0
     # Whether the cloned policy acted, since nothing that was learned had done better on the robot.
     held_back: bool = False
-    accepted: bool = False  # whether it is what a gate had accepted before the run learned online
+    # Which of the run's `POLICIES` it was, or where its checkpoint lies; None: its steps say which.
+    policy_name: str | None = None
     # How many attempts were made again, and none of them is among the episodes: those that the
     # robot has "cut", and by word those that the operator took back.
     made_again: dict[str, int] = field(default_factory=dict)
@@ -219,16 +220,15 @@ class EvaluationResult:
 
     @property
     def which(self) -> str:
-        """Which of the run's `POLICIES` it was."""
-        if self.cloned:
-            return CLONED_POLICY
-        return ACCEPTED_POLICY if self.accepted else LEARNED_POLICY
+        """Which of the run's `POLICIES` it was, or where its checkpoint lies."""
+        return self.policy_name or (CLONED_POLICY if self.cloned else LEARNED_POLICY)
 
     @property
     def name(self) -> str:
         """Which policy it was, and how far it had come."""
         after = "" if self.cloned else f" after {self.environment_steps:,} steps"
-        return f"the {self.which} policy ({self.policy}){after}"
+        name = f"the {self.which} policy" if self.which in POLICIES else self.which
+        return f"{name} ({self.policy}){after}"
 
     @property
     def count(self) -> str:

@@ -91,13 +91,21 @@ class Trial:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Share of the counted episodes of each that succeeded, where there are any."""
+        """Share of the counted episodes of each that succeeded, where there are any.
+
+        The base is what learning began with: the clone, or what a gate had accepted.
+        """
         exploring, noiseless, _, cloned = self._successes()
-        named = {"exploring": exploring, "learned": noiseless, "cloned": cloned}
+        named = {"exploring": exploring, "learned": noiseless, "base": cloned}
         return {f"{name}_success": more / of for name, (more, of) in named.items() if of}
 
     def __str__(self) -> str:
-        names = "learned, exploring", "without noise", f"of its latest {_EITHER}", "clone"
+        names = (
+            "learned, exploring",
+            "without noise",
+            f"of its latest {_EITHER}",
+            "what it began with",
+        )
         counts = zip(names, self._successes(), strict=True)
         return "; ".join(f"{name}: {more} of {of}" for name, (more, of) in counts if of)
 

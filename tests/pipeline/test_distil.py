@@ -44,7 +44,7 @@ def test_a_student_is_taught_and_measured_beside_its_teacher(folder, told):
     assert code == 0, said
     assert "on the same scenes: 4 of 4 against 4 of 4" in said
     records = lines(folder / "runs/latest/evaluate.jsonl")
-    assert [record["evaluated"] for record in records] == ["deployed", "student"]
+    assert [record["policy_name"] for record in records] == ["cloned", "student"]
 
 
 def test_a_stopped_lesson_says_that_it_begins_again(told, monkeypatch):

@@ -95,7 +95,7 @@ def test_only_what_does_better_than_the_clone_is_proved(bench, acting, learned, 
         acting.put(CLONE, drawn(rng, clone, 4))
         trial.count(acting.steps)
     assert trial.proved == (learned > clone)
-    found = trial.metrics["exploring_success"], trial.metrics["cloned_success"]
+    found = trial.metrics["exploring_success"], trial.metrics["base_success"]
     assert found == pytest.approx((learned, clone), abs=0.2)
     assert trial.share == 0.0  # enough is known of the clone
 
@@ -149,8 +149,8 @@ def test_what_was_better_must_stay_better(bench, acting):
     acting.put(LEARNED, [False] * 9)
     trial.count(acting.steps)
     assert not trial.proved
-    assert trial.metrics == {"exploring_success": 0.25, "cloned_success": 0.5}
-    said = "learned, exploring: 3 of 12; of its latest 40: 12 of 21; clone: 5 of 10"
+    assert trial.metrics == {"exploring_success": 0.25, "base_success": 0.5}
+    said = "learned, exploring: 3 of 12; of its latest 40: 12 of 21; what it began with: 5 of 10"
     assert str(trial) == said
 
 
@@ -203,7 +203,7 @@ def test_what_was_lost_is_forgotten_when_it_begins_again(bench, acting):
     trial.count(acting.steps)
     assert trial.lost
     trial.begin_again(version=7)
-    assert trial.metrics == {"cloned_success": 1.0}
+    assert trial.metrics == {"base_success": 1.0}
     assert not trial.lost
 
 
@@ -234,7 +234,7 @@ def test_where_nothing_tells_success_the_return_decides(bench, acting):
     acting.put(LEARNED, [False] * 6, reward=-0.5)
     trial.count(acting.steps)
     assert trial.proved
-    assert trial.metrics == {"exploring_success": 1.0, "cloned_success": 0.0}
+    assert trial.metrics == {"exploring_success": 1.0, "base_success": 0.0}
 
 
 def test_the_chance_is_that_of_two_beta_distributions():
