@@ -49,6 +49,9 @@ def _print(evidence: Evidence, causes: list[Finding], in_order: list[Finding]) -
         return
     if not acted:
         console.print("no policy has acted yet, so only the demonstrations were looked at")
+    if not evidence.records.summary:
+        again = f"robot-rl train resume={evidence.run.path}"
+        console.print(f"the run is not finished; unless it is still at work, go on with {again}")
     final = evidence.records.final(LEARNED_POLICY)
     if final is not None and final.seed_set == "final" and final.success_rate >= _LEARNED:
         console.print(f"the run has learned: {final.name}, {final}")

@@ -137,6 +137,9 @@ def _run_directory(path: Path) -> Facts:
         "decision": records.summary.get("decision"),
         "evaluations": evaluations,
         "gate": verdicts,
+        "stages": list(
+            dict.fromkeys(r["stage"] for r in run.read_jsonl("stages") if r["finished"])
+        ),
         "evaluated": run.read_jsonl("evaluate"),
         "compared": run.read_jsonl("compare"),
         "work": records.work(),
@@ -241,6 +244,8 @@ def _print_run(console: Console, run: Facts) -> None:
     directory, config = RunDirectory(Path(run["path"])), load_resolved(Path(run["path"]))
     chosen = f"task={config.task.name} algorithm={config.choices.algorithm} seed={config.seed}"
     console.print(f"run directory {run['path']}: {chosen}")
+    if run["stages"]:
+        console.print(f"stages done: {', '.join(run['stages'])}")
     if run["learns"]:
         with WorkProgress(int(config.environment_steps), console=console) as progress:
             Feed(directory, progress).show()
@@ -260,7 +265,8 @@ def _print_run(console: Console, run: Facts) -> None:
         console.print(run["decision"])
     for told in run["evaluated"]:
         words = " ".join([told.get("path", run["path"]), *told["overrides"]])
-        console.print(f"evaluated {told['time']}, {words}: {EvaluationResult.from_json(told)}")
+        result = EvaluationResult.from_json(told)
+        console.print(f"evaluated {told['time']}, {words}: {result.name}: {result}")
     for told in run["compared"]:
         console.print(f"compared {told['time']}, {', '.join(told['policies'])}: {told['words']}")
     if run["work"]:

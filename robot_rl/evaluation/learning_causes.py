@@ -113,7 +113,10 @@ def value_range(evidence: Evidence) -> Finding | None:
         f"value_range is {low:g} to {high:g}; returns are {returns.min():.3g} to"
         f" {returns.max():.3g}, {percent(outside)} of them outside"
     )
-    mend = "leave algorithm.settings.value_range=null, or name the range that returns can have"
+    mend = (
+        "see whether the rewards are right; if so, name the range that their returns can have, with"
+        " algorithm.settings.value_range=[LOW,HIGH]"
+    )
     return Finding("value range", 0.8 if outside > 0.05 else 0.0, figure, mend)
 
 

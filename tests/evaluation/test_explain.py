@@ -227,7 +227,7 @@ def test_motion_that_demonstrations_have_too_is_no_cause_and_learning_comes_firs
     )
     RunDirectory(path).append_jsonl("evaluations", result.to_json())
     assert cli.main(["explain", str(path)]) == 0
-    assert "the run has learned: " in capsys.readouterr().out.splitlines()[1]
+    assert "the run has learned: " in capsys.readouterr().out.splitlines()[2]
 
 
 def test_a_policy_that_improved_until_its_steps_were_over_is_named(tmp_path, recording, capsys):

@@ -103,6 +103,9 @@ def test_inspect_says_in_short_how_far_a_run_is_that_trains(folder, capsys, monk
         learned = {"environment_steps": steps, "gradient_updates": steps, "held_back": steps < 200}
         result = EvaluationResult.of_episodes([True], [1.0], **facts, **learned)
         run.append_jsonl("evaluations", result.to_json())
+    verdict = {"candidate": "checkpoints/round_1", "decision": "undecided", "reason": "neither"}
+    run.append_jsonl("gate", verdict)
+    run.append_jsonl("stages", {"stage": "gather_1", "seconds": 1.0, "finished": True})
     with run.claim("train"):
         page = said_by(capsys, "inspect", "runs/latest")
     for part in (
@@ -112,9 +115,11 @@ def test_inspect_says_in_short_how_far_a_run_is_that_trains(folder, capsys, monk
         f"{run.path}/checkpoints/bc/policy: diffusion policy, version 0",
         f"{run.demonstrations}: 4 episodes",
         "at work: train",
+        "gate, checkpoints/round_1: undecided, neither",
+        "gather_1\n",
     ):
         assert part in page
-    assert len(page.splitlines()) < 10
+    assert len(page.splitlines()) < 12
     assert "not finished; to go on: " in said_by(capsys, "inspect", "runs/latest")
 
 
@@ -138,7 +143,7 @@ def test_a_policy_is_tested_outside_of_its_training(folder, capsys, monkeypatch)
     assert results[0]["successes"] == 3 > results[1]["successes"]
     assert (run / "config.yaml").read_text() == config
     page = said_by(capsys, "inspect", "runs/latest")
-    assert f"seed=7 {' '.join(easy)}: 3/3 = 100.0 %" in page
+    assert f"seed=7 {' '.join(easy)}: the cloned policy (diffusion): 3/3 = 100.0 %" in page
     facts = json.loads(said_by(capsys, "inspect", "runs/latest", "json=true"))
     assert facts["evaluated"] == results
     refused = said_by(capsys, "evaluate", "seed=-1")
