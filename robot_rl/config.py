@@ -303,6 +303,17 @@ def on_stepped_clock(config: DictConfig) -> DictConfig:
     return OmegaConf.merge(config, {"clock": "stepped"})  # type: ignore[return-value]
 
 
+def changed_settings(config: DictConfig) -> list[tuple[str, Any, Any]]:
+    """Each dotted key whose value is not that of its choices' files, with both; None: absent."""
+    choices = [f"{group}={name}" for group, name in config.choices.items() if name is not None]
+    defaults = flatten(composed(choices))
+    return [
+        (key, value, defaults.get(key))
+        for key, value in flatten(config).items()
+        if defaults.get(key) != value
+    ]
+
+
 def flatten(config: DictConfig | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of a configuration by dotted key; a list is one value."""
     plain = OmegaConf.to_container(config) if isinstance(config, DictConfig) else config

@@ -36,6 +36,7 @@ from robot_rl.run import (
     RunDirectory,
     RunError,
     policy_folder,
+    steps_behind,
 )
 
 Facts = dict[str, Any]
@@ -129,12 +130,14 @@ def _run_directory(path: Path) -> Facts:
         }
         for e in records.evaluations
     ]
+    # One that has learned on since has decided nothing yet.
+    finished = records.summary.get("environment_steps") == steps_behind(run)
     return {
-        "finished": bool(records.summary),
+        "finished": finished,
         "working": run.claimed(),
         "learns": bool(records.episodes or any("update_to_data" in r for r in records.learner)),
-        "deployed": records.summary.get("deployed"),
-        "decision": records.summary.get("decision"),
+        "deployed": records.summary.get("deployed") if finished else None,
+        "decision": records.summary.get("decision") if finished else None,
         "evaluations": evaluations,
         "gate": verdicts,
         "stages": list(

@@ -133,10 +133,11 @@ def run(config: DictConfig) -> None:
             if config.resume:
                 save_resolved(config, directory.path)
             print("\n".join(recipe.table(directory)), flush=True)
-            before, after = recipe.left_around_decision(directory)
+            before, _ = recipe.left_around_decision(directory)
             _go_through(config, directory, recipe, lock, before)
             if config.stage is None and directory.has_policy():
                 _decide(config, directory, memory)
+                _, after = recipe.left_around_decision(directory)
                 _go_through(config, directory, recipe, lock, after)
                 write_card(directory, config, *load_policy(directory))
                 report = write_report(directory)

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from policies.behaviour import Behaviour
 from policies.exported import GRAPHS, IDENTITY, described, identity
-from robot_rl.config import composed, flatten
+from robot_rl.config import changed_settings
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.evaluation.evaluate import conditions
 from robot_rl.evaluation.records import read_run
@@ -159,12 +159,10 @@ def _data(run: RunDirectory, config: DictConfig) -> list[str]:
 
 
 def _settings(config: DictConfig) -> list[str]:
-    choices = [f"{group}={name}" for group, name in config.choices.items() if name is not None]
-    defaults, mine = flatten(composed(choices)), flatten(config)
     rows = [
-        (key, value, defaults.get(key, "absent"))
-        for key, value in mine.items()
-        if key.split(".")[0] not in _NOT_SETTINGS and defaults.get(key) != value
+        (key, value, "absent" if default is None else default)
+        for key, value, default in changed_settings(config)
+        if key.split(".")[0] not in _NOT_SETTINGS
     ]
     return _table(("setting", "value", "default"), rows) if rows else ["None."]
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from scipy.signal import lfilter
 from scipy.stats import fisher_exact
 
+from robot_rl.config import changed_settings, flatten
 from robot_rl.evaluation.evidence import Check, Evidence, Finding, Origin, Vector, percent
 from robot_rl.evaluation.records import intervention_rates
 from robot_rl.learning.blocks import Blocks
-from robot_rl.run import ACCEPTED_POLICY, CLONED_POLICY
+from robot_rl.run import ACCEPTED_POLICY, CLONED_POLICY, CONFIG_FILE, LEARNED_POLICY
 
 _FEW = 5  # demonstrations; from twice as many on nobody complains
 _MANY = 40  # of them, before which success rates are not compared
+_FAR = 30.0  # times that a setting may be off its default, or 1/30 of it
 _SOME = 5  # episodes of the policy, before which nothing is said of them
 _LINGERS = 0.3  # share of a demonstration spent where it ends, from which on that tells nothing
 _MOVING = ("velocity", "velocities", "wrench", "lead")
@@ -176,6 +180,51 @@ def clone(evidence: Evidence) -> Finding | None:
     )
     mend = "clone for longer (cloning.updates), from more demonstrations, or see what it observes"
     return Finding("clone", 0.0 if successes else 0.4, figure, mend)
+
+
+def settings(evidence: Evidence) -> Finding | None:
+    """Numbers of cloning or learning that are far from their defaults, where nothing succeeds."""
+    far = []
+    for key, value, default in changed_settings(evidence.config):
+        numbers = all(type(each) in (int, float) and each > 0 for each in (value, default))
+        if numbers and key.startswith(("algorithm.", "cloning.", "policy.")):
+            ratio = value / default
+            if not 1 / _FAR < ratio < _FAR:
+                words = f"{ratio:,.0f} times" if ratio > 1 else f"1/{1 / ratio:,.0f} of"
+                far.append(f"{key}={value} ({words} the default, {default})")
+    if not far:
+        return None
+    cloned, learned = (evidence.records.final(name) for name in (CLONED_POLICY, LEARNED_POLICY))
+    judged = [each for each in (cloned, learned) if each is not None]
+    compared = learned.beside(cloned) if cloned is not None and learned is not None else None
+    fails = any(each.successes == 0 for each in judged) or bool(compared and compared.worse)
+    mend = "leave them out, or change them in small steps"
+    return Finding("settings", 0.7 if fails else 0.0, "; ".join(far), mend)
+
+
+def conditions(evidence: Evidence) -> Finding | None:
+    """Demonstrations of another run, which were recorded on another robot or in another domain."""
+    dataset = evidence.setting("dataset")
+    recorded = Path(str(dataset)).parent / CONFIG_FILE
+    if not dataset or not recorded.is_file():
+        return None
+    theirs = OmegaConf.load(recorded)
+    assert isinstance(theirs, DictConfig)
+    before, now = flatten(theirs), flatten(evidence.config)
+    apart = [
+        f"{key} {before.get(key)}, now {now[key]}"
+        for key in sorted(now)  # the choices before what they hold
+        if key.startswith(("domain.", "choices.domain", "choices.robot"))
+        and before.get(key) != now[key]
+    ]
+    if not apart:
+        return None
+    told = evidence.records.final(CLONED_POLICY)
+    fails = told is not None and told.successes <= 0.1 * told.episodes
+    more = f", and {len(apart) - 3} more" if len(apart) > 3 else ""
+    figure = f"the demonstrations were recorded with {'; '.join(apart[:3])}{more}"
+    mend = "record them as the policy is to act, or clone for what they were recorded with"
+    return Finding("conditions", 0.6 if fails else 0.0, figure, mend)
 
 
 def updates(evidence: Evidence) -> Finding | None:
@@ -398,6 +447,8 @@ CHECKS: tuple[Check, ...] = (
     detector,
     labels,
     value_range,
+    settings,
+    conditions,
     updates,
     learner,
     steps,

@@ -209,6 +209,67 @@ def test_a_gate_that_saw_no_success_is_not_the_cause(tmp_path, recording, capsys
     assert "candidates" in [finding["name"] for finding in said["in_order"]]
 
 
+def measured(run, **successes):
+    """Give a run its final evaluations, of 20 episodes each, by policy."""
+    steps = {"cloned": 0, "accepted": 300, "learned": 500}
+    for name, count in successes.items():
+        made = {"environment_steps": steps[name], "gradient_updates": steps[name]}
+        result = EvaluationResult.of_episodes(
+            [n < count for n in range(20)],
+            [2.0] * 20,
+            policy="diffusion",
+            policy_name=name,
+            seed_set="final",
+            first_seed=1,
+            wall_seconds=4.0,
+            **made,
+        )
+        run.append_jsonl("evaluations", result.to_json())
+
+
+def configured(path, *words):
+    """Give a run these settings."""
+    run = RunDirectory(path)
+    save_resolved(compose(["task=reach", "demonstrations=12", *words]), run.path)
+    return run
+
+
+def test_a_setting_far_from_its_default_is_named_where_nothing_succeeds(
+    tmp_path, recording, capsys
+):
+    words = ("cloning.updates=5", "algorithm.settings.actor_rate=1")
+    run = configured(made_run(tmp_path, recording, None, as_it_was), *words)
+    assert "settings" not in explained(capsys, run.path)[0]
+    measured(run, cloned=0)
+    causes, said = explained(capsys, run.path)
+    assert causes[0] == "settings"
+    figure = said["causes"][0]["figure"]
+    assert "cloning.updates=5 (1/600 of the default, 3000)" in figure
+    assert "algorithm.settings.actor_rate=1.0 (3,333 times the default, 0.0003)" in figure
+
+
+def test_demonstrations_of_another_domain_are_named_where_the_clone_fails(
+    tmp_path, recording, capsys
+):
+    shown = configured(made_run(tmp_path / "shown", recording), "domain=ideal")
+    words = ("domain=harsh", f"dataset={shown.demonstrations}")
+    run = configured(made_run(tmp_path / "run", recording, None, as_it_was), *words)
+    measured(run, cloned=0)
+    causes, said = explained(capsys, run.path)
+    assert causes[0] == "conditions"
+    assert "choices.domain ideal, now harsh" in said["causes"][0]["figure"]
+
+
+def test_what_a_gate_accepted_though_it_is_worse_is_named(tmp_path, recording, capsys):
+    run = RunDirectory(made_run(tmp_path, recording))
+    gather_instead(run.path, recording, successes=2)
+    measured(run, cloned=15, accepted=3, learned=4)
+    causes, said = explained(capsys, run.path)
+    assert causes[0] == "candidates"
+    figure = said["causes"][0]["figure"]
+    assert figure.startswith("a gate has accepted what is worse: the accepted policy (diffusion)")
+
+
 def test_motion_that_demonstrations_have_too_is_no_cause_and_learning_comes_first(
     tmp_path, recording, capsys
 ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from policies import registry
+from policies import exported, registry
 from policies.behaviour import Behaviour
 from policies.columns import FEATURES
 from policies.compute import compute_device, explained_memory
@@ -31,7 +32,7 @@ from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.reader import StoreEpisodes
 from robot_rl.replay.rows import EpisodeRows
-from robot_rl.run import CLONED, STUDENT, RunDirectory, load_policy, policy_checkpoint
+from robot_rl.run import CLONED, STATE_FILE, STUDENT, RunDirectory, load_policy, policy_checkpoint
 
 _JUDGED = 1024  # observations on which student and teacher are compared at the end
 
@@ -50,6 +51,16 @@ class Distil(Stage):
         """Check numbers, and that there is such a device; a `RobotRLError` says what is wrong."""
         check_least(config, {"distil.updates": 1, "distil.batch_size": 1})
         compute_device(config)
+
+    def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
+        """Whether the student was taught by what is deployed now, not by what was before."""
+        if not super().done(config, run, recorded=recorded):
+            return False
+        state = run.complete_folder(STUDENT) / STATE_FILE
+        taught = json.loads(state.read_text(encoding="utf-8"))["teacher_checksum"]
+        return bool(
+            taught == exported.identity(run.complete_folder(policy_checkpoint(run)) / "policy")
+        )
 
     @explained_memory("lower distil.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
@@ -84,7 +95,9 @@ class Distil(Stage):
             f" from its teacher's by {difference:.3f} (root mean square)"
         )
         asked = {"updates": int(config.distil.updates), "batch_size": int(config.distil.batch_size)}
-        state = {"environment_steps": steps, "teacher": name, "distil": asked}
+        checksum = exported.identity(run.complete_folder(name) / "policy")
+        state = {"environment_steps": steps, "distil": asked}
+        state |= {"teacher": name, "teacher_checksum": checksum}
         bench.checkpoint(STUDENT, replace(behaviour, policy=taught.student), state=state)
         told = f"robot-rl evaluate {run.path} evaluation.policy=student"
         bench.say(f"written to {run.path / STUDENT}; beside its teacher: {told}")
