@@ -150,6 +150,8 @@ def composed(overrides: Sequence[str], cell: Cell | None = None) -> DictConfig:
     own = ", ".join(map(str, registry.config_folders()))
     for group, choice in ((o.key_or_group, o.value()) for o in typed if not o.is_delete()):
         further = "a task of your own needs cell=PATH" if group == "task" and cell is None else ""
+        if group == "policy" and choice in POLICIES:  # of a run, whose kind is meant otherwise
+            further = f"to choose among those of a run: evaluation.policy={choice}"
         check_value(group, choice, groups[group], own and f"searched {own} too", further)
     words = [str(override.input_line) for override in typed]
     config = _compose(words) if cell is None else _with_cell(cell, groups, words)

@@ -293,6 +293,10 @@ def policy_checkpoint(run: RunDirectory, which: str = DEPLOYED) -> str:
     """
     if which == CLONED_POLICY and learned_checkpoint(run) and not run.has_folder(CLONED):
         raise RunError(f"{run.path} has cloned nothing", hint="evaluation.policy=learned")
+    if not run.has_policy():
+        raise RunError(
+            f"{run.path} has no policy yet", hint=f"go on with robot-rl train resume={run.path}"
+        )
     if which == STUDENT_POLICY:
         if not run.has_folder(STUDENT):
             raise RunError(f"{run.path} has no student", hint=f"robot-rl distil {run.path}")
@@ -302,7 +306,9 @@ def policy_checkpoint(run: RunDirectory, which: str = DEPLOYED) -> str:
     if none_learned or (which == ACCEPTED_POLICY and not _accepted(run)):
         instead = f"; or in place of the run what it has judged: {', '.join(judged)}"
         raise RunError(
-            f"no gate of {run.path} has accepted anything that was learned",
+            f"the gate of {run.path} has accepted nothing that was learned"
+            if judged
+            else f"no gate has judged anything in {run.path}",
             expected=f"evaluation.policy={DEPLOYED}{instead if judged else ''}",
         )
     which = deployed_policy(run) if which == DEPLOYED else which

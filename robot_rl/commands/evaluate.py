@@ -24,7 +24,7 @@ from robot_rl.env.factory import make_env
 from robot_rl.env.gym import GymError
 from robot_rl.env.sim.cameras import CameraError
 from robot_rl.errors import installing
-from robot_rl.evaluation.evaluate import Evaluator, check_proof, first_scene
+from robot_rl.evaluation.evaluate import Evaluator, check_counts, check_proof, first_scene
 from robot_rl.evaluation.records import VIDEOS, read_run
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.blocks import EVALUATIONS, Blocks, unevaluated
@@ -201,6 +201,7 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
             except Stopped:
                 raise KeyboardInterrupt from None
         return
+    check_counts(config)
     which = str(config.evaluation.policy)
     (path,) = paths or [config.run]
     folder = policy_folder(path)

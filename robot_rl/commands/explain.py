@@ -61,6 +61,6 @@ def _print(evidence: Evidence, causes: list[Finding], in_order: list[Finding]) -
         console.print("\nno cause was found; what the policy does: robot-rl inspect, report.html")
     for number, cause in enumerate(causes, 1):
         console.print(f"\n{number}. {cause.name}: {cause.figure}\n   next: {cause.mend}")
-    console.print("\nlooked at, and not the cause:")
+    console.print("\nlooked at, and found in order:")
     for finding in in_order:
         console.print(f"  {finding.name}: {finding.figure}")

@@ -16,11 +16,13 @@ from omegaconf import DictConfig
 
 from robot_rl.actor import NOTE
 from robot_rl.commands.evaluate import FinalEvaluation, evaluate_final, film_final
+from robot_rl.commands.explain import CHECKS
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
 from robot_rl.commands.runs import SAME_COMMAND, load_resolved, save_resolved, working_run
 from robot_rl.config import ConfigError
 from robot_rl.evaluation.card import CARD, write_card
 from robot_rl.evaluation.evaluate import check_counts
+from robot_rl.evaluation.evidence import explain, gather
 from robot_rl.evaluation.records import intervention_rates, read_run
 from robot_rl.evaluation.report import write_report
 from robot_rl.evaluation.statistics import EvaluationResult, first_confirmed, worse_than_cloned
@@ -196,12 +198,21 @@ def _go_through(
     """Run stages: those that learn beside actors in processes of their own."""
     for beside, together in groupby(names, lambda name: recipe.stages[name].with_actors):
         if beside:
+            if not run.has_folder(LAST):
+                _warn(config, run)
             _learn_online(config, run, lock)
         else:
             for name in together:
                 recipe.perform(name, run)
     if names:
         print("\n".join(recipe.table(run)), flush=True)
+
+
+def _warn(config: DictConfig, run: RunDirectory) -> None:
+    """Say what `robot-rl explain` finds wrong, before a robot is worn in vain."""
+    causes, _ = explain(gather(run, config), CHECKS)
+    for cause in causes:
+        print(f"robot-rl explain: {cause.name}: {cause.figure}; next: {cause.mend}", flush=True)
 
 
 def _processes(actors: int, periodic: bool) -> dict[str, list[str]]:

@@ -75,7 +75,7 @@ class OpenGate:
 
     def judge(self, bench: Workbench, candidate: Candidate) -> Verdict:
         """Accept it."""
-        return Verdict("accepted", "gate=none accepts whatever was learned", {})
+        return Verdict("accepted", "not judged, as gate=none accepts every candidate", {})
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,13 @@ class EpisodeGate:
 
     def __post_init__(self) -> None:
         check_settings(self, pairs=1, level=(1e-6, 1), collapse=(1e-6, 1))
-        if not Comparison(0, self.pairs, self.level, most=self.pairs).beyond_noise:
+        enough = (n for n in range(1, 200) if Comparison(0, n, self.level, most=n).beyond_noise)
+        least = next(enough, 200)
+        if self.pairs < least:
             raise AlgorithmError(
                 "so few pairs of episodes cannot show that a candidate is better",
                 got=f"gate.pairs={self.pairs} with gate.level={self.level}",
-                hint="raise one of them",
+                expected=f"gate.pairs={least} or more, or a higher level",
             )
 
     def judge(self, bench: Workbench, candidate: Candidate) -> Verdict:
@@ -295,11 +297,11 @@ class PairedTest:
             before = "round" if len(self.earlier) == 1 else f"{len(self.earlier)} rounds"
             counts += (
                 f"; together with the {before} before, which left it undecided, it won"
-                f" {pooled.won} pairs and lost {pooled.lost} (p = {pooled.chance:.2g})"
+                f" {pooled.won} and lost {pooled.lost} of the pairs (p = {pooled.chance:.2g})"
             )
         if compared.worse:
             return Verdict("reverted", f"it does worse: {counts}", figures)
         if compared.won > compared.lost and (compared.better or pooled.better):
             return Verdict("accepted", f"it does better: {counts}", figures)
-        reason = f"neither has done better: {counts}; what was accepted stays deployed"
+        reason = f"the difference may be chance: {counts}; what was accepted stays deployed"
         return Verdict("undecided", reason, figures)

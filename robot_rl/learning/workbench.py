@@ -372,7 +372,8 @@ def _announcement(env: TelemetryEnv, episodes: int, behaviour: Behaviour, words:
     seconds = env.task.time_limit_steps * env.clock.period
     mode, noise = behaviour.exploration.mode, behaviour.exploration.noise_scale
     driver = "chance" if mode == "noise" else f"the {behaviour.policy.kind} policy"
-    text = f"{words}: in {episodes} episodes of up to {seconds:g} s {driver} drives the robot"
+    count = f"{episodes} episodes" if episodes > 1 else "one episode"
+    text = f"{words}: in {count} of up to {seconds:g} s {driver} drives the robot"
     if noise:
         text += f", with noise of up to {noise:g} on each action in [-1, 1]; it will miss, and"
         text += " touch what is in its way"

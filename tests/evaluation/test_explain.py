@@ -197,7 +197,7 @@ def test_what_rounds_have_gathered_and_their_gate_are_looked_at(tmp_path, record
     assert "environment steps gathered by the recipe's stages, of which the policy's" in page
     assert "1. candidates: a gate has accepted 0 of 2; of the latest: neither" in page
     assert "next: more pairs (gate.pairs)" in page
-    assert "not the cause:\n" in page
+    assert "found in order:\n" in page
     assert "  action sign: in the policy's episodes" in page
 
 
