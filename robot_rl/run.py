@@ -366,6 +366,11 @@ def could_deploy(run: RunDirectory) -> list[str]:
     return [name for name, there in made.items() if there]
 
 
+def began_with(run: RunDirectory) -> str:
+    """Which of the `POLICIES` online learning begins with, and goes back to."""
+    return ACCEPTED_POLICY if _accepted(run) else CLONED_POLICY
+
+
 def _accepted(run: RunDirectory) -> bool:
     """Whether a gate has accepted anything; at first the clone is in the place of it."""
     return run.has_folder(ACCEPTED) and _steps_of(run.complete_folder(ACCEPTED)) > 0

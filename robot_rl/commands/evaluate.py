@@ -31,12 +31,15 @@ from robot_rl.learning.blocks import EVALUATIONS, Blocks, unevaluated
 from robot_rl.processes.machine import source_commit, yield_to_control_loop
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.run import (
+    ACCEPTED,
+    ACCEPTED_POLICY,
     CLONED,
     DEPLOYED,
     LEARNED_POLICY,
     STUDENT_POLICY,
     RunDirectory,
     RunError,
+    began_with,
     could_deploy,
     deployed_policy,
     learned_steps,
@@ -50,7 +53,7 @@ _POLL_SECONDS = 0.2
 
 
 def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
-    """Evaluate the cloned policy and each of a run's snapshots as they appear, in order.
+    """Evaluate what learning begins with, and each of a run's snapshots as they appear, in order.
 
     What was evaluated before is not repeated, so that a resumed run goes on with its curve.
     """
@@ -58,7 +61,9 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
     looks = len(Blocks.of(config).evaluation_points()) - 1
     with closing(Evaluator(config, run, note)) as evaluator:
         for steps in unevaluated(config, run):
-            name = CLONED if steps == 0 else run.snapshot_name(steps)
+            which = began_with(run) if steps == 0 else LEARNED_POLICY
+            first = ACCEPTED if which == ACCEPTED_POLICY else CLONED
+            name = first if steps == 0 else run.snapshot_name(steps)
             while not run.has_folder(name) and learned_steps(run) <= steps:
                 if stop.wait(_POLL_SECONDS):
                     raise Stopped
@@ -66,6 +71,7 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
                 continue  # the run has passed this point with other points of evaluation
             behaviour = checkpoint.load(run.complete_folder(name) / "policy")
             result = evaluator.evaluate(behaviour, steps, "periodic", stop)
+            result = replace(result, policy_name=which)
             curve = read_run(run).periodic()
             cloned = [record for record in curve if record.cloned]
             if cloned and not result.cloned:

@@ -25,7 +25,7 @@ from robot_rl.evaluation.evaluate import check_counts
 from robot_rl.evaluation.evidence import explain, gather
 from robot_rl.evaluation.records import intervention_rates, read_run
 from robot_rl.evaluation.report import write_report
-from robot_rl.evaluation.statistics import EvaluationResult, first_confirmed, worse_than_cloned
+from robot_rl.evaluation.statistics import EvaluationResult, first_confirmed, worse_than_start
 from robot_rl.learner import waits_for_annotation
 from robot_rl.learning.blocks import evaluates_periodically
 from robot_rl.learning.demonstrations import check_demonstrations, demonstrated, open_demonstrations
@@ -86,10 +86,10 @@ class Feed:
         evaluations = self._run.read_jsonl("evaluations")
         for record in evaluations[self._evaluations :]:
             result = EvaluationResult.from_json(record)
-            after = "cloned" if result.cloned else f"after {result.environment_steps:>6,} steps"
-            self._progress.note(f"{after}: {result}")
+            after = f"after {result.environment_steps:>6,} steps"
+            self._progress.note(f"{result.which if result.cloned else after}: {result}")
             if result.against_cloned is not None and result.against_cloned.worse:
-                self._progress.note(f"    WORSE than the cloned policy: {result.against_cloned}")
+                self._progress.note(f"    WORSE than what it began with: {result.against_cloned}")
         self._evaluations = len(evaluations)
         # Of stages without actors there are other records, of which the display has no use.
         blocks = [b for b in self._run.read_jsonl("learner") if "update_to_data" in b]
@@ -289,7 +289,7 @@ def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> 
         **_rate("bc", final.results.get(CLONED_POLICY) or records.final(CLONED_POLICY)),
         **_rate("accepted", final.results.get(ACCEPTED_POLICY)),
         **_rate("rl", final.results.get(LEARNED_POLICY)),
-        "worse_than_cloned": worse_than_cloned(learned),
+        "worse_than_start": worse_than_start(learned),
         "evaluation_episodes": deployed.episodes,
         "mean_seconds_to_success": deployed.mean_seconds_to_success,
         "longest_success_run": deployed.longest_success_run,

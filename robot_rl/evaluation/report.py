@@ -82,7 +82,7 @@ def _content(directory: RunDirectory) -> dict[str, Any]:
         "title": f"{summary['task']} · {summary['algorithm']}",
         "subtitle": f"Run {directory.path.name}, seed {summary['seed']}{domain}",
         "notes": [
-            *_setbacks(summary["worse_than_cloned"]),
+            *_setbacks(summary["worse_than_start"]),
             *(
                 f"gate, {verdict['candidate']}: {verdict['decision']}, {verdict['reason']}"
                 for verdict in directory.read_jsonl("gate")
@@ -125,7 +125,7 @@ def _setbacks(steps: Sequence[int]) -> list[str]:
     if not steps:
         return []
     return [
-        "The learned policy was worse than the cloned one, by more than noise, after"
+        "The learned policy was worse than what it began with, by more than noise, after"
         f" {', '.join(f'{at:,}' for at in steps)} steps (one-sided sign test on the same scenes, at"
         f" {100 * NOISE_LEVEL:.0f} % for all evaluations of the run together)."
     ]

@@ -105,7 +105,7 @@ class Comparison:
     def __str__(self) -> str:
         """Say it in words, for the display."""
         return (
-            f"of the same scenes it lost {self.lost} that the cloned policy solves and won"
+            f"of the same scenes it lost {self.lost} that the other policy solves and won"
             f" {self.won} (sign test, p = {self.chance:.2g})"
         )
 
@@ -215,7 +215,7 @@ class EvaluationResult:
 
     @property
     def cloned(self) -> bool:
-        """Whether the policy is the cloned one, which nothing was learned on top of."""
+        """Whether nothing was learned on top of it online: it is the clone, or begins a curve."""
         return self.environment_steps == 0
 
     @property
@@ -319,7 +319,7 @@ class EvaluationResult:
         )
 
 
-def worse_than_cloned(results: Sequence[EvaluationResult]) -> list[int]:
-    """Environment steps of the evaluations that were worse than the cloned policy beyond noise."""
+def worse_than_start(results: Sequence[EvaluationResult]) -> list[int]:
+    """Environment steps of the evaluations that were worse, beyond noise, than what learning began with."""
     compared = [(r.environment_steps, r.against_cloned) for r in results]
     return [steps for steps, comparison in compared if comparison and comparison.worse]

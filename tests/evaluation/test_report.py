@@ -44,7 +44,7 @@ SUMMARY = {
     "demonstrations": 20,
     "environment_steps": 2000,
     "steps_to_97": 1500,
-    "worse_than_cloned": [],
+    "worse_than_start": [],
     "gradient_updates": 6000,
     "taken_by_learner": {
         "discount": 0.985,
@@ -174,10 +174,10 @@ def test_the_headline_of_a_finished_run(finished):
 
 def test_what_learning_has_spoilt_and_what_is_deployed_is_said_first(run):
     decision = "deployed: the cloned policy (80 of 200) — the learned policy solved 8 of 200"
-    summary = {**SUMMARY, "decision": decision, "worse_than_cloned": [500]}
+    summary = {**SUMMARY, "decision": decision, "worse_than_start": [500]}
     (run / "summary.json").write_text(json.dumps(summary))
     text = Page(write_report(RunDirectory(run))).text
-    assert "worse than the cloned one, by more than noise, after 500 steps" in text
+    assert "worse than what it began with, by more than noise, after 500 steps" in text
     assert decision in text
     assert text.index("after 500 steps") < text.index(decision) < text.index("Learning curve")
 

@@ -27,7 +27,7 @@ from robot_rl.evaluation.statistics import (
     StatisticsError,
     first_confirmed,
     longest_run,
-    worse_than_cloned,
+    worse_than_start,
 )
 
 
@@ -261,7 +261,7 @@ def test_incomplete_evaluations_are_refused():
 def test_only_what_is_beyond_noise_is_worse_than_the_cloned_policy():
     found = {500: Comparison(34, 0), 1000: Comparison(4, 2), 1500: None}
     results = [evaluation(4, environment_steps=n, against_cloned=c) for n, c in found.items()]
-    assert worse_than_cloned(results) == [500]
+    assert worse_than_start(results) == [500]
 
 
 def on_scenes(won, first=100, steps=500):
