@@ -320,6 +320,6 @@ class EvaluationResult:
 
 
 def worse_than_start(results: Sequence[EvaluationResult]) -> list[int]:
-    """Environment steps of the evaluations that were worse, beyond noise, than what learning began with."""
+    """Environment steps of evaluations worse, beyond noise, than what learning began with."""
     compared = [(r.environment_steps, r.against_cloned) for r in results]
     return [steps for steps, comparison in compared if comparison and comparison.worse]
