@@ -20,7 +20,7 @@ from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.sampler import SampleSpec
-from robot_rl.run import CLONED, OFFLINE, RunDirectory
+from robot_rl.run import CLONED, OFFLINE, RunDirectory, open_policy
 
 GATHERED = "gathered.zarr"
 
@@ -70,6 +70,7 @@ def test_a_stage_that_was_stopped_goes_on_to_the_same_weights(
     assert all(torch.equal(again[name], value) for name, value in through.items())
     learned = checkpoint.load(other.complete_folder(OFFLINE) / "policy")
     assert learned.version == 250
+    assert open_policy(other.path / OFFLINE)[1] == 0  # environment steps; evaluate asks for them
 
 
 def test_of_other_episodes_failures_are_learned_from_as_the_policys_own(run: RunDirectory) -> None:

@@ -122,6 +122,7 @@ class OfflineTraining:
         rows = recorded(shown, others, self._cloned, spec, chosen)
         self._rows = Rows(ReplaySampler(rows, spec, np.random.default_rng(self._seed)))
         self._turning = turning_of(config, spec.fields, shown.schema)
+        self._steps = sum(dataset.rows_total - len(dataset) for dataset in others)
         self.updates = 0
 
     def train(self, count: int) -> dict[str, float]:
@@ -145,7 +146,8 @@ class OfflineTraining:
 
     def save(self, name: str) -> None:
         """Write a checkpoint with which training goes on."""
-        state = {"offline_updates": self.updates, "sampler": self._rows.state_dict()}
+        made = {"offline_updates": self.updates, "environment_steps": self._steps}
+        state = {**made, "sampler": self._rows.state_dict()}
         self._bench.checkpoint(name, self.behaviour(), self.algorithm.state_dict(), state)
 
     def load(self, name: str) -> None:
