@@ -23,9 +23,11 @@ from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.files import replace_text
 from robot_rl.processes.machine import package_version, source_commit
 from robot_rl.run import (
+    ACCEPTED,
     ATTEMPTS,
     CLONED,
     CONFIG_FILE,
+    LAST,
     STATE_FILE,
     STUDENT,
     RunDirectory,
@@ -131,6 +133,8 @@ def _lineage(run: RunDirectory, config: DictConfig, told: Mapping[str, Any]) -> 
         lines += ["", f"What the run has decided: {decision}."]
     if told["checkpoint"] == CLONED and learned_checkpoint(run):
         lines += ["", "This policy is the clone. It has learned nothing from later stages."]
+    if told["checkpoint"] == ACCEPTED and run.has_folder(LAST):
+        lines += ["", "This policy is what the gate accepted. It has learned nothing online."]
     return lines
 
 
