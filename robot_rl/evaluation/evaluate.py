@@ -13,7 +13,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from policies.behaviour import Behaviour
 from policies.compute import ready
-from policies.improved import ImprovedPolicy
 from policies.runner import PolicyRunner
 from robot_rl.config import (
     ConfigError,
@@ -182,8 +181,8 @@ def summarised(
     episodes: Sequence[EpisodeResult], behaviour: Behaviour, **facts: Any
 ) -> EvaluationResult:
     """Summarise episodes in the order of the seeds; see `EvaluationResult` for the facts."""
-    policy = behaviour.policy
-    acting = policy.acting if isinstance(policy, ImprovedPolicy) else policy
+    # Of an `ImprovedPolicy` what plans; its class is not asked for, which would load torch.
+    acting = getattr(behaviour.policy, "acting", behaviour.policy)
     return EvaluationResult.of_episodes(
         [episode.success for episode in episodes],
         [episode.seconds_to_success for episode in episodes],
