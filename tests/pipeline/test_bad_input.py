@@ -111,14 +111,14 @@ def test_a_run_whose_store_is_gone(capsys):
     assert cli.main(["train", "resume=latest", "environment_steps=100", "evaluation.videos=0"]) == 0
     capsys.readouterr()
     Path("runs/latest/store").rename("store")
-    error = _refused(capsys, "train", "resume=latest")
+    error = _refused(capsys, "train", "resume=latest", "environment_steps=150")
     assert "has learned from a store that is gone; got: nothing at" in error
     assert "dataset=" in error
     assert "next: put it back from a copy" in error
     StoreWriter(Path("runs/latest/store")).close()
     assert cli.main(["train", "resume=latest", "environment_steps=150"]) != 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "this is another store than the one that was learned from; got: " in said
+    assert "this is another store than the one that was learned from (got: " in said
 
 
 def test_a_half_written_summary_is_no_end(capsys):
