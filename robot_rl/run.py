@@ -72,6 +72,8 @@ DEPLOYED, CLONED_POLICY, ACCEPTED_POLICY, LEARNED_POLICY, STUDENT_POLICY = POLIC
     "learned",
     "student",
 )
+# Those that always lie in the same place.
+CHECKPOINTS = {CLONED_POLICY: CLONED, ACCEPTED_POLICY: ACCEPTED}
 
 
 class RunError(RobotRLError):
@@ -312,8 +314,7 @@ def policy_checkpoint(run: RunDirectory, which: str = DEPLOYED) -> str:
             expected=f"evaluation.policy={DEPLOYED}{instead if judged else ''}",
         )
     which = deployed_policy(run) if which == DEPLOYED else which
-    checkpoints = {CLONED_POLICY: CLONED, ACCEPTED_POLICY: ACCEPTED}
-    return checkpoints.get(which) or proved_checkpoint(run)
+    return CHECKPOINTS.get(which) or proved_checkpoint(run)
 
 
 def proved_checkpoint(run: RunDirectory) -> str:

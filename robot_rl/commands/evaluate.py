@@ -31,8 +31,7 @@ from robot_rl.learning.blocks import EVALUATIONS, Blocks, unevaluated
 from robot_rl.processes.machine import source_commit, yield_to_control_loop
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.run import (
-    ACCEPTED,
-    ACCEPTED_POLICY,
+    CHECKPOINTS,
     CLONED,
     DEPLOYED,
     LEARNED_POLICY,
@@ -62,8 +61,7 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
     with closing(Evaluator(config, run, note)) as evaluator:
         for steps in unevaluated(config, run):
             which = began_with(run) if steps == 0 else LEARNED_POLICY
-            first = ACCEPTED if which == ACCEPTED_POLICY else CLONED
-            name = first if steps == 0 else run.snapshot_name(steps)
+            name = run.snapshot_name(steps) if steps else CHECKPOINTS[which]
             while not run.has_folder(name) and learned_steps(run) <= steps:
                 if stop.wait(_POLL_SECONDS):
                     raise Stopped

@@ -195,9 +195,9 @@ def settings(evidence: Evidence) -> Finding | None:
     if not far:
         return None
     cloned, learned = (evidence.records.final(name) for name in (CLONED_POLICY, LEARNED_POLICY))
-    judged = [each for each in (cloned, learned) if each is not None]
-    compared = learned.beside(cloned) if cloned is not None and learned is not None else None
-    fails = any(each.successes == 0 for each in judged) or bool(compared and compared.worse)
+    compared = learned.beside(cloned) if cloned and learned else None
+    fails = any(each and each.successes == 0 for each in (cloned, learned))
+    fails = fails or bool(compared and compared.worse)
     mend = "leave them out, or change them in small steps"
     return Finding("settings", 0.7 if fails else 0.0, "; ".join(far), mend)
 
@@ -362,14 +362,12 @@ def candidates(evidence: Evidence) -> Finding | None:
     accepted = sum(verdict["decision"] == "accepted" for verdict in told)
     records = evidence.records
     cloned, chosen = records.final(CLONED_POLICY), records.final(ACCEPTED_POLICY)
-    compared = chosen.beside(cloned) if cloned is not None and chosen is not None else None
-    if cloned is not None and chosen is not None and compared is not None and compared.worse:
+    if cloned and chosen and (compared := chosen.beside(cloned)) and compared.worse:
         figure = f"{chosen.name} succeeds in {chosen.count} episodes, the clone in {cloned.count}"
         mend = "let gate=episodes decide, with more pairs (gate.pairs)"
         return Finding("candidates", 0.6, f"a gate has accepted what is worse: {figure}", mend)
     figure = f"a gate has accepted {accepted} of {len(told)}; of the latest: {told[-1]['reason']}"
-    numbers = [verdict["figures"] for verdict in told]
-    judged = [each for each in numbers if "pairs" in each]
+    judged = [verdict["figures"] for verdict in told if "pairs" in verdict["figures"]]
     if judged and not any(e["candidate_successes"] + e["accepted_successes"] for e in judged):
         # Then there was nothing to tell apart: the causes are the clone's.
         return Finding("candidates", 0.0, figure)
