@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.columns import ENCODER_ID, FEATURES, INSTRUCTION_FEATURES, instruction_features
+from policies.columns import (
+    ENCODER_ID,
+    FEATURES,
+    INSTRUCTION_FEATURES,
+    LATENT,
+    instruction_features,
+)
 from policies.errors import PolicyError
 
 if TYPE_CHECKING:  # torch takes seconds, and a policy that was exported does without it
@@ -153,7 +159,8 @@ class Behaviour:
         """What n rows carry beside their observations: of their images, and of their instructions.
 
         With an image encoder ``features/image`` (n, F) float16 and ``encoder_id`` (n,) int64; where
-        the behaviour `tells_instruction`, ``features/instruction`` (n, 16) float16.
+        the behaviour `tells_instruction`, ``features/instruction`` (n, 16) float16. Where its
+        policy chooses latents, ``latent`` (n, w) float32, 0 until it does.
 
         Args:
             images: Camera → uint8 (n, H, W, 3); other observations are ignored.
@@ -165,6 +172,8 @@ class Behaviour:
             found[ENCODER_ID] = np.full(len(instructions), self.encoder_id, np.int64)
         if self.tells_instruction:
             found[INSTRUCTION_FEATURES] = instruction_features(instructions)
+        if width := self.policy.latent_columns:
+            found[LATENT] = np.zeros((len(instructions), width), np.float32)
         return found
 
     def exploring(

@@ -15,6 +15,9 @@ FEATURES = "features/image"
 """What an image encoder makes of a row's images."""
 ENCODER_ID = "encoder_id"
 
+LATENT = "latent"
+"""What a `LatentPolicy` chose for a plan, in the row in which the plan begins; 0 in all others."""
+
 INSTRUCTION = "instruction"
 """Name under which a conditioned policy finds the instructions (B,) or (B, n) of its episodes."""
 INSTRUCTION_FEATURES = "features/instruction"

@@ -91,6 +91,7 @@ class ExportedPolicy:
 
     stochastic = conditioned = False
     corrects = True
+    latent_columns = 0
     checksums: tuple[str, ...]
 
     def __init__(self, folder: Path, description: Mapping[str, Any]) -> None:

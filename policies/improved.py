@@ -60,6 +60,11 @@ class ImprovedPolicy(ChunkPolicy):
         return self.acting.noise_shape
 
     @property
+    def latent_columns(self) -> int:  # type: ignore[override]
+        """Those of the improved policy, whoever plans: all rows of a run have the same columns."""
+        return self.policy.latent_columns
+
+    @property
     def exploring(self) -> ChunkPolicy:
         """What plans while it explores."""
         return self.acting.exploring

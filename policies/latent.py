@@ -14,7 +14,7 @@ from policies.encoders import ObservationBatch, StateEncoder
 from policies.errors import PolicyError
 from policies.gaussian import GaussianTanh
 from policies.networks import seeded
-from policies.policy import ChunkPolicy, build, describe
+from policies.policy import ChunkPolicy, Floats, build, describe
 
 
 class LatentPolicy(ChunkPolicy):
@@ -42,6 +42,7 @@ class LatentPolicy(ChunkPolicy):
         self.limit, self.draws, self.stochastic = float(limit), bool(draws), True
         self.horizon, self.action_dimension = policy.horizon, policy.action_dimension
         self.noise_shape = (actor.action_dimension,)
+        self.latent_columns = actor.action_dimension
 
     @property
     def encoder(self) -> StateEncoder:  # type: ignore[override]
@@ -76,8 +77,18 @@ class LatentPolicy(ChunkPolicy):
     def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
         """Map observations (B, n, ...) and noise (B, H · d) to chunks (B, H, d)."""
         features = self.encoder(observation)
+        return self.chunks(features, self._chosen(features, noise))
+
+    def latents(self, observation: ObservationBatch, noise: Floats) -> Floats:
+        """The w (B, H · d) of which `planned` makes chunks."""
+        with torch.inference_mode():
+            chosen = self._chosen(self.encoder(observation), torch.from_numpy(noise))
+            latents: Floats = chosen.cpu().numpy()
+        return latents
+
+    def _chosen(self, features: Tensor, noise: Tensor) -> Tensor:
         drawn = self.actor.action(features, noise) if self.draws else self.actor.mean(features)
-        return self.chunks(features, self.limit * drawn)
+        return self.limit * drawn
 
     def chunks(self, features: Tensor, latent: Tensor) -> Tensor:
         """The chunks (B, H, d) of latents w (B, H · d)."""

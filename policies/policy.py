@@ -29,12 +29,14 @@ class Policy(nn.Module, ABC):
         stochastic: Whether it can sample an action, other than the mean or the plan of its noise.
         plans_chunks: Whether it is a `ChunkPolicy`, for who does not load torch.
         corrects: False where what was learned on top of the base is held back: the base acts alone.
+        latent_columns: Columns of the `LATENT` that rows carry; 0 where they carry none.
     """
 
     kind: ClassVar[str]
     stochastic: bool = True
     plans_chunks = False
     corrects: bool = True
+    latent_columns: int = 0
     encoder: StateEncoder
     action_dimension: int
 
@@ -143,6 +145,10 @@ class ChunkPolicy(Policy):
         with torch.inference_mode():
             chunks: Floats = self.plan(observation, torch.from_numpy(noise)).cpu().numpy()
         return chunks
+
+    def latents(self, observation: ObservationBatch, noise: Floats) -> Floats:
+        """What a plan of this noise chooses, (B, latent_columns); most policies choose nothing."""
+        return np.zeros((len(noise), 0), np.float32)
 
     @property
     def exploring(self) -> ChunkPolicy:

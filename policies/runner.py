@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.behaviour import Behaviour, Exploration
-from policies.columns import FEATURES, INSTRUCTION, looked_up
+from policies.columns import FEATURES, INSTRUCTION, LATENT, looked_up
 from policies.errors import PolicyError
 
 if TYPE_CHECKING:  # see policies.behaviour
@@ -56,6 +56,7 @@ class RunningEpisode:
     # (execute_steps or more, d), what was planned; None before the first plan.
     chunk: Floats | None = None
     position: int = 0  # of the next action in the chunk
+    latent: Floats | None = None  # (w,), what the planner chose for that chunk; w may be 0
     # Name → (n, ...shape), the latest observations that its policies have seen, oldest first.
     seen: dict[str, Array] = field(default_factory=dict)
 
@@ -236,7 +237,7 @@ class PolicyRunner:
         seen = np.maximum(at[:, None] + np.arange(1 - base.encoder.observation_steps, 1), 0)
         windows = _parts(columns, seen)
         episode = RunningEpisode.begin(behaviour, seed, instruction)
-        chunks = _plan(base, [episode] * len(at), windows)
+        chunks, _ = _plan(base, [episode] * len(at), windows)
         labels = chunks[:, : behaviour.execute_steps].reshape(-1, base.action_dimension)
         return np.ascontiguousarray(labels[:rows])
 
@@ -314,7 +315,12 @@ def _act_in(
     if planner is not None:
         proposal = _advance(planner, episodes, windows)
         acted.base_action[rows] = proposal
-        acted.chunk_index[rows] = [episode.position - 1 for episode in episodes]
+        places = [episode.position - 1 for episode in episodes]
+        acted.chunk_index[rows] = places
+        if planner.latent_columns:
+            for row, place, episode in zip(rows, places, episodes, strict=True):
+                if place == 0:
+                    acted.features[LATENT][row] = episode.latent
     if exploration.mode == "noise":
         action = np.zeros((len(episodes), width), np.float32)
     elif proposal is not None and (exploration.mode == "base" or policy.plans_chunks):
@@ -353,9 +359,9 @@ def _advance(
     due = np.array([episode.at_boundary for episode in episodes])
     if due.any():
         planning = [episode for episode in episodes if episode.at_boundary]
-        chunks = _plan(base, planning, windows if due.all() else _parts(windows, due))
-        for episode, chunk in zip(planning, chunks, strict=True):
-            episode.chunk, episode.position = chunk, 0
+        plans = _plan(base, planning, windows if due.all() else _parts(windows, due))
+        for episode, chunk, latent in zip(planning, *plans, strict=True):
+            episode.chunk, episode.latent, episode.position = chunk, latent, 0
     proposals = []
     for episode in episodes:
         assert episode.chunk is not None
@@ -366,14 +372,18 @@ def _advance(
 
 def _plan(
     base: ChunkPolicy, episodes: Sequence[RunningEpisode], windows: dict[str, Array]
-) -> Floats:
-    """Plan chunks (r, H, d) for r episodes in one network call; one may stand there twice."""
+) -> tuple[Floats, Floats]:
+    """Plan chunks (r, H, d) for r episodes in one network call; one may stand there twice.
+
+    With them their latents (r, w).
+    """
     sources = [episode.plan_noise for episode in episodes]
     noise = _normal(sources, base.noise_shape)
     seen = _parts(windows, np.s_[:, -base.encoder.observation_steps :])
     if base.conditioned:
         seen[INSTRUCTION] = np.array([episode.instruction for episode in episodes])
-    return base.planned(seen, noise)
+    latents = base.latents(seen, noise) if base.latent_columns else np.zeros((len(noise), 0), "f4")
+    return base.planned(seen, noise), latents
 
 
 def _lengthened(seen: Array | None, new: Array, steps: int) -> Array:

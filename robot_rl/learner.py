@@ -125,6 +125,7 @@ class Learner:
         self._seed = int(config.seed)
         self._algorithm = make_algorithm(algorithm, self._cloned, self._seed, config.observation)
         self._algorithm.to(bench.device, compiled=bool(config.get("compile", False)))
+        bench.store_first_episodes(self._first())
         self._rows = bench.sampler(self._algorithm.required)
         self._trial = Trial(bench) if isinstance(self._algorithm, Correction) else None
         share = self._algorithm.schedule.hindsight_share
@@ -278,16 +279,27 @@ class Learner:
     def _publish(self, steps: int) -> None:
         """Publish the weights after `steps` environment steps, and say how long they may act."""
         share = self._trial.share if self._trial is not None else 0.0
-        behaviour = self._cloned  # which acts at random without demonstrations
+        behaviour = self._first()
         if self.updates or self._taught:
-            acting = self._cloned.learned(self._algorithm.acting_policy(), self.updates)
             noiseless = 0.0 if self._trial is None else self._trial.noiseless_share
-            behaviour = acting.exploring("sample", base_share=share, mean_share=noiseless)
+            behaviour = self._acting().exploring("sample", base_share=share, mean_share=noiseless)
         elif demonstrated(self._bench.config):
             noise = self._algorithm.schedule.warmup_noise
             behaviour = behaviour.exploring("base", "normal", noise, share)
         with self._saving():
             self._bench.publish(behaviour, self._blocks.acts_until(steps, self.updates))
+
+    def _acting(self) -> Behaviour:
+        return self._cloned.learned(self._algorithm.acting_policy(), self.updates)
+
+    def _first(self) -> Behaviour:
+        """The clone; as a part of what learns, where it is one: rows then have all columns.
+
+        Without demonstrations it acts at random.
+        """
+        acting = self._acting()
+        based = demonstrated(self._bench.config) and acting.policy.base is not None
+        return acting if based else self._cloned
 
     def _deployed(self) -> Behaviour:
         """What was learned; its corrections act only if they are held for better than the clone."""

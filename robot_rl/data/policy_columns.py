@@ -1,6 +1,6 @@
 """What a policy needs of a row, and what it made of it, kept in the store's row beside the rest.
 
-Features are derived: a demonstration does not hold them, and an export leaves them out.
+They tell of one policy: a demonstration does not hold them, and an export leaves them out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 
 from policies.behaviour import Behaviour
-from policies.columns import ENCODER_ID, FEATURES, INSTRUCTION_FEATURES, INSTRUCTION_WIDTH
+from policies.columns import (
+    ENCODER_ID,
+    FEATURES,
+    INSTRUCTION_FEATURES,
+    INSTRUCTION_WIDTH,
+    LATENT,
+)
 from robot_rl.data.schema import Array, Field, RowSchema
 from robot_rl.errors import RobotRLError
 
@@ -34,6 +40,8 @@ def stored_schema(schema: RowSchema, behaviour: Behaviour) -> RowSchema:
         added += [Field(ENCODER_ID, "int64"), Field(FEATURES, "float16", (vision.features,))]
     if behaviour.tells_instruction:
         added.append(Field(INSTRUCTION_FEATURES, "float16", (INSTRUCTION_WIDTH,)))
+    if width := behaviour.policy.latent_columns:
+        added.append(Field(LATENT, "float32", (width,)))
     return schema.with_fields(added) if added else schema
 
 

@@ -127,8 +127,8 @@ class RowSchema:
 
     @cached_property
     def recorded(self) -> RowSchema:
-        """The same schema without columns that were derived from others."""
-        return self._without("features/", "encoder_id")
+        """The same schema without columns that say something of one policy alone."""
+        return self._without("features/", "encoder_id", "latent")
 
     def with_annotations(self, names: Iterable[str]) -> RowSchema:
         """The same schema with what was said of rows later, for a copy of a recording.

@@ -122,19 +122,27 @@ class Workbench:
         """The demonstrations of the run, some of them successful; see `open_demonstrations`."""
         return open_demonstrations(self.config, self.run)
 
+    def store_first_episodes(self, first: Behaviour) -> None:
+        """Put the run's first episodes into the store, with the columns of who acts first.
+
+        Raises:
+            Stopped: `stop` was set.
+            ReplayError: The replay server cannot take them.
+            ServerUnreachable: It does not answer.
+        """
+        dataset = first_episodes(self.config, self.run)
+        source = SOURCE_DEMONSTRATION if demonstrated(self.config) else SOURCE_POLICY
+        insert_episodes(self.client, dataset, first, self.stop, source)
+
     def sampler(self, spec: SampleSpec) -> Rows:
-        """Draw from the rows of the run's first episodes and of the actors.
+        """Draw from the rows of the run's first episodes, once they are stored, and of the actors.
 
         The run adds its capacity and its rewards to what the spec asks for.
 
         Raises:
-            Stopped: `stop` was set.
-            ReplayError: The replay server cannot take or give what is asked.
+            ReplayError: The replay server cannot give what is asked.
             ServerUnreachable: It does not answer now; later the rows wait for it.
         """
-        dataset = first_episodes(self.config, self.run)
-        source = SOURCE_DEMONSTRATION if demonstrated(self.config) else SOURCE_POLICY
-        insert_episodes(self.client, dataset, self.cloned, self.stop, source)
         marked = (ENCODER_ID,) if FEATURES in spec.fields else ()
         spec = replace(
             spec,
@@ -144,7 +152,7 @@ class Workbench:
         )
         rng = np.random.default_rng(int(self.config.seed))
         place = ServerPlace.of(self.config, self.run)
-        sampler = place.sampler(dataset.schema.task, spec, rng)
+        sampler = place.sampler(self.cloned.interface.task, spec, rng)
         return self._opened.enter_context(closing(Rows(sampler, self)))
 
     def gather(

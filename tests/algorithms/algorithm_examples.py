@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from policies.behaviour import Behaviour, Interface
+from policies.columns import LATENT
 from policies.diffusion import DiffusionPolicy
 from policies.policy import ChunkPolicy
 from robot_rl.config import compose, flatten, group_choices
@@ -83,9 +84,10 @@ def batch(algorithm, seed=0, size=SIZE, **columns):
         "reward": (rng.random(size) < 0.3).astype("f4"),
         "discount": np.full(size, 0.9, "f4"),
         "source": (np.arange(size) % 2).astype("u1"),
-        **columns,
     }
     spec = algorithm.required
+    known[LATENT] = rng.uniform(-1, 1, (size, DIMENSION * spec.horizon)).astype("f4")
+    known |= columns
     required = {*spec.fields, "reward", "discount", "source"}
     content = {name: known[name] for name in required}
     content |= {k: v for k, v in following.items() if k.removeprefix("next/") in required}

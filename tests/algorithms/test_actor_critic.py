@@ -247,7 +247,7 @@ def test_the_pull_towards_demonstrations_ends(updates, matters):
     [
         pytest.param(choice, marks=[] if choice in _EVERY_DAY else pytest.mark.slow)
         for choice in BOOTSTRAPPING
-        if choice != "dsrl"
+        if not choice.startswith("dsrl")
     ],
 )
 def test_the_actor_learns_which_action_is_rewarded(choice):

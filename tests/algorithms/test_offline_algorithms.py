@@ -140,7 +140,8 @@ def test_a_distribution_of_values_with_entropy_is_refused():
 
 
 @pytest.mark.slow
-def test_noise_steers_the_clone_to_what_its_critics_value():
+@pytest.mark.parametrize("choice", ["dsrl", "dsrl_plain"])
+def test_noise_steers_the_clone_to_what_its_critics_value(choice):
     """The chunks of this flow are nearly their noise; reward is what the first column tells."""
     changes = [
         ("settings.critic_rate", 0.003),
@@ -148,11 +149,12 @@ def test_noise_steers_the_clone_to_what_its_critics_value():
         ("settings.average_rate", 0.05),
     ]
     base = cloned(process=registry.name_of(Flow))
-    algorithm = make("dsrl", changes=changes, base=base)
+    algorithm = make(choice, changes=changes, base=base)
     rng = np.random.default_rng(0)
     for seed in range(250):
-        action = rng.uniform(-1, 1, (SIZE, DIMENSION)).astype("f4")
-        columns = {"action": action, "reward": action[:, 0] / 2 + 0.5}
+        latent = rng.uniform(-1, 1, (SIZE, DIMENSION * base.horizon)).astype("f4")
+        action = latent[:, :DIMENSION]
+        columns = {"action": action, "latent": latent, "reward": action[:, 0] / 2 + 0.5}
         content = batch(algorithm, seed, discount=np.zeros(SIZE, "f4"), **columns)
         algorithm.update(content)
     steered, features = algorithm.policy().policy, algorithm.average.encoder(content)
@@ -162,3 +164,20 @@ def test_noise_steers_the_clone_to_what_its_critics_value():
         by_chance = steered.chunks(features, drawn)[:, 0, 0]
     assert float(chosen.mean()) > float(by_chance.mean()) + float(by_chance.std())
     assert same(copied(algorithm.average), copied(base))  # no weight has changed
+
+
+@pytest.mark.parametrize(
+    ("source", "latent", "learns"), [(1, 0.5, True), (1, 0.0, False), (0, 0.5, False)]
+)
+def test_plain_steering_learns_only_where_the_policy_has_chosen_a_latent(source, latent, learns):
+    algorithm = make("dsrl_plain")
+    before = copied(algorithm.critics)
+    content = batch(algorithm, source=np.full(SIZE, source, "u1"))
+    content["latent"] = np.full_like(content["latent"], latent)
+    algorithm.update(content)
+    assert same(before, copied(algorithm.critics)) != learns
+
+
+def test_the_return_of_a_latent_is_that_of_its_plan():
+    with pytest.raises(AlgorithmError, match="covers other steps than its plan; got: n_step 3"):
+        make("dsrl_plain", changes=[("schedule.n_step", 3)])

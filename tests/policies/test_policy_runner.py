@@ -10,13 +10,15 @@ from policy_examples import (
     behaviour,
     diffusion,
     gaussian,
+    latent,
     observations,
     residual,
     vla,
 )
 
-from policies.columns import INSTRUCTION_FEATURES, instruction_features
+from policies.columns import INSTRUCTION_FEATURES, LATENT, instruction_features
 from policies.errors import PolicyError
+from policies.improved import ImprovedPolicy
 from policies.runner import PolicyRunner
 from robot_rl.config import compose
 from robot_rl.data.policy_columns import stored_schema
@@ -320,6 +322,42 @@ def test_what_learned_on_top_of_a_conditioned_policy_is_told_the_instruction():
     np.testing.assert_array_equal(told[0], told[1])
     schema = row_schema("reach", [Field("state/relative", "float32", (3,))], ACTIONS, 10.0)
     assert stored_schema(schema, learned) == stored_schema(schema, cloned) != schema
+
+
+def test_rows_carry_the_latent_where_a_plan_begins():
+    policy = ImprovedPolicy(latent(), diffusion())
+    exploring = behaviour(policy, EXECUTE).exploring("sample")
+    runner = PolicyRunner(exploring)
+    runner.reset(seeds=[0])
+    recording = episode(2 * EXECUTE)
+    acted = follow(runner, recording, range(2 * EXECUTE))
+    latents = np.concatenate([each.features[LATENT] for each in acted])
+    assert (np.abs(latents).max(1) > 0).tolist() == [each.chunk_index[0] == 0 for each in acted]
+    assert np.abs(latents).max() <= 1.5
+    steered = policy.policy
+    seen = {name: value[None, [0, 0]] for name, value in recording.items()}
+    with torch.no_grad():
+        features = steered.encoder(seen)
+        chunk = steered.chunks(features, torch.from_numpy(latents[:1]))[0].numpy()
+    executed = np.concatenate([each.action for each in acted[:EXECUTE]])
+    np.testing.assert_allclose(executed, chunk[:EXECUTE], atol=1e-5)
+
+
+def test_rows_of_the_clone_alone_have_a_latent_of_zero():
+    """So that all rows of a run have the same columns, demonstrations too."""
+    steering = behaviour(ImprovedPolicy(latent(), diffusion()), EXECUTE)
+    for mode in ("base", "sample"):
+        runner = PolicyRunner(steering.exploring(mode))
+        runner.reset(seeds=[0])
+        acted = runner.act(at(episode(2), 0))
+        assert acted.features[LATENT].any() == (mode == "sample")
+        assert not runner.conclude(at(episode(2), 1)).features[LATENT].any()
+    schema = row_schema("reach", [Field("state/relative", "float32", (3,))], ACTIONS, 10.0)
+    stored = stored_schema(schema, steering)
+    columns = steering.features({}, ["", ""])
+    field = next(field for field in stored.fields if field.name == LATENT)
+    assert columns[LATENT].shape == (2, *field.shape)
+    assert stored.recorded == schema
 
 
 def told_of(acted):

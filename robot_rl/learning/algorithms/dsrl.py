@@ -1,27 +1,29 @@
-"""`dsrl`: the frozen clone is steered by the noise that its plans begin with, noise-aliased.
+"""The frozen clone is steered by the noise that its plans begin with: `dsrl` and `dsrl_plain`.
 
 Wagenmaker et al. 2025, "Steering Your Diffusion Policy with Latent Space Reinforcement Learning",
-arXiv 2506.15799, their DSRL-NA. Critics of actions learn from every row; critics of latents are
-distilled from them. The plain form, soft actor-critic on latents alone, would need the latent of
-each row: demonstrations have none, and replay does not keep those of the actor.
+arXiv 2506.15799. An actor chooses the latent w of each plan, of which the clone's deterministic
+process makes a chunk. The forms differ in who says what a latent is worth.
 """
 
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from policies.columns import LATENT
 from policies.critics import CriticEnsemble
 from policies.gaussian import GaussianTanh
 from policies.improved import ImprovedPolicy
 from policies.latent import LatentPolicy
 from policies.networks import seeded, standard_normal
 from policies.policy import ChunkPolicy, Policy
-from robot_rl.learning.algorithms.base import Batch, Schedule, check_settings
+from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
 from robot_rl.learning.algorithms.critics import judged_alone
 from robot_rl.learning.algorithms.generative import (
     Generative,
@@ -45,8 +47,8 @@ class Steering(TemperatureSettings):
         check_settings(self, limit=0)
 
 
-class DSRL(Generative):
-    """Beside the arguments of `Generative` it takes `steering`.
+class Steered(Generative):
+    """Soft actor-critic on latents. Beside the arguments of `Generative` it takes `steering`.
 
     Plans take `learning_steps` transitions, here and where they act: one latent must mean one
     chunk. The weights of the clone stay as they are.
@@ -61,11 +63,10 @@ class DSRL(Generative):
         seed: int,
     ) -> None:
         super().__init__(base, schedule, settings, seed)
-        columns = base.horizon * base.action_dimension
-        self._steering, features = steering, base.encoder.features
+        self._steering = steering
         actor = GaussianTanh(
-            features,
-            columns,
+            base.encoder.features,
+            self._latent_columns,
             steering.hidden,
             generator=seeded(seed + 1),
             layer_norm=True,
@@ -74,24 +75,33 @@ class DSRL(Generative):
         )
         self.actor = SoftActor(actor, settings.actor_rate, steering)
         self._latent = LatentPolicy(self._fast, actor, steering.limit)
-        hidden, heads = settings.critic_hidden, settings.critic_heads
-        self.latent_critics = CriticEnsemble(features + columns, hidden, heads, self._generator)
-        self._latent_optimizer = adam((self.latent_critics.parameters(), settings.critic_rate))
-        self.modules |= {"actor": self.actor, "latent_critics": self.latent_critics}
+        self.modules |= {"actor": self.actor}
         self.optimizers["actor"] = self.actor.optimizer
-        self.optimizers["latent"] = self._latent_optimizer
+
+    @abstractmethod
+    def latent_values(self, inputs: Tensor) -> Tensor:
+        """Values (E, B) of features and latents (B, F + H · d), whose gradient reaches only these.
+
+        They are shares of the critics' range.
+        """
+
+    @property
+    def _latent_columns(self) -> int:
+        return self._base.horizon * self._base.action_dimension
+
+    def chosen(self, features: Tensor) -> Tensor:
+        """Latents (B, H · d) that the actor draws for encoded observations (B, F)."""
+        return self._steering.limit * self.actor.learned.action(features, self._generator)
 
     def next_chunks(self, features: Tensor) -> Tensor:
         """What the clone does at latents that the actor draws."""
-        latent = self._steering.limit * self.actor.learned.action(features, self._generator)
-        return self._latent.chunks(features, latent)
+        return self._latent.chunks(features, self.chosen(features))
 
     def improve(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
-        """Update the actor on −Q^W(s, w) + α log π(w|s), and α: SAC on latents."""
+        """Update the actor on −Q(s, w) + α log π(w|s), and α."""
 
-        def value(drawn: Tensor) -> Tensor:  # Q^W (E, B) of the actor's outputs
-            seen_latents = torch.cat([seen.features, self._steering.limit * drawn], -1)
-            return judged_alone(self.latent_critics, seen_latents)
+        def value(drawn: Tensor) -> Tensor:  # (E, B) of the actor's outputs
+            return self.latent_values(torch.cat([seen.features, self._steering.limit * drawn], -1))
 
         metrics = self.actor.learn(seen.features, value, self._generator)
         self.actor.follow(self.settings.average_rate)
@@ -113,11 +123,41 @@ class DSRL(Generative):
         parts = copy.deepcopy((self._fast, actor))
         return ImprovedPolicy(LatentPolicy(*parts, self._steering.limit), self._base)
 
+
+class DSRL(Steered):
+    """`dsrl`, the noise-aliased form: critics of latents are distilled from critics of actions.
+
+    Those learn from every row, whoever acted in it.
+    """
+
+    def __init__(
+        self,
+        base: ChunkPolicy,
+        schedule: Schedule,
+        settings: GenerativeSettings,
+        steering: Steering,
+        seed: int,
+    ) -> None:
+        super().__init__(base, schedule, settings, steering, seed)
+        self.latent_critics = CriticEnsemble(
+            base.encoder.features + self._latent_columns,
+            settings.critic_hidden,
+            settings.critic_heads,
+            self._generator,
+        )
+        self._latent_optimizer = adam((self.latent_critics.parameters(), settings.critic_rate))
+        self.modules["latent_critics"] = self.latent_critics
+        self.optimizers["latent"] = self._latent_optimizer
+
+    def latent_values(self, inputs: Tensor) -> Tensor:
+        """See `Steered`: of the distilled critics."""
+        return judged_alone(self.latent_critics, inputs)
+
     def _update_critics(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
         """Update Q^A on actions, then Q^W(s, w) on Q^A(s, π(s, w)) at w ~ N(0, 1), within ±m."""
         metrics = super()._update_critics(batch, seen)
         with torch.no_grad():
-            shape = len(seen.features), self.actor.learned.action_dimension
+            shape = len(seen.features), self._latent_columns
             latent = standard_normal(shape, seen.features, self._generator)
             latent = latent.clamp(-self._steering.limit, self._steering.limit)
             chunks = self._latent.chunks(seen.features, latent)
@@ -127,3 +167,54 @@ class DSRL(Generative):
         loss = (predicted - target).square().mean(1).sum()
         step(self._latent_optimizer, loss)
         return metrics | {"latent_loss": loss.detach()}
+
+
+class PlainDSRL(Steered):
+    """`dsrl_plain`: the critics judge the latents that the actor has chosen, and nothing else.
+
+    They learn from the rows in which a plan of the actor begins. Demonstrations, an operator's
+    actions and what the clone does alone have no latent, so that nothing is learned from them.
+
+    Raises:
+        AlgorithmError: A return covers other steps than a plan's actions.
+    """
+
+    def __init__(
+        self,
+        base: ChunkPolicy,
+        schedule: Schedule,
+        settings: GenerativeSettings,
+        steering: Steering,
+        seed: int,
+    ) -> None:
+        if schedule.n_step != settings.executed_steps:
+            raise AlgorithmError(
+                "the return of a latent covers other steps than its plan",
+                got=f"n_step {schedule.n_step}",
+                expected=f"executed_steps {settings.executed_steps}",
+            )
+        super().__init__(base, schedule, settings, steering, seed)
+        self.required = replace(self.required, fields=(*self.required.fields, LATENT))
+
+    def _judged_columns(self) -> int:
+        return self._latent_columns
+
+    def latent_values(self, inputs: Tensor) -> Tensor:
+        """See `Steered`."""
+        values: Tensor = self.critics(inputs)
+        return values
+
+    def _update_critics(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
+        """Update Q(s, w) on Σ γ^j r + γ^m Q'(s', w'), w' of the actor: soft actor-critic."""
+        latent = self.tensor(batch[LATENT])
+        began = (self.tensor(batch["source"]) == SOURCE_POLICY) & (latent != 0).any(-1)
+        if not began.any():
+            return {}
+        judged_here = torch.cat([seen.features, latent], -1)[began]
+        following, discount = seen.following[began], self.tensor(batch["discount"])[began]
+        with torch.no_grad():
+            heads = self.critics.heads(self._generator)
+            judged_next = torch.cat([following, self.chosen(following)], -1)
+            backup = self.critics.backup(self.tensor(batch["reward"])[began], discount)
+            target = self.critics.target_of(self.critics.target.outputs(judged_next, heads), backup)
+        return self.critics.learn(judged_here, target)

@@ -70,8 +70,8 @@ class Generative(Training, ABC):
         self.average = copy.deepcopy(base).requires_grad_(False)
         fast = self.average.process.varied(steps=settings.learning_steps)
         self._fast = self.average.under(fast)
-        width = settings.executed_steps * base.action_dimension
-        self.critics = Critics(base.encoder.features + width, settings, self._generator)
+        judged_width = base.encoder.features + self._judged_columns()
+        self.critics = Critics(judged_width, settings, self._generator)
         self._actor_optimizer = adam((self.learned.parameters(), settings.actor_rate))
         self.modules = {"learned": self.learned, "average": self.average, "critics": self.critics}
         self.optimizers = {"critic": self.critics.optimizer, "actor": self._actor_optimizer}
@@ -87,6 +87,10 @@ class Generative(Training, ABC):
             chunk_steps=base.horizon,
         )
 
+    def _judged_columns(self) -> int:
+        """Columns of what the critics judge, beside the features."""
+        return self.settings.executed_steps * self._base.action_dimension
+
     @abstractmethod
     def improve(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
         """Make an update of the policy, and give its metrics."""
@@ -101,7 +105,7 @@ class Generative(Training, ABC):
         self.critics.check_range()
         self.updates += 1
         with torch.no_grad():
-            following = {name: batch[f"{NEXT}{name}"] for name in self.required.fields}
+            following = {name: batch[f"{NEXT}{name}"] for name in self._base.encoder.observed}
             seen = Seen(
                 self.average.encoder(batch),
                 self.tensor(batch[f"{CHUNK}action"])[:, : self.settings.executed_steps],
