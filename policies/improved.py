@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from policies.encoders import ObservationBatch, StateEncoder
 from policies.errors import PolicyError
-from policies.policy import ChunkPolicy, build, describe
+from policies.policy import ChunkPolicy, Floats, build, describe
 
 
 class ImprovedPolicy(ChunkPolicy):
@@ -85,6 +86,12 @@ class ImprovedPolicy(ChunkPolicy):
     def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
         """Map observations (B, n, ...) and noise (B, *noise_shape) to (B, H, d) in [-1, 1]."""
         return self.acting.plan(observation, noise)
+
+    def latents(self, observation: ObservationBatch, noise: Floats) -> Floats:
+        """What the policy that plans chooses; 0 where it is the clone."""
+        if self.acting.latent_columns:
+            return self.acting.latents(observation, noise)
+        return np.zeros((len(noise), self.latent_columns), np.float32)
 
     def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
         """Give the imitation loss (scalar) of the improved policy."""

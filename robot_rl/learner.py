@@ -125,6 +125,7 @@ class Learner:
         self._seed = int(config.seed)
         self._algorithm = make_algorithm(algorithm, self._cloned, self._seed, config.observation)
         self._algorithm.to(bench.device, compiled=bool(config.get("compile", False)))
+        self.environment_steps = self.updates = 0
         bench.store_first_episodes(self._first())
         self._rows = bench.sampler(self._algorithm.required)
         self._trial = Trial(bench) if isinstance(self._algorithm, Correction) else None
@@ -142,8 +143,6 @@ class Learner:
         }
         told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self._taken.items())
         print(f"learner: {told}", flush=True)
-        self.environment_steps = 0
-        self.updates = 0
         # A learner that was killed learns from some blocks again, but has noted them already.
         self._noted_steps = max((note["environment_steps"] for note in bench.notes()), default=0)
         self._saved_steps = 0
@@ -278,25 +277,27 @@ class Learner:
 
     def _publish(self, steps: int) -> None:
         """Publish the weights after `steps` environment steps, and say how long they may act."""
-        share = self._trial.share if self._trial is not None else 0.0
-        behaviour = self._first()
-        if self.updates or self._taught:
-            noiseless = 0.0 if self._trial is None else self._trial.noiseless_share
-            behaviour = self._acting().exploring("sample", base_share=share, mean_share=noiseless)
-        elif demonstrated(self._bench.config):
-            noise = self._algorithm.schedule.warmup_noise
-            behaviour = behaviour.exploring("base", "normal", noise, share)
+        behaviour, until = self._behaviour(), self._blocks.acts_until(steps, self.updates)
         with self._saving():
-            self._bench.publish(behaviour, self._blocks.acts_until(steps, self.updates))
+            self._bench.publish(behaviour, until)
+
+    def _behaviour(self) -> Behaviour:
+        """Who acts now, and how it explores."""
+        share = self._trial.share if self._trial is not None else 0.0
+        noiseless = self._trial.noiseless_share if self._trial is not None else 0.0
+        if not self.updates and not self._taught:
+            noise = self._algorithm.schedule.warmup_noise
+            if not demonstrated(self._bench.config):
+                return self._cloned  # it acts at random
+            if noise is not None:
+                return self._first().exploring("base", "normal", noise, share)
+        return self._acting().exploring("sample", base_share=share, mean_share=noiseless)
 
     def _acting(self) -> Behaviour:
         return self._cloned.learned(self._algorithm.acting_policy(), self.updates)
 
     def _first(self) -> Behaviour:
-        """The clone; as a part of what learns, where it is one: rows then have all columns.
-
-        Without demonstrations it acts at random.
-        """
+        """The clone; as a part of what learns, where it is one: rows then have all columns."""
         acting = self._acting()
         based = demonstrated(self._bench.config) and acting.policy.base is not None
         return acting if based else self._cloned

@@ -345,12 +345,19 @@ def test_rows_carry_the_latent_where_a_plan_begins():
 
 def test_rows_of_the_clone_alone_have_a_latent_of_zero():
     """So that all rows of a run have the same columns, demonstrations too."""
-    steering = behaviour(ImprovedPolicy(latent(), diffusion()), EXECUTE)
-    for mode in ("base", "sample"):
-        runner = PolicyRunner(steering.exploring(mode))
+    parts = latent(), diffusion()
+    steering = behaviour(ImprovedPolicy(*parts), EXECUTE)
+    held_back = behaviour(ImprovedPolicy(*parts, corrects=False), EXECUTE)
+    for acting, chooses in (
+        (steering.exploring("base"), False),
+        (steering.exploring("sample"), True),
+        (steering, True),
+        (held_back, False),
+    ):
+        runner = PolicyRunner(acting)
         runner.reset(seeds=[0])
         acted = runner.act(at(episode(2), 0))
-        assert acted.features[LATENT].any() == (mode == "sample")
+        assert acted.features[LATENT].any() == chooses
         assert not runner.conclude(at(episode(2), 1)).features[LATENT].any()
     schema = row_schema("reach", [Field("state/relative", "float32", (3,))], ACTIONS, 10.0)
     stored = stored_schema(schema, steering)

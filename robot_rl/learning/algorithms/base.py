@@ -77,20 +77,23 @@ LEAST_DISCOUNT = 0.97  # of those that are found in demonstrations
 class Schedule:
     """When the learner updates, and on what."""
 
-    warmup_steps: int  # environment steps with the cloned policy and small noise, before updates
+    warmup_steps: int  # environment steps before updates
     critic_only_updates: int  # updates of the critics alone when the warm-up ends
     updates_per_step: int  # update-to-data ratio, enforced
     batch_size: int  # transitions of an update
     demonstration_share: float  # share of demonstrations in every batch
     n_step: int  # steps of a return before it bootstraps
     discount: float | None  # γ per control step; None: the learner finds it in the demonstrations
-    warmup_noise: float  # standard deviation of the noise on the cloned policy in the warm-up
+    # In the warm-up the cloned policy acts with noise of this standard deviation; None: what is
+    # about to learn acts itself.
+    warmup_noise: float | None
     hindsight_share: float  # share of every batch towards goals that were reached; see `Hindsight`
     offline_updates: int = 0  # updates on recorded episodes before anything acts; see `Offline`
 
     def __post_init__(self) -> None:
         """Check the range of values; `learning.blocks` checks counts of steps and updates."""
-        check_settings(self, batch_size=1, n_step=1, warmup_noise=0, offline_updates=0)
+        check_settings(self, batch_size=1, n_step=1, offline_updates=0)
+        check_range("warmup_noise", self.warmup_noise or 0.0, 0)
         check_settings(self, demonstration_share=(0, 1), hindsight_share=(0, 1))
         check_range("discount", self.gamma, 0, 1)
 
