@@ -10,6 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from robot_rl.commands.runs import load_resolved
@@ -74,7 +75,8 @@ def draw(rows: list[Row]) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
-    figure.savefig(TABLE.with_suffix(".svg"), metadata={"Date": None})
+    with mpl.rc_context({"svg.hashsalt": TABLE.stem}):
+        figure.savefig(TABLE.with_suffix(".svg"), metadata={"Date": None})
 
 
 def main(*paths: str) -> None:
