@@ -260,6 +260,11 @@ def test_a_part_of_a_live_picture_is_chosen_for_the_cell(tmp_path, monkeypatch, 
         # A pixel of the picture is three of the camera, of which 16 on the left are cut away.
         assert ".crop: [40, 18, 48, 36] " in drag((8, 6), (24, 23))  # in the picture's own shape
         assert ".crop: [40, 18, 48, 36] " in drag((24, 18), (8, 5))  # from the other corner
+        # As in the moment in which the next picture loads.
+        page.evaluate(
+            "for (const side of ['naturalWidth', 'naturalHeight'])"
+            " Object.defineProperty(HTMLImageElement.prototype, side, { value: 0 })"
+        )
         assert ".crop: [64, 36, 48, 36] " in drag((16, 12), (400, 300))  # not beyond it
         lines = drag((8, 6), (24, 18))
         if folder := os.environ.get("ROBOT_RL_SCREENSHOTS"):

@@ -34,7 +34,8 @@ export class Crop {
   // Where the pointer is: shares of the picture, which fills its figure in one direction only.
   at({ clientX, clientY }) {
     const place = this.figure.getBoundingClientRect();
-    const { naturalWidth: wide, naturalHeight: high } = this.figure.querySelector("img");
+    // Not the picture's own size: there is none while the next picture loads.
+    const [wide, high] = this.views[this.figure.dataset.camera].size;
     const scale = Math.min(place.width / wide, place.height / high);
     this.shown = { width: wide * scale, height: high * scale };
     this.shown.left = (place.width - this.shown.width) / 2;
