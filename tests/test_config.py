@@ -297,6 +297,14 @@ def test_a_recording_that_was_kept_from_beginning_is_not_the_latest_run(lab):
     assert RunDirectory.open("latest").path == first.path
 
 
+def test_a_command_says_that_it_waits_for_another_one_in_the_same_run(lab, capsys):
+    with working_run(compose(["task=reach"])) as run:
+        (run.path / "stages.jsonl").write_text("{}")
+    assert "waiting" not in capsys.readouterr().out
+    with run.claim("train"), working_run(compose([f"run={run.path}"])):
+        assert "another command works on it: waiting" in capsys.readouterr().out
+
+
 def test_examples_for_a_classifier_need_somebody_who_drives(lab, capsys):
     labels = "classifier.collection.labels=operator"
     words = ["cell=lab", RESET, "task=reach", "teleop=none", "reward=human", labels]

@@ -264,6 +264,8 @@ def working_run(
     opened = nullcontext(RunDirectory.open(known, config.runs_directory)) if known else None
     with opened or _new_run(config) as run:
         print(f"run directory: {run.path}", flush=True)
+        if "train" in run.claimed():
+            print("another command works on it: waiting for that to end", flush=True)
         try:
             yield run
         except (KeyboardInterrupt, ProcessDied) as error:
