@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies import registry
-from policies.columns import INSTRUCTION, INSTRUCTION_FEATURES
+from policies.columns import INSTRUCTION, INSTRUCTION_FEATURES, LATENT
 from robot_rl.data.schema import LAST_COMMAND, RowSchema
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
 from robot_rl.errors import RobotRLError
@@ -116,11 +116,13 @@ def turning_of(
 ) -> Turning | None:
     """What turns rows of these fields as the configured task allows it; None where it does not.
 
+    Nor where a latent is one of them: another view of what it makes the clone do has another one.
+
     Raises:
         RobotRLError: See `Symmetry`.
     """
     section = config["task"].get("symmetry")
-    if section is None:
+    if section is None or LATENT in fields:
         return None
     symmetry: Symmetry = registry.make(section)
     if not symmetry.mirror and symmetry.turns == 1:

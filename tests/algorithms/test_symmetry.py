@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from policies.columns import LATENT
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
 from robot_rl.env.sim.tasks import peg_insert
@@ -91,6 +92,13 @@ def test_the_simulated_arm_obeys_the_symmetry_of_the_hole(view: int) -> None:
     difference = np.abs(found["state/relative_pose"] - expected["state/relative_pose"])[:, :3]
     moved = np.abs(np.diff(here["state/relative_pose"], axis=0))[:, :3].sum(0)
     assert np.median(difference) < 0.1 * moved.mean()
+
+
+def test_a_latent_and_what_was_seen_with_it_are_not_turned() -> None:
+    config = compose([])
+    fields = [str(name) for name in config.task.observation]
+    with closing(make_env(config)) as env:
+        assert turning_of(config, [*fields, LATENT], env.schema) is None
 
 
 def test_rows_turn_with_what_follows_and_with_their_chunks() -> None:
