@@ -382,9 +382,16 @@ def open_policy(
 ) -> tuple[Behaviour, int]:
     """Load the policy `which` of a run, as `load_policy`, or that of a checkpoint or an export.
 
-    With it come the environment steps behind it. The run is one of `RunDirectory.open`.
+    With it come the environment steps behind it. The run is one of `RunDirectory.open`. `RunError`
+    where another policy is asked for than the one of a checkpoint or an export.
     """
     folder = policy_folder(path)
+    if folder is not None and which != DEPLOYED:
+        raise RunError(
+            f"{path} is one policy, not a run that has several",
+            got=f"the {which} policy",
+            hint="leave evaluation.policy out, or name the run",
+        )
     if folder is None:
         return load_policy(RunDirectory.open(path, runs_directory, with_policy=True), which)
     if exported.is_exported(folder):

@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from policies.exported import is_exported
 from robot_rl.commands.runs import MAY_DIFFER, compare_run, load_resolved
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.intervals import interval_over_runs
@@ -35,6 +36,7 @@ from robot_rl.run import (
     STUDENT,
     RunDirectory,
     RunError,
+    open_policy,
     policy_folder,
     steps_behind,
 )
@@ -74,12 +76,13 @@ def look(path: Path, runs_directory: str = "runs") -> tuple[Kind, Path]:
     """Find out what a path is, and where exactly; `RunError` if it is nothing, nor a run's name."""
     if not path.exists():
         path = RunDirectory.open(path, runs_directory).path
+    # First: beside an exported policy lies the configuration of its run.
+    if (policy := policy_folder(path)) is not None:
+        return Kind.POLICY, policy
     if (path / "config.yaml").is_file():
         return Kind.RUN, path
     if is_store(path):
         return Kind.STORE, path
-    if (policy := policy_folder(path)) is not None:
-        return Kind.POLICY, policy
     for kind, marker in ((Kind.LEROBOT, INFO_PATH), (Kind.DATASET, "zarr.json")):
         if (path / marker).is_file():
             return kind, path
@@ -216,19 +219,19 @@ def _lerobot(path: Path) -> Facts:
 
 
 def _policy(path: Path) -> Facts:
-    from policies import checkpoint  # late: loads torch
-
-    behaviour = checkpoint.load(path)
-    face = behaviour.interface
+    behaviour, _ = open_policy(path)
+    face, policy = behaviour.interface, behaviour.policy
+    # An exported one is a graph, which has no parameters to count.
+    parameters = [] if is_exported(path) else policy.parameters()
     return {
-        "policy": behaviour.policy.kind,
+        "policy": policy.kind,
         "task": face.task,
         "control_rate_hz": face.control_rate_hz,
         "version": behaviour.version,
-        "parameters": sum(parameter.numel() for parameter in behaviour.policy.parameters()),
+        "parameters": sum(parameter.numel() for parameter in parameters) or None,
         "execute_steps": behaviour.execute_steps,
         "action_names": list(face.action_names),
-        "observation": dict(behaviour.policy.observation),
+        "observation": dict(policy.observation),
     }
 
 
@@ -370,11 +373,16 @@ def _print_counts(console: Console, table: Facts) -> None:
         console.print("recorded in simulated time")
 
 
+def _parameters(policy: Facts) -> str:
+    count = policy["parameters"]
+    return "exported" if count is None else f"{count:,} parameters"
+
+
 def _print_policy(console: Console, policy: Facts) -> None:
     console.print(f"\npolicy {policy['path']}")
     console.print(
         f"{policy['policy']} for {policy['task']} at {policy['control_rate_hz']:g} Hz, version"
-        f" {policy['version']}, {policy['parameters']:,} parameters, executes"
+        f" {policy['version']}, {_parameters(policy)}, executes"
         f" {policy['execute_steps']} actions a plan\nactions: {', '.join(policy['action_names'])}"
     )
     for name, width in policy["observation"].items():

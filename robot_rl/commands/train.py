@@ -59,6 +59,7 @@ from robot_rl.run import (
     RunError,
     load_policy,
     policy_checkpoint,
+    policy_folder,
     steps_behind,
     taken_by_learner,
 )
@@ -107,6 +108,8 @@ def run(config: DictConfig) -> None:
     check_robot(config)
     try_environment(config)
     known = RunDirectory.open(config.resume, config.runs_directory) if config.resume else None
+    if known is not None and policy_folder(known.path) is not None:
+        raise RunError(f"{known.path} is a policy, not a run", hint="name the run with resume=RUN")
     left = recipe.left(known)
     if known is not None and not left and _is_finished(config, known):
         print(f"{known.path} is finished: {read_run(known).summary['decision']}", flush=True)

@@ -159,7 +159,9 @@ class Recipe:
             partial = target.with_name(f".{target.name}.partial")
             copy = run.atomic_folder(need) if checkpoint else new_folder(target, partial)
             with copy as folder:
-                shutil.copytree(source, folder, dirs_exist_ok=True)
+                # The copy's manifest is written when it is whole.
+                others = shutil.ignore_patterns(MANIFEST)
+                shutil.copytree(source, folder, dirs_exist_ok=True, ignore=others)
 
     def perform(self, name: str, run: RunDirectory, stop: StopEvent | None = None) -> None:
         """Run a stage in a run directory; note how long it took, and whether that was to its end.

@@ -178,6 +178,10 @@ def test_plain_steering_learns_only_where_the_policy_has_chosen_a_latent(source,
     assert same(before, copied(algorithm.critics)) != learns
 
 
-def test_the_return_of_a_latent_is_that_of_its_plan():
-    with pytest.raises(AlgorithmError, match="covers other steps than its plan; got: n_step 3"):
-        make("dsrl_plain", changes=[("schedule.n_step", 3)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("n_step", 3), ("demonstration_share", 0.5), ("offline_updates", 200)]
+)
+def test_plain_steering_refuses_what_has_no_latent(name, value):
+    told = rf"got: algorithm.schedule.{name}={value}.*; next: leave it out"
+    with pytest.raises(AlgorithmError, match=told):
+        make("dsrl_plain", changes=[(f"schedule.{name}", value)])

@@ -75,6 +75,11 @@ def test_an_exported_policy_is_played_and_has_a_card(folder, told):
     code, said = told("compare", "out", "out", "scenes=2")
     assert "are the same policy" in said
     assert "out exists" in told("export-policy", "latest", "out")[1]
+    code, said = told("inspect", "out")
+    assert code == 0, said
+    assert ", exported, executes 2 actions a plan" in said
+    assert "is one policy, not a run" in told("evaluate", "out", "evaluation.policy=cloned")[1]
+    assert "out is a policy, not a run" in told("train", "resume=out")[1]
     code, said = told("export-policy", "runs/latest/checkpoints/bc/policy", "again")
     assert code == 0, said
     assert "checkpoints/bc/policy of " in said

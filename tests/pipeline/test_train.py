@@ -407,6 +407,12 @@ def test_a_stage_alone_runs_again_on_the_artifacts_of_another_run(folder, robot_
 
     assert {path: path.stat().st_mtime_ns for path in other.rglob("*")} == before
 
+    more = ("demonstrations=9", "stage=online", f"artifacts={run}")  # it learns from the four
+    done = robot_rl_command(*words, *more, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "stage collect  done" in done.stdout
+    assert len(EpisodeDataset((folder / "runs/latest").resolve() / "demonstrations.zarr")) == 4
+
     refused = robot_rl_command(*words, "stage=online", "runs_directory=elsewhere")
     assert refused.returncode == 2
     assert "the stage 'online' needs demonstrations.zarr, which no stage before" in refused.stderr

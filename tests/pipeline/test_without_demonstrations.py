@@ -87,6 +87,7 @@ def test_such_a_run_goes_on_where_it_was_stopped(tmp_path, start_train):
     ("words", "message"),
     [
         (["algorithm=residual"], "algorithm=residual learns from demonstrations; got:"),
+        (["algorithm=dsrl_plain"], "algorithm=dsrl_plain learns from demonstrations; got:"),
         (["algorithm=rlpd"], "next: add algorithm=sac, which needs none"),
         (
             ["observation=pixels"],

@@ -21,14 +21,18 @@ def check_algorithm(config: Mapping[str, Any]) -> None:
     for section in config["algorithm"].values():
         if isinstance(section, Mapping) and "_target_" in section:
             registry.make(section)
-    kind = registry.find(config["algorithm"]["_target_"])
-    improves = isinstance(kind, type) and issubclass(kind, Generative)
-    if improves and "process" not in config["policy"]:
+    if improves_clone(config) and "process" not in config["policy"]:
         raise AlgorithmError(
             f"algorithm={config['choices']['algorithm']} improves a generative policy",
             got=f"policy={config['choices']['policy']}",
             hint="choose policy=diffusion or policy=flow, or algorithm=residual",
         )
+
+
+def improves_clone(config: Mapping[str, Any]) -> bool:
+    """Whether the configured algorithm improves the cloned policy itself."""
+    kind = registry.find(config["algorithm"]["_target_"])
+    return isinstance(kind, type) and issubclass(kind, Generative)
 
 
 def make_algorithm(

@@ -176,7 +176,8 @@ class PlainDSRL(Steered):
     actions and what the clone does alone have no latent, so that nothing is learned from them.
 
     Raises:
-        AlgorithmError: A return covers other steps than a plan's actions.
+        AlgorithmError: A return covers other steps than a plan's actions; or it should learn from
+            demonstrations, or from what was recorded before.
     """
 
     def __init__(
@@ -187,12 +188,18 @@ class PlainDSRL(Steered):
         steering: Steering,
         seed: int,
     ) -> None:
-        if schedule.n_step != settings.executed_steps:
-            raise AlgorithmError(
-                "the return of a latent covers other steps than its plan",
-                got=f"n_step {schedule.n_step}",
-                expected=f"executed_steps {settings.executed_steps}",
-            )
+        for name, expected, why in (
+            ("n_step", settings.executed_steps, "a latent's return is that of its plan"),
+            ("demonstration_share", 0.0, "demonstrations have no latent to learn from"),
+            ("offline_updates", 0, "what was recorded has no latent to learn from"),
+        ):
+            if (value := getattr(schedule, name)) != expected:
+                raise AlgorithmError(
+                    why,
+                    got=f"algorithm.schedule.{name}={value}",
+                    expected=f"{expected:g}",
+                    hint="leave it out, or choose algorithm=dsrl",
+                )
         super().__init__(base, schedule, settings, steering, seed)
         self.required = replace(self.required, fields=(*self.required.fields, LATENT))
 

@@ -27,7 +27,7 @@ from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import deferred_signals
 from robot_rl.rewards.source import HUMAN_VERSION
 from robot_rl.rewards.wrapper import make_source
-from robot_rl.run import DEMONSTRATIONS, RunDirectory
+from robot_rl.run import CLONED, DEMONSTRATIONS, RunDirectory
 
 _MOST_FAILURES = 200
 _MOST_ATTEMPTS = 100_000
@@ -64,9 +64,9 @@ class Collect(Stage):
             )
 
     def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
-        """As soon as there are enough."""
+        """As soon as there are enough, or a policy was cloned from what there is."""
         path, wanted = run.demonstrations, int(config.demonstrations)
-        return path.exists() and len(EpisodeDataset(path)) >= wanted
+        return path.exists() and (run.has_folder(CLONED) or len(EpisodeDataset(path)) >= wanted)
 
     def run(self, bench: Workbench) -> None:
         """Record those that are missing; what was recorded before is kept in any case."""

@@ -15,6 +15,7 @@ from robot_rl.env.factory import make_env, observed_widths
 from robot_rl.env.gym import GymRobot
 from robot_rl.env.rollout import SeedStream
 from robot_rl.errors import RobotRLError
+from robot_rl.learning.algorithms import improves_clone
 from robot_rl.learning.blocks import offline_updates
 from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.recipe import Stage
@@ -43,7 +44,8 @@ class Explore(Stage):
     def check(self, config: DictConfig) -> None:
         """Check that nothing needs what only demonstrations give, or raise a `ConfigError`."""
         learner, word = f"algorithm={config.choices.algorithm}", "algorithm=sac"
-        if not config.algorithm.schedule.demonstration_share and not offline_updates(config):
+        needs = config.algorithm.schedule.demonstration_share or offline_updates(config)
+        if not needs and not improves_clone(config):
             if config.observation.vision is None and not config.policy.get("cameras"):
                 return
             learner, word = f"observation={config.choices.observation}", "observation=state"

@@ -15,6 +15,7 @@ from policies.behaviour import Behaviour
 from policies.compute import compute_device, explained_memory
 from robot_rl.config import ConfigError, check_least
 from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.learning.algorithms import improves_clone
 from robot_rl.learning.algorithms.denoising_ppo import ChainSettings
 from robot_rl.learning.algorithms.generative import Generative
 from robot_rl.learning.algorithms.online_ppo import (
@@ -74,8 +75,7 @@ class ImproveOffline(Offline):
         """Check the settings of algorithm and gate."""
         super().check(config)
         check_generative(config)
-        kind = registry.find(config.algorithm["_target_"])
-        if not (isinstance(kind, type) and issubclass(kind, Generative)):
+        if not improves_clone(config):
             raise ConfigError(
                 f"the recipe {config.choices.recipe!r} improves the cloned policy itself",
                 got=f"algorithm={config.choices.algorithm}",
