@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from omegaconf import DictConfig, OmegaConf
 from scipy.signal import lfilter
-from scipy.stats import fisher_exact
+from scipy.stats import fisher_exact, poisson
 
 from robot_rl.config import changed_settings, flatten
 from robot_rl.evaluation.evidence import Check, Evidence, Finding, Origin, Vector, percent
@@ -21,6 +21,7 @@ _MANY = 40  # of them, before which success rates are not compared
 _FAR = 30.0  # times that a setting may be off its default, or 1/30 of it
 _SOME = 5  # episodes of the policy, before which nothing is said of them
 _LINGERS = 0.3  # share of a demonstration spent where it ends, from which on that tells nothing
+_CHANCE = 0.05  # of so few successes, from which on they are held for missing labels
 _MOVING = ("velocity", "velocities", "wrench", "lead")
 
 
@@ -80,9 +81,10 @@ def labels(evidence: Evidence) -> Finding | None:
         f" ended ({', '.join(ends.names)}): {expected:.1f} successes are to be expected,"
         f" {success.sum()} are told, {elsewhere} of them elsewhere"
     )
-    if expected >= 2.0 and success.sum() < 0.25 * expected:
+    chance = float(poisson.cdf(success.sum(), expected))
+    if success.sum() < 0.25 * expected and chance < _CHANCE:
         mend = "see who says success (reward=, robot-rl console), and correct its labels"
-        return Finding("label missing", 0.82 if expected >= 4.0 else 0.6, figure, mend)
+        return Finding("label missing", 0.82 if chance < 0.4 * _CHANCE else 0.6, figure, mend)
     if elsewhere >= 3 and elsewhere > 0.5 * success.sum():
         mend = "see who says success (reward=): what it takes for one is none"
         return Finding("label false", 0.82, figure, mend)
@@ -355,6 +357,20 @@ def gate(evidence: Evidence) -> Finding | None:
     return Finding("gate", likely, figure, mend)
 
 
+def outcome(evidence: Evidence) -> Finding | None:
+    """A learned policy that the final evaluation shows to be worse than its clone."""
+    cloned, learned = (evidence.records.final(name) for name in (CLONED_POLICY, LEARNED_POLICY))
+    compared = learned.beside(cloned) if cloned and learned else None
+    if not cloned or not learned or compared is None:
+        return None
+    figure = f"the learned policy solves {learned.count} final scenes, the clone {cloned.count}"
+    mend = (
+        "learning often costs success at first: learn for longer (environment_steps), or begin with"
+        " a better clone"
+    )
+    return Finding("learned policy", 0.36 if compared.worse else 0.0, figure, mend)
+
+
 def candidates(evidence: Evidence) -> Finding | None:
     """Rounds that improve the policy, of which a gate accepts nothing."""
     if not (told := evidence.run.read_jsonl("gate")):
@@ -456,6 +472,7 @@ CHECKS: tuple[Check, ...] = (
     q_values,
     clone,
     gate,
+    outcome,
     candidates,
     interventions,
     reward_seen,

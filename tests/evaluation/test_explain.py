@@ -270,6 +270,33 @@ def test_what_a_gate_accepted_though_it_is_worse_is_named(tmp_path, recording, c
     assert figure.startswith("a gate has accepted what is worse: the accepted policy (diffusion)")
 
 
+def test_a_learned_policy_that_solves_fewer_scenes_than_its_clone_is_named(
+    tmp_path, recording, capsys
+):
+    run = RunDirectory(made_run(tmp_path, recording, None, as_it_was))
+    measured(run, cloned=8, learned=7)
+    assert "learned policy" not in explained(capsys, run.path)[0]
+    measured(run, cloned=16, learned=4)
+    causes, said = explained(capsys, run.path)
+    assert causes == ["learned policy"]
+    assert "solves 4 of 20 final scenes, the clone 16 of 20" in said["causes"][0]["figure"]
+
+
+def test_few_episodes_near_the_goal_without_success_are_no_wrong_labels(
+    tmp_path, recording, capsys
+):
+    """Of two such episodes it may be chance."""
+    _, schema, episodes = recording
+    unlabelled_ones = [changed(each, unlabelled) for each in episodes]
+    elsewhere = [changed(each, stuck) for each in unlabelled_ones]
+    found = {}
+    for count in (2, 6):
+        run = RunDirectory(made_run(tmp_path / str(count), recording))
+        store(run, schema, unlabelled_ones[:count] + elsewhere[count:])
+        found[count] = "label missing" in explained(capsys, run.path)[0]
+    assert found == {2: False, 6: True}
+
+
 def test_motion_that_demonstrations_have_too_is_no_cause_and_learning_comes_first(
     tmp_path, recording, capsys
 ):
