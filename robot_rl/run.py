@@ -311,7 +311,7 @@ def policy_checkpoint(run: RunDirectory, which: str = DEPLOYED) -> str:
             f"the gate of {run.path} has accepted nothing that was learned"
             if judged
             else f"no gate has judged anything in {run.path}",
-            expected=f"evaluation.policy={DEPLOYED}{instead if judged else ''}",
+            expected=f"the {DEPLOYED} policy{instead if judged else ''}",
         )
     which = deployed_policy(run) if which == DEPLOYED else which
     return CHECKPOINTS.get(which) or proved_checkpoint(run)

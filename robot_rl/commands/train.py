@@ -114,7 +114,7 @@ def run(config: DictConfig) -> None:
     if known is not None and not left and _is_finished(config, known):
         print(f"{known.path} is finished: {read_run(known).summary['decision']}", flush=True)
         again = f"to measure its policy again: robot-rl evaluate {known.path}"
-        print(f"{again}; {_further(config, recipe)}", flush=True)
+        print(f"{again}; {_further(config, recipe, known)}", flush=True)
         return
     anyway = [n for n, s in recipe.stages.items() if s.with_actors and config.stage is None]
     recipe.check(known, [name for name in recipe.stages if name in (*left, *anyway)])
@@ -155,10 +155,10 @@ def run(config: DictConfig) -> None:
         directory.append_jsonl(_TIMES, memory.costs())
 
 
-def _further(config: DictConfig, recipe: Recipe) -> str:
+def _further(config: DictConfig, recipe: Recipe, run: RunDirectory) -> str:
     """How to learn more than a finished run has, in words."""
     if any(stage.with_actors for stage in recipe.stages.values()):
-        steps = 2 * int(config.environment_steps)
+        steps = 2 * max(int(config.environment_steps), steps_behind(run))
         return f"to learn on: robot-rl train resume={config.resume} environment_steps={steps}"
     longer = [
         f"recipe.stages.{name}.repeat={2 * stage.repeat}"

@@ -140,7 +140,8 @@ def _lineage(run: RunDirectory, config: DictConfig, told: Mapping[str, Any]) -> 
 
 def _data(run: RunDirectory, config: DictConfig) -> list[str]:
     rows = []
-    for path in sorted({run.demonstrations, *run.path.glob("*.zarr")} - {run.reward_examples}):
+    shown = [Path(config.dataset)] if config.dataset else []
+    for path in (*shown, *sorted({*run.path.glob("*.zarr")} - {run.reward_examples})):
         if path.exists():
             found = EpisodeDataset(path)
             steps = found.rows_total - len(found)
@@ -157,7 +158,7 @@ def _data(run: RunDirectory, config: DictConfig) -> list[str]:
                 f"{sum(int(e['intervened_steps']) for e in episodes):,}",
             )
         )
-    given = [f"Demonstrations from {config.dataset}.", ""] if config.dataset else []
+    given = [f"The demonstrations are {config.dataset}.", ""] if config.dataset else []
     head = ("recorded", "episodes", "successful", "steps", "of them by a person")
     return given + (_table(head, rows) if rows else [])
 

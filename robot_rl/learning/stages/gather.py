@@ -68,8 +68,8 @@ class Gather(Stage):
         steps = recorded_steps(bench.run.gathered)
         bench.note({**record, "operated": operated, "gathered_steps": steps})
         bench.say(
-            f"{words}: {won} of {len(found)} episodes succeeded while exploring; with those of the"
-            f" gate {steps:,} steps are gathered so far"
+            f"{words}: {won} of {len(found)} episodes succeeded while exploring; {steps:,} steps"
+            " are gathered so far, with those for the gate"
         )
 
 
