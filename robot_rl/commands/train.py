@@ -5,6 +5,7 @@ And `collect`, `pretrain`, `distil`, `collect-reward` and `train-reward`: some s
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -389,7 +390,7 @@ def _checked(config: DictConfig, *kinds: type[Stage]) -> tuple[Recipe, list[str]
     for kind in kinds:
         own = [name for name, stage in recipe.stages.items() if isinstance(stage, kind)]
         if not own and (stage := kind()).wanted(config):
-            own = [kind.__name__]
+            own = [re.sub(r"\B(?=[A-Z])", "_", kind.__name__).lower()]  # as a recipe would say
             recipe.stages[own[0]] = stage
         names += own
     if not names:

@@ -40,6 +40,7 @@ def test_a_student_is_taught_and_measured_beside_its_teacher(folder, told):
     assert f"the teacher: the cloned policy (diffusion), {run}/checkpoints/bc\n" in said
     student, _ = load_policy(RunDirectory(folder / "runs/latest"), "student")
     assert isinstance(student.policy.process, OneStep)
+    assert lines(run / "stages.jsonl")[-1]["stage"] == "distil"
     code, said = told("evaluate", "evaluation.policy=student", "episodes=4", *CERTAIN)
     assert code == 0, said
     assert "on the same scenes: 4 of 4 against 4 of 4" in said

@@ -94,7 +94,9 @@ def test_a_finished_run_whose_gate_accepted_nothing_says_what_is_left_to_do(tmp_
     said = capsys.readouterr().out
     assert f"new run, with {ROUNDS}.repeat=4" in said
     assert "environment_steps=" not in said
-    with pytest.raises(RunError, match=r"the gate.*accepted nothing.*policy=deployed; .*/round_1$"):
+    with pytest.raises(
+        RunError, match=r"the gate.*accepted nothing.*the deployed policy; .*/round_1$"
+    ):
         load_policy(run, "learned")
 
 
