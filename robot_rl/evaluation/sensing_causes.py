@@ -120,15 +120,19 @@ def units(evidence: Evidence) -> Finding | None:
         return None
     largest, name = 1.0, ""
     for field in _numbers(evidence):
+        # A unit changes the median as much. What never happened, such as a lift, does not.
         shown, acted = (
-            np.quantile(np.abs(origin.column(field)), 0.95, axis=0)
+            np.quantile(np.abs(origin.column(field)), [0.5, 0.95], axis=0)
             for origin in (evidence.shown, evidence.acted)
         )
         for part in (slice(0, 3), slice(3, None)):
             # The largest number of each kind, for others may be next to nothing.
-            before, now = (float(np.max(v[part], initial=0.0)) for v in (shown, acted))
-            if min(before, now) > 1e-6 and abs(np.log(now / before)) > abs(np.log(largest)):
-                largest, name = now / before, field
+            before, now = (np.max(v[:, part], axis=1, initial=0.0) for v in (shown, acted))
+            if min(*before, *now) <= 1e-6:
+                continue
+            times = float(min(now / before, key=lambda ratio: abs(np.log(ratio))))
+            if abs(np.log(times)) > abs(np.log(largest)):
+                largest, name = times, field
     figure = f"{name or 'each state'} is {largest:.3g} times as large as in the demonstrations"
     mend = "SI is expected everywhere: m for mm, rad for degrees"
     return Finding("unit", 0.0 if 1 / 40.0 < largest < 40.0 else 0.96, figure, mend)

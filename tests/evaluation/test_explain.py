@@ -136,6 +136,16 @@ def unlabelled(rows):
     rows["truncated"][-2] = True
 
 
+def raised(rows, height=0.5):
+    """One observation is small until late in the episode."""
+    rows["state/target_lead"] = 1e-3
+    rows["state/target_lead"][-len(rows) // 4 :] = height
+
+
+def hardly_raised(rows):
+    raised(rows, 1e-3)
+
+
 def stuck(rows):
     rows["state/relative_pose"] = rows["state/relative_pose"][0]
 
@@ -268,6 +278,14 @@ def test_what_a_gate_accepted_though_it_is_worse_is_named(tmp_path, recording, c
     assert causes[0] == "candidates"
     figure = said["causes"][0]["figure"]
     assert figure.startswith("a gate has accepted what is worse: the accepted policy (diffusion)")
+
+
+def test_what_never_happened_is_no_other_unit(tmp_path, recording, capsys):
+    """The policy stays where it began, so that one of its observations is next to nothing."""
+    path = made_run(tmp_path, recording, raised, hardly_raised)
+    causes, said = explained(capsys, path)
+    assert "unit" not in causes
+    assert "unit" in [finding["name"] for finding in said["in_order"]]
 
 
 def test_a_learned_policy_that_solves_fewer_scenes_than_its_clone_is_named(
