@@ -231,6 +231,10 @@ def test_train_stop_resume_evaluate_inspect(
 
     before = (run / "summary.json").stat().st_mtime_ns
     assert "is finished: deployed: " in said_by(capsys, "train", "resume=latest")
+    # Fewer steps than it has learned from are no way to learn on.
+    learned = int(summary["environment_steps"])
+    fewer = said_by(capsys, "train", "resume=latest", f"environment_steps={learned - 50}")
+    assert f"environment_steps={2 * learned}\n" in fewer
     assert (run / "summary.json").stat().st_mtime_ns == before
     assert len(lines(run / "evaluations.jsonl")) == 5
     assert len(lines(run / "learner.jsonl")) == 6

@@ -8,6 +8,8 @@ from policy_examples import behaviour, diffusion
 from policies import checkpoint
 from robot_rl.commands.runs import save_resolved
 from robot_rl.config import compose
+from robot_rl.data.episodes import EpisodeWriter
+from robot_rl.data.schema import Field, row_schema
 from robot_rl.evaluation.card import CARD, card, facts, write_card
 from robot_rl.run import ACCEPTED, CLONED, STUDENT, SUMMARY, RunDirectory, load_policy
 
@@ -43,6 +45,17 @@ def test_where_the_clone_stays_deployed_the_card_says_so_and_why(run, config):
     assert f"| checkpoints/round_1 | 900 | accepted | {reason} |" in text
     assert f"What the run has decided: {decision}." in text
     assert "This policy is the clone. It has learned nothing from later stages." in text
+
+
+def test_demonstrations_of_another_place_are_among_the_data(run, config, tmp_path):
+    schema = row_schema("reach", [Field("state/relative", "float32", (3,))], ("x",), 10.0)
+    config.dataset = str(tmp_path / "shown.zarr")
+    EpisodeWriter(Path(config.dataset), schema).close()
+    save_resolved(config, run.path)
+    write_card(run, config, *load_policy(run))
+    text = (run.path / CARD).read_text()
+    assert f"The demonstrations are {config.dataset}." in text
+    assert "| shown.zarr | 0 | 0 | 0 |" in text
 
 
 def test_a_students_card_says_how_it_was_taught_whatever_the_run_was_set_to(run, config):
