@@ -13,6 +13,7 @@ from scipy.stats import fisher_exact, poisson
 from robot_rl.config import changed_settings, flatten
 from robot_rl.evaluation.evidence import Check, Evidence, Finding, Origin, Vector, percent
 from robot_rl.evaluation.records import intervention_rates
+from robot_rl.evaluation.statistics import Comparison, EvaluationResult
 from robot_rl.learning.blocks import Blocks
 from robot_rl.run import ACCEPTED_POLICY, CLONED_POLICY, CONFIG_FILE, LEARNED_POLICY
 
@@ -196,10 +197,9 @@ def settings(evidence: Evidence) -> Finding | None:
                 far.append(f"{key}={value} ({words} the default, {default})")
     if not far:
         return None
-    cloned, learned = (evidence.records.final(name) for name in (CLONED_POLICY, LEARNED_POLICY))
-    compared = learned.beside(cloned) if cloned and learned else None
-    fails = any(each and each.successes == 0 for each in (cloned, learned))
-    fails = fails or bool(compared and compared.worse)
+    finals = [evidence.records.final(name) for name in (CLONED_POLICY, LEARNED_POLICY)]
+    fails = any(each and each.successes == 0 for each in finals)
+    fails = fails or bool((beside := _beside_clone(evidence, LEARNED_POLICY)) and beside[-1].worse)
     mend = "leave them out, or change them in small steps"
     return Finding("settings", 0.7 if fails else 0.0, "; ".join(far), mend)
 
@@ -359,10 +359,9 @@ def gate(evidence: Evidence) -> Finding | None:
 
 def outcome(evidence: Evidence) -> Finding | None:
     """A learned policy that the final evaluation shows to be worse than its clone."""
-    cloned, learned = (evidence.records.final(name) for name in (CLONED_POLICY, LEARNED_POLICY))
-    compared = learned.beside(cloned) if cloned and learned else None
-    if not cloned or not learned or compared is None:
+    if (beside := _beside_clone(evidence, LEARNED_POLICY)) is None:
         return None
+    learned, cloned, compared = beside
     figure = f"the learned policy solves {learned.count} final scenes, the clone {cloned.count}"
     mend = (
         "learning often costs success at first: learn for longer (environment_steps), or begin with"
@@ -376,9 +375,9 @@ def candidates(evidence: Evidence) -> Finding | None:
     if not (told := evidence.run.read_jsonl("gate")):
         return None
     accepted = sum(verdict["decision"] == "accepted" for verdict in told)
-    records = evidence.records
-    cloned, chosen = records.final(CLONED_POLICY), records.final(ACCEPTED_POLICY)
-    if cloned and chosen and (compared := chosen.beside(cloned)) and compared.worse:
+    beside = _beside_clone(evidence, ACCEPTED_POLICY)
+    if beside is not None and beside[-1].worse:
+        chosen, cloned, _ = beside
         figure = f"{chosen.name} succeeds in {chosen.count} episodes, the clone in {cloned.count}"
         mend = "let gate=episodes decide, with more pairs (gate.pairs)"
         return Finding("candidates", 0.6, f"a gate has accepted what is worse: {figure}", mend)
@@ -446,6 +445,15 @@ class _Ends:
             more = slack * (high - low) + 1e-4
             inside &= ((values >= low - more) & (values <= high + more)).all(1)
         return inside
+
+
+def _beside_clone(
+    evidence: Evidence, which: str
+) -> tuple[EvaluationResult, EvaluationResult, Comparison] | None:
+    """The final evaluations of a policy and of the clone, and the one beside the other."""
+    cloned, mine = (evidence.records.final(name) for name in (CLONED_POLICY, which))
+    compared = mine.beside(cloned) if cloned and mine else None
+    return (mine, cloned, compared) if cloned and mine and compared else None
 
 
 def _returns(origin: Origin, gamma: float) -> Vector:
