@@ -116,9 +116,10 @@ class ExportedPolicy:
         self.observation: dict[str, int] = {**lower.observed, **self.encoder.observed}
         self.observation_steps = max(lower.observation_steps, self.encoder.observation_steps)
 
-    def planned(self, observation: Mapping[str, Array], noise: Floats) -> Floats:
+    def planned(self, observation: Mapping[str, Array], noise: Floats) -> tuple[Floats, Floats]:
         """See `ChunkPolicy.planned`."""
-        return self._graph({**observation, NOISE: noise})
+        chunks = self._graph({**observation, NOISE: noise})
+        return chunks, np.zeros((len(noise), self.latent_columns), np.float32)
 
     def chosen(
         self, observation: Mapping[str, Array], base_action: Floats | None, noise: Floats | None

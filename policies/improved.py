@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,11 +86,11 @@ class ImprovedPolicy(ChunkPolicy):
         """Map observations (B, n, ...) and noise (B, *noise_shape) to (B, H, d) in [-1, 1]."""
         return self.acting.plan(observation, noise)
 
-    def latents(self, observation: ObservationBatch, noise: Floats) -> Floats:
-        """What the policy that plans chooses; 0 where it is the clone."""
-        if self.acting.latent_columns:
-            return self.acting.latents(observation, noise)
-        return np.zeros((len(noise), self.latent_columns), np.float32)
+    def planned(self, observation: ObservationBatch, noise: Floats) -> tuple[Floats, Floats]:
+        """Give what the policy that plans gives; its latents are 0 where it is the clone."""
+        if self.corrects:
+            return self.policy.planned(observation, noise)
+        return super().planned(observation, noise)
 
     def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
         """Give the imitation loss (scalar) of the improved policy."""

@@ -76,19 +76,19 @@ class LatentPolicy(ChunkPolicy):
 
     def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
         """Map observations (B, n, ...) and noise (B, H · d) to chunks (B, H, d)."""
-        features = self.encoder(observation)
-        return self.chunks(features, self._chosen(features, noise))
+        return self._planned(observation, noise)[0]
 
-    def latents(self, observation: ObservationBatch, noise: Floats) -> Floats:
-        """The w (B, H · d) of which `planned` makes chunks."""
+    def planned(self, observation: ObservationBatch, noise: Floats) -> tuple[Floats, Floats]:
+        """Give chunks (B, H, d) and the w (B, H · d) of which they are made."""
         with torch.inference_mode():
-            chosen = self._chosen(self.encoder(observation), torch.from_numpy(noise))
-            latents: Floats = chosen.cpu().numpy()
-        return latents
+            chunks, latents = self._planned(observation, torch.from_numpy(noise))
+        return chunks.cpu().numpy(), latents.cpu().numpy()
 
-    def _chosen(self, features: Tensor, noise: Tensor) -> Tensor:
+    def _planned(self, observation: ObservationBatch, noise: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.encoder(observation)
         drawn = self.actor.action(features, noise) if self.draws else self.actor.mean(features)
-        return self.limit * drawn
+        latent = self.limit * drawn
+        return self.chunks(features, latent), latent
 
     def chunks(self, features: Tensor, latent: Tensor) -> Tensor:
         """The chunks (B, H, d) of latents w (B, H · d)."""

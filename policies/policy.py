@@ -140,15 +140,11 @@ class ChunkPolicy(Policy):
     def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
         """Map observations (B, n, ...) and noise (B, *noise_shape) to (B, H, d) in [-1, 1]."""
 
-    def planned(self, observation: ObservationBatch, noise: Floats) -> Floats:
-        """Give what `plan` gives, of arrays."""
+    def planned(self, observation: ObservationBatch, noise: Floats) -> tuple[Floats, Floats]:
+        """Give what `plan` gives, of arrays, and what was chosen for it: (B, latent_columns)."""
         with torch.inference_mode():
             chunks: Floats = self.plan(observation, torch.from_numpy(noise)).cpu().numpy()
-        return chunks
-
-    def latents(self, observation: ObservationBatch, noise: Floats) -> Floats:
-        """What a plan of this noise chooses, (B, latent_columns); most policies choose nothing."""
-        return np.zeros((len(noise), 0), np.float32)
+        return chunks, np.zeros((len(noise), self.latent_columns), np.float32)
 
     @property
     def exploring(self) -> ChunkPolicy:

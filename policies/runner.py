@@ -382,8 +382,7 @@ def _plan(
     seen = _parts(windows, np.s_[:, -base.encoder.observation_steps :])
     if base.conditioned:
         seen[INSTRUCTION] = np.array([episode.instruction for episode in episodes])
-    latents = base.latents(seen, noise) if base.latent_columns else np.zeros((len(noise), 0), "f4")
-    return base.planned(seen, noise), latents
+    return base.planned(seen, noise)
 
 
 def _lengthened(seen: Array | None, new: Array, steps: int) -> Array:
