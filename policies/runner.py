@@ -15,7 +15,7 @@ from policies.columns import FEATURES, INSTRUCTION, LATENT, looked_up
 from policies.errors import PolicyError
 
 if TYPE_CHECKING:  # see policies.behaviour
-    from policies.policy import ChunkPolicy
+    from policies.policy import ChunkPolicy, Policy
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.intp]
@@ -142,7 +142,9 @@ class PolicyRunner:
             active: (slots,) bool; None for all.
 
         Raises:
-            PolicyError: A slot was not reset, or the observation does not fit the policy.
+            PolicyError: A slot was not reset, or the observation or what the policy makes of it
+                cannot be used: of another shape, or not finite. Chunks are dropped then, so that
+                the next call plans anew.
         """
         rows = self._all if active is None else np.flatnonzero(active)
         dimension = self.behaviour.policy.action_dimension
@@ -223,7 +225,7 @@ class PolicyRunner:
             instruction: The recorded episode's; conditioned policies need it.
 
         Raises:
-            PolicyError: The recording lacks an observation.
+            PolicyError: The recording lacks an observation, or one is not finite.
         """
         behaviour = self.behaviour
         base = behaviour.policy.base
@@ -231,6 +233,8 @@ class PolicyRunner:
         if behaviour.vision is not None and FEATURES not in observations:
             observations = {**observations, FEATURES: behaviour.vision.encode(observations)}
         columns = {n: np.asarray(looked_up(observations, n)) for n in base.observation}
+        for name, values in columns.items():
+            _check_numbers(name, values, ())
         rows = min(map(len, columns.values()))
         at = np.arange(0, rows, behaviour.execute_steps)
         # Before the episode its first row is repeated.
@@ -276,6 +280,7 @@ class PolicyRunner:
                     expected=(self.slots, *shape),
                 )
             new = _of_rows(array, rows)
+            _check_numbers(name, new, episodes)
             if steps == 1:
                 windows[name] = new[:, None]  # not copied
             else:
@@ -330,7 +335,8 @@ def _act_in(
         if exploration.mode == "sample" and policy.stochastic:
             noise = _normal(sources, (width,))
         seen = _parts(windows, np.s_[:, -policy.encoder.observation_steps :])
-        action = policy.chosen(seen, proposal, noise)
+        chosen = policy.chosen(seen, proposal, noise)
+        action = _checked(policy, "actions", chosen, (len(episodes), width))
     scale = np.float32(exploration.noise_scale)
     if exploration.noise == "normal":
         action = action + scale * _normal(sources, (width,))
@@ -382,7 +388,41 @@ def _plan(
     seen = _parts(windows, np.s_[:, -base.encoder.observation_steps :])
     if base.conditioned:
         seen[INSTRUCTION] = np.array([episode.instruction for episode in episodes])
-    return base.planned(seen, noise)
+    chunks, latents = base.planned(seen, noise)
+    shape = (len(episodes), base.horizon, base.action_dimension)
+    return _checked(base, "plans", chunks, shape), latents
+
+
+def _check_numbers(name: str, new: Array, episodes: Sequence[RunningEpisode]) -> None:
+    """Refuse what is no finite number (r, ...shape); the r episodes then drop their plans."""
+    if new.dtype.kind in "iub":
+        return
+    with np.errstate(over="ignore"):  # networks compute in float32
+        bad = ~np.isfinite(new.astype(np.float32, copy=False)) if new.dtype.kind == "f" else None
+    if bad is None or bad.any():
+        for episode in episodes:
+            episode.chunk = None
+        found = "" if bad is None else f"{new[bad].flat[0]!r}, {bad.sum()} of {bad.size} values"
+        raise PolicyError(
+            f"the observation {name!r} is not finite",
+            got=found or f"dtype {new.dtype}",
+            expected="numbers that float32 can hold",
+            hint="check the sensor or the environment that gave it",
+        )
+
+
+def _checked(policy: Policy, what: str, made: Floats, shape: tuple[int, ...]) -> Floats:
+    """What a policy has made, whoever wrote it: of this shape, and finite."""
+    if np.shape(made) != shape:
+        problem = f"{type(policy).__name__} made {what} of another shape"
+        raise PolicyError(problem, got=np.shape(made), expected=shape)
+    if not (finite := np.isfinite(made)).all():
+        raise PolicyError(
+            f"{type(policy).__name__} made {what} that are not finite",
+            got=made[~finite][0],
+            hint="its weights are damaged, or its training has diverged",
+        )
+    return made
 
 
 def _lengthened(seen: Array | None, new: Array, steps: int) -> Array:

@@ -17,6 +17,7 @@ from policy_examples import (
 )
 
 from policies.columns import INSTRUCTION_FEATURES, LATENT, instruction_features
+from policies.diffusion import DiffusionPolicy
 from policies.errors import PolicyError
 from policies.improved import ImprovedPolicy
 from policies.runner import PolicyRunner
@@ -416,3 +417,58 @@ def test_what_was_observed_is_kept_though_the_next_comes_in_the_same_memory():
     runner.set_behaviour(behaviour(policy, EXECUTE, version=2))
     history = {name: value[None] for name, value in recording.items()}
     np.testing.assert_array_equal(runner.act(memory).action, first_planned(policy, history))
+
+
+BAD = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "1e+39": 1e39, "dtype object": None}
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("step", [0, 2, EXECUTE])
+@pytest.mark.parametrize("make", [diffusion, residual])
+def test_an_observation_that_is_not_finite_is_refused_and_the_next_action_is_planned_anew(
+    make, bad, step
+):
+    runner, recording = started(make()), episode(EXECUTE + 3)
+    follow(runner, recording, range(step))
+    name = next(iter(runner.behaviour.policy.observation))
+    broken = at(recording, step)
+    broken[name] = broken[name].astype(object if BAD[bad] is None else np.float64)
+    broken[name][0, -1] = BAD[bad]
+    with pytest.raises(PolicyError, match=f"'{name}' is not finite") as refused:
+        runner.act(broken)
+    assert bad in str(refused.value)
+    acted = runner.act(at(recording, step))
+    assert np.isfinite(acted.action).all()
+    assert acted.chunk_index[0] == 0
+
+
+def test_what_no_policy_sees_may_be_anything():
+    runner, recording = started(), episode(1)
+    seen = {**at(recording, 0), "state/unused": np.full((1, 3), np.nan)}
+    assert np.isfinite(runner.act(seen).action).all()
+
+
+class Strange(DiffusionPolicy):
+    """A policy of somebody's own whose plans are not what it declares."""
+
+    made = staticmethod(lambda plan: plan)
+
+    def plan(self, observation, noise):
+        return self.made(super().plan(observation, noise))
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda plan: plan[:, :2], r"another shape.*got: \(1, 2, 3\).*expected: \(1, 8, 3\)"),
+        (lambda plan: plan[0], r"another shape.*got: \(8, 3\)"),
+        (lambda plan: plan[..., :1], r"another shape"),
+        (lambda plan: plan * np.nan, "not finite.*got: nan"),
+    ],
+)
+def test_a_plan_that_cannot_be_executed_is_refused_in_a_sentence(made, said):
+    policy = diffusion()
+    policy.__class__ = Strange
+    policy.made = made
+    with pytest.raises(PolicyError, match=f"(?s)Strange made plans.*{said}"):
+        follow(started(policy), episode(1), [0])
