@@ -263,8 +263,9 @@ def resized_with_padding(images: Tensor, size: int) -> Tensor:
     height, width = images.shape[-2:]
     if (height, width) == (size, size):
         return images
-    scale = size / max(height, width)
-    new = (max(1, round(height * scale)), max(1, round(width * scale)))
+    # openpi truncates this very quotient: 225 × 225 becomes 223 × 223.
+    ratio = max(height, width) / size
+    new = (max(1, int(height / ratio)), max(1, int(width / ratio)))
     smaller = functional.interpolate(images, new, mode="bilinear", align_corners=False)
     above, left = (size - new[0]) // 2, (size - new[1]) // 2
     padding = (left, size - new[1] - left, above, size - new[0] - above)

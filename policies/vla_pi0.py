@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from policies.errors import PolicyError, installing, require
@@ -20,6 +22,10 @@ from policies.vla_backbone import VLABackbone
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _LINEAR = "(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+# Two names under which a checkpoint may hold what π0 has once: its table of tokens.
+_HEAD = re.compile(r"^.*paligemma\.lm_head\.weight$")
+_EMBEDDING = re.compile(r"^.*language_model\.(model\.)?embed_tokens\.weight$")
+_UNUSED = "tied_head"  # where the head goes that is not read
 
 
 @dataclass(frozen=True)
@@ -93,8 +99,9 @@ class PI0(VLABackbone):
                     use_safetensors=True,
                     ignore_mismatched_sizes=True,
                     output_loading_info=True,
+                    key_mapping=_without_tied_head(path),
                 )
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
             raise PolicyError(
                 f"no π0 can be loaded from {path!r}",
                 got=" ".join(str(error).split())[:300],
@@ -107,7 +114,7 @@ class PI0(VLABackbone):
         unused = "model.dit.embed_tokens."
         problems = {
             "missing": sorted(n for n in report["missing_keys"] if not n.startswith(unused)),
-            "unexpected": sorted(report["unexpected_keys"]),
+            "unexpected": sorted(set(report["unexpected_keys"]) - {_UNUSED}),
             "of another shape": sorted(str(entry[0]) for entry in report["mismatched_keys"]),
         }
         wrong = [f"{len(v)} {k}: {', '.join(v[:8])}" for k, v in problems.items() if v]
@@ -199,6 +206,30 @@ def make_model(config: Mapping[str, Any], seed: int = 0) -> Any:
         return transformers.PI0ForConditionalGeneration._from_config(
             transformers.PI0Config(**content), dtype=dtype
         )
+
+
+def _without_tied_head(path: str) -> dict[str, str]:
+    """The renaming that sets a language model's head aside where its embedding is stored too.
+
+    π0 reads its embedding alone; the head is a copy of it from before the fine-tuning. Of weights
+    with a head only, transformers takes the head for the embedding.
+    """
+    utils = _transformers().utils
+    index = utils.cached_file(
+        path, utils.SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False
+    )
+    if index is not None:
+        names = list(json.loads(Path(index).read_bytes())["weight_map"])
+    else:
+        weights = utils.cached_file(
+            path, utils.SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False
+        )
+        if weights is None:
+            return {}
+        with safe_open(weights, "pt") as file:
+            names = list(file.keys())
+    both = all(any(map(pattern.match, names)) for pattern in (_HEAD, _EMBEDDING))
+    return {_HEAD.pattern: _UNUSED} if both else {}
 
 
 def _transformers() -> ModuleType:

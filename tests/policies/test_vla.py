@@ -19,7 +19,8 @@ from policies.columns import INSTRUCTION, INSTRUCTION_FEATURES
 from policies.errors import PolicyError
 from policies.networks import seeded
 from policies.runner import PolicyRunner
-from policies.vla_pi0 import byte_tokenizer, create, make_model, tiny_config
+from policies.vla import resized_with_padding
+from policies.vla_pi0 import PI0, byte_tokenizer, create, make_model, tiny_config
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions, fit
 from robot_rl.learning.algorithms.encoding import step_encoder
 
@@ -447,3 +448,51 @@ def test_a_tokeniser_without_a_begin_token_is_refused(folder, tmp_path):
     (tmp_path / "model/tokenizer.json").write_text(tokenizers.Tokenizer(model).to_str())
     with pytest.raises(PolicyError, match="no begin token; expected: <bos>"):
         policy(tmp_path / "model").tokenizer(["go"])
+
+
+REFERENCE = Path(__file__).parent / "lerobot_pi0.safetensors"
+_TABLE = "model.paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
+_HEAD = "model.paligemma_with_expert.paligemma.lm_head.weight"
+
+
+@pytest.mark.parametrize("stored", [(_TABLE, _HEAD), (_TABLE,), (_HEAD,)], ids=len)
+def test_weights_in_the_layout_of_lerobot_plan_as_lerobot_does(stored, folder, tmp_path):
+    """The reference holds random weights, and what LeRobot 0.6.2 plans with them in 3 steps."""
+    reference = load_file(REFERENCE)
+    weights = {n.removeprefix("weights/"): t for n, t in reference.items() if "/" in n}
+    table = weights[_TABLE]
+    weights = {name: t for name, t in weights.items() if name not in (_TABLE, _HEAD)}
+    # Beside the table a head is what was left of it before the fine-tuning: it is not read.
+    weights |= {name: table if name == stored[0] else table + 1.0 for name in stored}
+    path = shutil.copytree(folder, tmp_path / "model")
+    save_file(weights, path / WEIGHTS, metadata={"format": "pt"})
+    backbone = PI0.load(str(path), "float32", 8)
+    with torch.inference_mode():
+        prompt = backbone.prompt(
+            reference["tokens"], reference["masks"].long(), reference["images"][:, None]
+        )
+        plan, time = reference["noise"], torch.ones(3)
+        for _ in range(3):
+            plan = plan - backbone.velocity(prompt, reference["state"], plan, time) / 3
+            time = time - 1 / 3
+    torch.testing.assert_close(plan, reference["out"], rtol=1e-5, atol=1e-4)
+
+
+# Shape → rows and columns of the picture in 224 × 224, as openpi and LeRobot 0.6.2 place it.
+PLACES = {
+    (181, 320): (49, 175, 0, 224),
+    (360, 641): (49, 174, 0, 224),
+    (225, 225): (0, 223, 0, 223),
+    (246, 239): (0, 223, 3, 220),
+    (100, 37): (0, 224, 71, 153),
+    (480, 640): (28, 196, 0, 224),
+}
+
+
+@pytest.mark.parametrize("shape", PLACES)
+def test_a_picture_is_placed_as_pi0_was_trained(shape):
+    placed = resized_with_padding(torch.ones(1, 3, *shape), 224)[0, 0]
+    top, bottom, left, right = PLACES[shape]
+    expected = torch.full((224, 224), -1.0)
+    expected[top:bottom, left:right] = 1.0
+    torch.testing.assert_close(placed, expected)
