@@ -21,14 +21,16 @@ class VirtualKeyboard:
 
     Args:
         display: Its name, such as `:1`.
+        server: The process id of the display.
     """
 
-    def __init__(self, display: str) -> None:
+    def __init__(self, display: str, server: int = 0) -> None:
         """See the class."""
         from Xlib import XK, X  # of the extra keyboard
         from Xlib import display as displays
         from Xlib.ext import xtest
 
+        self.server = server
         self._display: Any = displays.Display(display)
         self._symbol, self._fake = XK.string_to_keysym, xtest.fake_input
         self._down, self._up = X.KeyPress, X.KeyRelease
@@ -95,7 +97,7 @@ def virtual_keyboard() -> Iterator[VirtualKeyboard]:
         if not number:
             raise RobotRLError("Xvfb has ended", got=f"exit code {server.wait()}")
         os.environ["DISPLAY"] = f":{number}"
-        keyboard = VirtualKeyboard(os.environ["DISPLAY"])
+        keyboard = VirtualKeyboard(os.environ["DISPLAY"], server.pid)
         try:
             yield keyboard
         finally:

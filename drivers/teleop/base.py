@@ -116,7 +116,12 @@ class TeleopDevice(ABC):
     shaping: Shaping = field(default_factory=Shaping)
     # What its buttons say: name of a button → one of `robot_rl.env.operator.OperatorEvent`.
     events: Mapping[str, str] = field(default_factory=dict)
+    # For how long a deflection counts that does not change at all [s]. Hands tremble: a device
+    # that reports changes alone, and goes on saying this, has lost its connection.
+    still_s: float = math.inf
     _gripper: float = field(default=_OPEN, init=False)
+    # The axes of the last look, and since when they have been the same, on the steady clock [s].
+    _last: tuple[Vector, float] = field(default=(np.zeros(6), -math.inf), init=False, repr=False)
 
     @abstractmethod
     def connect(self) -> None:
@@ -148,10 +153,14 @@ class TeleopDevice(ABC):
             DriverError: The device has failed, or an orientation is needed.
         """
         axes = self.axes()
-        motion = self.shaping.motion(axes.values, tool_orientation)
-        before = self._gripper if gripper is None else gripper
+        now, (before, since) = time.monotonic(), self._last
+        if axes.pressed or not np.array_equal(before, axes.values):
+            self._last = axes.values, (since := now)
+        values = axes.values if now - since <= self.still_s else np.zeros(6)
+        motion = self.shaping.motion(values, tool_orientation)
+        last_told = self._gripper if gripper is None else gripper
         told = None
         if self.shaping.gripper_button in axes.pressed:
-            told = self._gripper = _OPEN if before > 0.0 else _CLOSED
+            told = self._gripper = _OPEN if last_told > 0.0 else _CLOSED
         moving = bool(motion.any()) or told is not None
         return TeleopState(time.time_ns(), motion, told, moving, axes.pressed)

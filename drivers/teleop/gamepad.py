@@ -25,6 +25,7 @@ class Gamepad(TeleopDevice):
     """
 
     index: int = 0  # which pad, from 0
+    still_s: float = 3.0  # a stick at its end may be held so long without a tremble [s]
     # For each of the axes front, left, up, and turns about them, the number of a pad's axis; -1 for
     # none.
     sticks: Sequence[int] = (1, 0, -1, -1, 4, 3)

@@ -1,13 +1,16 @@
 """The keyboard as a teleoperation device, through pynput: it hears keys whichever window has focus.
 
-The motion is that of the keys that are held down. On Linux it needs X11 (or XWayland).
+The motion is that of the keys that are held down. Only a session of X11 lets a program hear keys of
+other windows, and answers which keys are down: Wayland does neither.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,50 +27,101 @@ KEYS: Mapping[str, tuple[int, float]] = {
     for key, direction in zip(pair, (1.0, -1.0), strict=True)
 }
 
+_ASK_S = 0.025  # between two questions which keys are down
+_SILENT_S = 0.25  # without an answer, after which no key counts as held
+_INSTEAD = "open the console (robot-rl console RUN), or take teleop=gamepad or teleop=spacemouse"
+
+
+def check_session() -> str:
+    """Give the display whose keys can be heard, whichever window has focus.
+
+    Raises:
+        DriverError: There is none, as in a session of Wayland, where only the windows of X11
+            programs would be heard.
+    """
+    display, wayland = os.environ.get("DISPLAY"), os.environ.get("WAYLAND_DISPLAY")
+    if sys.platform != "linux":
+        raise DriverError("the keyboard is heard on Linux alone", got=sys.platform, hint=_INSTEAD)
+    if wayland or os.environ.get("XDG_SESSION_TYPE") == "wayland":
+        raise DriverError(
+            "a session of Wayland lets no program hear the keys of other windows",
+            got=f"WAYLAND_DISPLAY={wayland}" if wayland else "XDG_SESSION_TYPE=wayland",
+            expected="a session of X11 (choose Xorg at the log-in)",
+            hint=_INSTEAD,
+        )
+    if not display:
+        raise DriverError(
+            "the keyboard needs a display",
+            got="DISPLAY is not set",
+            hint=f"start from a terminal of the desktop, or {_INSTEAD}",
+        )
+    return display
+
 
 @dataclass
 class Keyboard(TeleopDevice):
     """Moves with the keys of `KEYS`; other keys are buttons under pynput's names for them.
 
     A key that is neither of `KEYS` nor has another meaning here ends the motion, until a key of
-    `KEYS` is pressed again.
+    `KEYS` is pressed again. So does a display that does not confirm that the key is still down: a
+    release may be lost, or the display hang.
     """
 
     speed: float = 1.0  # what a held key counts, as a share of the largest action
     slow_key: str = "shift"  # while it is held, keys count a fifth
-    _down: set[str] = field(default_factory=set, init=False, repr=False)
+    # Keys that are down, and when that was heard on the steady clock [s].
+    _down: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _pressed: set[str] = field(default_factory=set, init=False, repr=False)
+    # Keys that were down when the display fell silent: they count again once they were up.
+    _expired: set[str] = field(default_factory=set, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _listener: Any = field(default=None, init=False, repr=False)
+    _answered: float = field(default=0.0, init=False, repr=False)  # steady clock [s]
+    _problem: Exception | None = field(default=None, init=False, repr=False)
+    _ending: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Look for pynput and a display, before anything else of a robot is started."""
-        if not os.environ.get("DISPLAY") and os.name == "posix" and os.uname().sysname == "Linux":
-            raise DriverError(
-                "the keyboard needs a display",
-                got="DISPLAY is not set",
-                hint="start from a terminal of the desktop, or take another device: teleop=gamepad",
-            )
+        check_session()
         require("pynput.keyboard", "keyboard")
 
     def connect(self) -> None:
         """Begin to listen."""
         keyboard = require("pynput.keyboard", "keyboard")
+        displays = require("Xlib.display", "keyboard")
         self.close()
+        display = displays.Display(check_session())
+        if display.has_extension("XWAYLAND"):
+            display.close()
+            raise DriverError(
+                "the display is that of XWayland, which hears the windows of X11 programs alone",
+                expected="a session of X11 (choose Xorg at the log-in)",
+                hint=_INSTEAD,
+            )
         self._listener = keyboard.Listener(on_press=self._press, on_release=self._release)
         self._listener.start()
         self._listener.wait()
+        self._answered, self._problem, self._ending = time.monotonic(), None, threading.Event()
+        asking = threading.Thread(
+            target=self._ask, args=(display, self._ending), name="keyboard", daemon=True
+        )
+        asking.start()
 
     def axes(self) -> Axes:
         """The keys that are down, and those that went down."""
-        if self._listener is None or not self._listener.running:
+        if self._problem is not None or self._listener is None or not self._listener.running:
             raise DriverError(
-                "nobody listens to the keyboard", hint="was the display closed? Connect anew"
-            )
+                "nobody listens to the keyboard",
+                got=self._problem,
+                hint="was the display closed? Connect again",
+            ) from self._problem
         with self._lock:
-            down, pressed = set(self._down), frozenset(self._pressed - KEYS.keys())
+            if time.monotonic() - self._answered > _SILENT_S:
+                self._expired |= self._down.keys() & KEYS.keys()
+                self._let_go()
+            pressed = frozenset(self._pressed - KEYS.keys())
             # A key that was tapped between two looks counts once.
-            down |= self._pressed
+            down = self._down.keys() | self._pressed
             self._pressed.clear()
         values = np.zeros(6)
         speed = self.speed * (0.2 if self.slow_key in down else 1.0)
@@ -78,28 +132,51 @@ class Keyboard(TeleopDevice):
 
     def close(self) -> None:
         """Stop listening."""
+        self._ending.set()
         if self._listener is not None:
             self._listener.stop()
             self._listener = None
         with self._lock:
             self._down.clear()
             self._pressed.clear()
+            self._expired.clear()
+
+    def _ask(self, display: Any, ending: threading.Event) -> None:
+        """Ask the display which keys are down, until the end; a thread, as it may hang."""
+        try:
+            while not ending.wait(_ASK_S):
+                asked = time.monotonic()
+                held = display.query_keymap()  # a bit for each key
+                codes = {key: display.keysym_to_keycodes(ord(key)) for key in KEYS}
+                still = {k for k, found in codes.items() if any(_bit(held, c) for c, _ in found)}
+                with self._lock:
+                    self._answered = time.monotonic()
+                    self._expired &= still
+                    for key in (self._down.keys() & KEYS.keys()) - still:
+                        if self._down[key] < asked:  # else the answer is older than the key
+                            del self._down[key]
+            display.close()
+        except Exception as problem:  # raised to the owner by `axes`
+            self._problem = problem
 
     def _press(self, key: Any) -> None:
         name = _name(key)
         with self._lock:
             if not self._has_meaning(name):
                 self._let_go()
-            if name not in self._down:  # the desktop repeats a key that is held
+            if (
+                name not in self._down and name not in self._expired
+            ):  # the desktop repeats a key that is held
                 self._pressed.add(name)
-            self._down.add(name)
+                self._down[name] = time.monotonic()
 
     def _release(self, key: Any) -> None:
         name = _name(key)
         with self._lock:
             if name not in self._down or not self._has_meaning(name):
                 self._let_go()
-            self._down.discard(name)
+            self._down.pop(name, None)
+            self._expired.discard(name)
 
     def _has_meaning(self, name: str) -> bool:
         others = {self.slow_key, self.shaping.gripper_button}
@@ -111,7 +188,13 @@ class Keyboard(TeleopDevice):
         AltGr and what changes the layout rename every key; neither has a meaning here, nor have
         most of the new names.
         """
-        self._down -= KEYS.keys()
+        self._pressed -= KEYS.keys()
+        for key in self._down.keys() & KEYS.keys():
+            del self._down[key]
+
+
+def _bit(held: Sequence[int], code: int) -> bool:
+    return bool(held[code // 8] >> code % 8 & 1)
 
 
 def _name(key: Any) -> str:

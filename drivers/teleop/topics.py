@@ -119,6 +119,7 @@ class JoyTopic(TopicDevice):
 
     kind: ClassVar[str] = "sensor_msgs/msg/Joy"
     topic: str = "joy"
+    still_s: float = 3.0  # a stick at its end may be held so long without a tremble [s]
     # For each of the axes front, left, up, and turns about them, the number of the message's axis;
     # -1 for none. The default is spacenav's order.
     sticks: Sequence[int] = (0, 1, 2, 3, 4, 5)

@@ -140,9 +140,13 @@ def ros() -> str:
 
 def keyboard() -> str:
     """Keys as a teleoperation device, read from the display."""
-    display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    if not display:
-        raise NotHere("no display: DISPLAY is not set", "log in at the desktop, or with ssh -X")
+    from drivers.teleop.keyboard import check_session
+
+    try:
+        display = check_session()
+    except RobotRLError as error:
+        problem, _, hint = str(error).partition("; next: ")
+        raise NotHere(problem, hint) from error
     _imported("pynput.keyboard", f"{installing('keyboard')}; it needs a compiler and Linux headers")
     return f"pynput on {display}"
 

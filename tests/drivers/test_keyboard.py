@@ -89,14 +89,14 @@ print("done")
 def display():
     if shutil.which("Xvfb") is None:
         pytest.skip("needs Xvfb (Debian's package xvfb)")
-    with virtual_keyboard():
-        yield os.environ["DISPLAY"]
+    with virtual_keyboard() as keyboard:
+        yield keyboard
 
 
-def ran(program, display, *arguments):
+def ran(program, display):
     return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env={**os.environ, "DISPLAY": display, "PYTHONPATH": os.pathsep.join(sys.path)},
+        [sys.executable, "-c", program, str(display.server)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -115,6 +115,64 @@ def test_a_key_that_is_let_go_under_another_name_does_not_stay_held(display):
     subprocess.run(["setxkbmap", "us,fr"], check=True)  # AltGr with Q is then A
     done = ran(_ALT_GR, display)
     assert done.stdout.strip() == "done", done.stderr
+
+
+# The display hangs with a key held, and is let go of the key before it goes on.
+_SILENT = """
+import os
+import signal
+import sys
+import time
+from drivers.teleop.base import Shaping
+from drivers.teleop.keyboard import Keyboard
+from virtual_keyboard import VirtualKeyboard
+
+server = int(sys.argv[1])
+keyboard = Keyboard(Shaping(dead_zone=0.0))
+keyboard.connect()
+hands = VirtualKeyboard(os.environ["DISPLAY"])
+
+def until(moving):
+    deadline = time.monotonic() + 20.0
+    while keyboard.read().moving != moving:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+hands.press("w")
+until(moving=True)
+time.sleep(1.0)  # held for longer than any answer takes
+assert keyboard.read().moving
+os.kill(server, signal.SIGSTOP)
+try:
+    until(moving=False)
+finally:
+    os.kill(server, signal.SIGCONT)
+time.sleep(1.5)  # the key is still down, and is repeated: it must be struck again
+held = keyboard.read().moving
+hands.release("w")
+until(moving=False)
+hands.press("w")
+until(moving=True)
+hands.release("w")
+until(moving=False)
+keyboard.close()
+print("moved by itself" if held else "done")
+"""
+
+
+def test_a_held_key_does_not_outlast_a_display_that_falls_silent(display):
+    done = ran(_SILENT, display)
+    assert done.stdout.strip() == "done", done.stderr
+
+
+@pytest.mark.parametrize("session", ["WAYLAND_DISPLAY", "XDG_SESSION_TYPE"])
+def test_a_session_of_wayland_is_refused_with_what_to_use(session, monkeypatch):
+    from drivers.teleop.keyboard import Keyboard
+
+    monkeypatch.setenv("DISPLAY", ":0")  # that of XWayland
+    monkeypatch.setenv(session, "wayland")
+    with pytest.raises(DriverError, match=r"Wayland.*console.*teleop=spacemouse"):
+        Keyboard()
 
 
 def test_without_a_display_it_says_what_to_do(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -78,3 +79,12 @@ def test_the_gripper_button_begins_with_what_the_gripper_was_last_told():
     assert device.read(gripper=1.0).gripper == -1.0
     assert device.read(gripper=0.2).gripper == -1.0
     assert device.read(gripper=-1.0).gripper == 1.0
+
+
+def test_a_deflection_that_no_longer_changes_counts_as_let_go_until_it_does():
+    device = ScriptedDevice(script=[FRONT] * 2 + [(0.9, *FRONT[1:])], still_s=0.05)
+    device.connect()
+    assert device.read().moving
+    time.sleep(0.1)
+    assert not device.read().moving  # the pad has lost its connection
+    assert device.read().moving
