@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import weakref
+from contextlib import ExitStack
 from typing import Any, cast
 
 import gymnasium
@@ -21,6 +24,7 @@ Begun = tuple[Observation, dict[str, Any]]
 Stepped = tuple[Observation, float, bool, bool, dict[str, Any]]
 # Option of a reset that moves neither the robot nor the scene.
 IN_PLACE: dict[str, Any] = {"in_place": True}
+_open: weakref.WeakSet[RobotEnv] = weakref.WeakSet()
 
 
 class RobotEnv(gymnasium.Env[Observation, Action]):
@@ -59,6 +63,8 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         self._has_told_grippers = False
         self._step = 0
         self._closed = False
+        _open.add(self)
+        _close_first()
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
         """Begin an episode.
@@ -94,7 +100,9 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         self._has_told_grippers = True
         self.clock.start()
         self._step = 0
-        return self.observe(), {
+        seen = self.observe()
+        _close_first()  # some load what they render with now
+        return seen, {
             "success": False,
             "stamp_observation": self.clock.now_ns(),
             "in_place": in_place,
@@ -130,7 +138,10 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         return observation, outcome.reward, outcome.terminated, truncated, info
 
     def close(self) -> None:
-        """Hold the robot and release it; may be called again."""
+        """Hold the robot and release it; may be called again.
+
+        One that nobody has closed is closed as the interpreter ends.
+        """
         if self._closed:
             return
         self._closed = True
@@ -182,6 +193,18 @@ class RobotEnvWrapper(gymnasium.Wrapper[Observation, Action, Observation, Action
 
 
 EpisodeEnv = RobotEnv | RobotEnvWrapper
+
+
+def _close_all() -> None:
+    with ExitStack() as stack:  # all of them, whatever one raises
+        for env in _open:
+            stack.callback(env.close)
+
+
+def _close_first() -> None:
+    """Let the interpreter close environments before the libraries that they use end themselves."""
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)  # the last to be registered is the first to be called
 
 
 def _space(field: Field) -> spaces.Box:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from scenes import configuration
@@ -141,3 +144,15 @@ def test_a_region_with_nothing_in_it_gives_zeros(seeing):
 def test_a_camera_that_cannot_be_is_one_clear_error(seeing, changes, words):
     with pytest.raises(CameraError, match=words):
         seeing(**changes)
+
+
+def test_environments_that_nobody_has_closed_end_in_silence():
+    program = """
+import gymnasium, robot_rl
+for task in ("Reach", "PushT"):
+    env = gymnasium.make(f"robot_rl/{task}-v0", overrides=["observation=pixels"])
+    env.reset(seed=0)
+    kept = (globals().get("kept"), env)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
