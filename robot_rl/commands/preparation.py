@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -22,9 +21,9 @@ from omegaconf import DictConfig
 from robot_rl.config import check_least, on_stepped_clock
 from robot_rl.data.schema import Observation
 from robot_rl.env.factory import check_device, make_env
-from robot_rl.env.gym import GymError, GymRobot
+from robot_rl.env.gym import ANY, LAST, NO_SUCCESS, REWARDED, TERMINATED, GymError, GymRobot
 from robot_rl.env.robot_env import RobotEnv
-from robot_rl.errors import RobotRLError, require
+from robot_rl.errors import require
 from robot_rl.processes.group import ProcessGroup
 from robot_rl.processes.signals import ask_to_end
 from robot_rl.processes.waiting import wait_until
@@ -38,6 +37,7 @@ _FOUND_SECONDS = 2.0  # in which other nodes are found
 _MOVES_AT_START = "drivers.gripper.robotiq"  # whose activation moves its fingers
 # How an environment is tried.
 _MOST_STEPS, _REPEATED_STEPS, _MOST_SECONDS = 1000, 10, 0.3
+_JUDGED_STEPS, _JUDGED_EPISODES = 50, 10  # fewest steps, in so many episodes, that rewards need
 # Of numbers; and of an image's mean, for a renderer may draw one scene a little differently.
 _RELATIVE, _ABSOLUTE, _GRAY_LEVELS = 1e-3, 1e-5, 1.0
 
@@ -178,39 +178,33 @@ class _Episode:
     rewards: list[float] = field(default_factory=list)
     success: bool = False  # at the newest step
     terminated: bool = False
+    truncated: bool = False
+
+    @property
+    def rewards_before_end(self) -> list[float]:
+        """The rewards of the steps that did not terminate it."""
+        return self.rewards[: -1 if self.terminated else None]
 
 
 def try_environment(config: DictConfig) -> None:
     """Try the environment of `robot=gym`, and print what follows; other robots are left alone.
 
-    `GymError` where nothing can be learned from it. Without a control rate it gets its own.
+    Where the configuration leaves them open, it gets the environment's own control rate, and what
+    makes an episode a success. `GymError` where nothing can be learned from the environment.
     """
     if config.robot.get("_target_") != f"{GymRobot.__module__}.{GymRobot.__qualname__}":
         return
     with closing(make_env(on_stepped_clock(config))) as env:
         config.control_rate_hz = env.schema.control_rate_hz
-        try:
-            assert isinstance(env.robot, GymRobot)
-            print("\n    ".join(_facts(env, env.robot)), flush=True)
-        except RobotRLError:
-            raise
-        except Exception as error:  # whatever its own code does
-            raise GymError(
-                f"the environment {config.robot.id} fails in its first steps",
-                got=f"{error!r} in {_place(error)}",
-                expected="reset and step as gymnasium.Env describes them",
-            ) from error
+        assert isinstance(env.robot, GymRobot)
+        print("\n    ".join(_facts(config, env, env.robot)), flush=True)
 
 
-def _place(error: Exception) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{frame.filename}:{frame.lineno}, {frame.name}"
-
-
-def _facts(env: RobotEnv, robot: GymRobot) -> list[str]:
+def _facts(config: DictConfig, env: RobotEnv, robot: GymRobot) -> list[str]:
     shape = (_MOST_STEPS, len(robot.action_names))
     actions = np.random.default_rng(0).uniform(-1.0, 1.0, shape).astype(np.float32)
     first = _begin(env, actions)
+    strange = not robot.within_its_space
     other, _ = env.reset(seed=1)
     again = _begin(env, actions[:_REPEATED_STEPS])
     if changed := _difference(first.seen[0], again.seen[0]):
@@ -225,33 +219,68 @@ def _facts(env: RobotEnv, robot: GymRobot) -> list[str]:
     return [
         f"{robot.id}: at most {steps} steps of {env.clock.period:g} s ({source});"
         f" reward {low:g} to {high:g} in {len(first.rewards)} random steps",
-        _success(robot, first),
+        f"success: {_success(config, env, robot, first)}",
+        *["what it observes has not the bounds or dtypes that its space declares"] * strange,
         *["all seeds begin alike"] * (_difference(first.seen[0], other) is None),
         *["the same actions lead elsewhere: no run can be repeated"]
         * any(map(_difference, first.seen, again.seen)),
     ]
 
 
-def _success(robot: GymRobot, first: _Episode) -> str:
+def _success(config: DictConfig, env: RobotEnv, robot: GymRobot, first: _Episode) -> str:
+    """What makes an episode a success, in words."""
     if robot.success_return is not None:
-        return f"success: rewards that sum to {robot.success_return:g} or more"
-    if robot.success_from is None:
-        return "success: termination with a positive reward, for want of robot.success_return=SUM"
-    step = "any step" if robot.success == "any" else "the last step (robot.success=any: any step)"
-    ends = "ends the episode" if first.terminated else "ends no episode: each lasts to its limit"
-    seen = f"it {ends}" if first.success else "random actions never reached it"
-    return f"success: info[{robot.success_from!r}] at {step}; {seen}"
+        return f"rewards that sum to {robot.success_return:g} or more"
+    said = {TERMINATED: "termination", NO_SUCCESS: "none is counted"}
+    if robot.success in said:
+        return f"{said[robot.success]} (robot.success={robot.success})"
+    if robot.success_from is not None:
+        ever = "any step" if robot.success.startswith(ANY) else "the last step"
+        other = " (robot.success=any: any step)" if robot.success == LAST else ""
+        ends = (
+            "ends the episode" if first.terminated else "ends no episode: each lasts to its limit"
+        )
+        seen = f"it {ends}" if first.success else "random actions never reached it"
+        return f"info[{robot.success_from!r}] at {ever}{other}; {seen}"
+    if robot.success == REWARDED:
+        return "termination with a positive reward (robot.success=rewarded)"
+    if robot.success not in (LAST, ANY):
+        return f"{robot.success} in the info, which has not come up in these steps"
+    return _by_reward(config, env, first)
 
 
-def _begin(env: RobotEnv, actions: npt.NDArray[np.float32]) -> _Episode:
-    """Act with seed 0 for some time, up to a success or the end of the episode."""
-    deadline, episode = time.monotonic() + _MOST_SECONDS, _Episode([env.reset(seed=0)[0]])
+def _by_reward(config: DictConfig, env: RobotEnv, first: _Episode) -> str:
+    """The same where no info reports success: by the reward, if that tells ends apart."""
+    tried, rng = [first], np.random.default_rng(1)
+    while sum(len(e.rewards) for e in tried) < _JUDGED_STEPS and len(tried) < _JUDGED_EPISODES:
+        shape = (_JUDGED_STEPS, len(env.robot.action_names))
+        actions = rng.uniform(-1.0, 1.0, shape).astype(np.float32)
+        tried.append(_begin(env, actions, seed=len(tried)))
+    if not any(reward > 0.0 for each in tried for reward in each.rewards_before_end):
+        config.robot.success = REWARDED
+        return (
+            "termination with a positive reward, for want of another sign"
+            " (robot.success=rewarded; or robot.success_return=SUM)"
+        )
+    if any(each.terminated or each.truncated for each in tried):  # some infos report it at the end
+        config.robot.success = NO_SUCCESS
+    return (
+        "unknown, so no episode counts as one: rewards are positive before an end, and no info"
+        " reports it. Name it with robot.success=KEY (of the info), =rewarded or =terminated, or"
+        " with robot.success_return=SUM"
+    )
+
+
+def _begin(env: RobotEnv, actions: npt.NDArray[np.float32], seed: int = 0) -> _Episode:
+    """Act for some time, up to a success or the end of the episode."""
+    deadline, episode = time.monotonic() + _MOST_SECONDS, _Episode([env.reset(seed=seed)[0]])
     for action in actions:
-        observation, reward, episode.terminated, truncated, info = env.step(action)
+        observation, reward, episode.terminated, episode.truncated, info = env.step(action)
         episode.seen.append(observation)
         episode.rewards.append(float(reward))
         episode.success = info["success"]
-        if episode.success or episode.terminated or truncated or time.monotonic() > deadline:
+        ended = episode.success or episode.terminated or episode.truncated
+        if ended or time.monotonic() > deadline:
             break
     return episode
 

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import math
-import operator
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -18,28 +17,27 @@ from typing import Any
 import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium import spaces
 from gymnasium.envs.registration import load_env_creator
 
 from policies import registry
 from robot_rl.data.schema import Field, Observation
+from robot_rl.env.gym_spaces import MEND, bounds_of, columns_of, flag_of, number_of, parts_of
+from robot_rl.env.gym_spaces import GymError as GymError
 from robot_rl.env.robot import Action
 from robot_rl.env.sim import choose_backend
 from robot_rl.env.task import Outcome, Task, refuse_resume
 from robot_rl.errors import RobotRLError, installing
 
 _SUCCESS_KEYS = ("success", "is_success", "succeed")  # in an info; the first that is there counts
+# What `GymRobot.success` may be beside a key: see there.
+LAST, ANY, REWARDED, TERMINATED, NO_SUCCESS = "last", "any", "rewarded", "terminated", "none"
 # Where the observation of an environment with goals holds what is reached, and what is wanted.
 ACHIEVED, DESIRED = "state/achieved_goal", "state/desired_goal"
-_MEND = "mend the environment, or wrap it and register what you made"
 _FILMED = "rgb_array"  # the render mode
+_STEPPED = "observation, reward, terminated, truncated, info"
 
 Goals = npt.NDArray[Any]
 GoalReward = Callable[[Goals, Goals], npt.NDArray[np.float64]]
-
-
-class GymError(RobotRLError):
-    """A Gymnasium environment that cannot be made, or does what nothing can be learned from."""
 
 
 @dataclass(eq=False)
@@ -75,10 +73,11 @@ class GymTask:
 class GymRobot:
     """Steps a Gymnasium environment as if it were a robot.
 
-    Its observation space is a Box, which becomes `state/observation`, or a Dict, whose entries
-    become `state/<key>`; keys of nested Dicts are joined by `_`. Numbers become float32 (n,),
-    flattened; uint8 (height, width, 3) becomes `images/<key>`. Actions in [-1, 1] are scaled to the
-    bounds of its action space, a Box. It is made with the render mode "rgb_array" if it has that.
+    Its observation space is a Box, which is called `observation`, or a Dict; keys of nested Dicts
+    are joined by `_`. Numbers become `state/<key>` float32 (n,), flattened. Pictures become
+    `images/<key>`: colour uint8 (height, width, 3), depth uint16 (height, width, 1) [mm]; see
+    `robot_rl.data.pictures`. Actions in [-1, 1] are scaled to the bounds of its action space, a
+    Box. It is made with the render mode "rgb_array" if it has that.
 
     Attributes:
         control_rate_hz: The environment's own steps per second, and `rate_source` what says so:
@@ -93,13 +92,15 @@ class GymRobot:
     arguments: Mapping[str, Any]  # keyword arguments of the environment
     # Share of the action space's range about its middle that is used, for each of its columns; one
     # with 0 stays in the middle and is no column of the action. None: all of the range.
-    action_scale: Sequence[float] | None
-    # Name in the info that reports success; None: success, is_success or succeed. An environment
-    # that reports none has succeeded when it terminates with a positive reward.
-    success_key: str | None
-    # Which steps make an episode a success: its "last" one, as in gymnasium-robotics, where the
-    # object has to stay; or "any", as in Meta-World, and all steps after it.
-    success: str = "last"
+    action_scale: Sequence[float] | None = None
+    # What makes an episode a success:
+    # - KEY: what the info says under this key at the "last" step, as in gymnasium-robotics, where
+    #   the object has to stay; "any KEY": at any step, as in Meta-World, and at all steps after it.
+    #   "last" and "any" alone: under success, is_success or succeed.
+    # - "rewarded": the same as "last", and where the info has no such key, that the episode
+    #   terminates with a positive reward; "terminated": that it terminates.
+    # - "none": nothing; no success is counted.
+    success: str = LAST
     # Sum of rewards from which an episode is a success at its end, whatever the info says; or None.
     success_return: float | None = None
     simulated = True
@@ -107,20 +108,37 @@ class GymRobot:
     opens_grippers = True
 
     def __post_init__(self) -> None:
-        id, task = self.id, self.task
-        if self.success not in ("last", "any"):
-            raise GymError("robot.success is unknown", got=self.success, expected="last or any")
-        if not isinstance(task, GymTask):
+        if not isinstance(self.task, GymTask):
             raise GymError(
-                f"a Gymnasium environment cannot do the task {task.name!r}",
-                got=type(task).__name__,
+                f"a Gymnasium environment cannot do the task {self.task.name!r}",
+                got=type(self.task).__name__,
                 hint="leave task=... out, or give task=gym",
             )
+        first, _, rest = self.success.strip().partition(" ")
+        if not first or (rest and first not in (LAST, ANY)):
+            raise GymError(
+                "robot.success cannot be read",
+                got=repr(self.success),
+                expected=f"KEY of the info, any KEY, {LAST}, {ANY}, {REWARDED}, {TERMINATED} or"
+                f" {NO_SUCCESS}",
+            )
+        known = first in (LAST, ANY, REWARDED, TERMINATED, NO_SUCCESS)
+        self._judge, key = (first, rest.strip()) if known else (LAST, first)
+        self._success_keys = (key,) if key else _SUCCESS_KEYS
         self.success_from: str | None = None
-        self._env = _make(id, self.arguments)
+        self._env = _make(self.id, self.arguments)
+        try:
+            self._look()
+        except BaseException:
+            self._env.close()
+            raise
+
+    def _look(self) -> None:
+        """Take from the environment what it observes, how it acts, and how long."""
+        id, task = self.id, self.task
         self._spaces = _spaces(self._env)
-        self._columns = _columns(id, self._spaces[0])
-        self._low, self._high = _bounds(id, self._spaces[1])
+        self._columns = columns_of(id, self._spaces[0])
+        self._low, self._high = bounds_of(id, self._spaces[1])
         self.control_rate_hz, self.rate_source = _own_rate(self._env)
         count, given = self._low.size, self.action_scale
         self._scale = np.ones(count) if given is None else np.asarray(given, np.float64)
@@ -133,15 +151,16 @@ class GymRobot:
             )
         self._used = np.flatnonzero(self._scale)
         self.action_names = tuple(f"action_{index}" for index in self._used)
-        self.observation_fields = tuple(column for _, column in self._columns)
+        self.observation_fields = tuple(column.field for column in self._columns)
         self._action = np.zeros(count)
-        task.robot, spec = self, self._env.spec
+        spec = self._env.spec
         task.time_limit_steps = task.time_limit_steps or (spec and spec.max_episode_steps) or 0
         if not task.time_limit_steps:
             raise GymError(
                 f"the environment {id!r} has no time limit",
                 hint="register it with max_episode_steps, or set task.environment.time_limit_steps",
             )
+        task.robot = self
 
     @property
     def action_range(self) -> npt.NDArray[np.float64]:
@@ -178,15 +197,16 @@ class GymRobot:
         state = np.random.get_state()
         np.random.seed(self._seed)
         try:
-            self.last_observation: Any = self._env.reset(seed=self._seed)[0]
+            begun = self._called(f"reset of {self.id}", lambda: self._env.reset(seed=self._seed))
         finally:
             np.random.set_state(state)
+        self.last_observation: Any = parts_of(f"reset of {self.id}", begun, "observation, info")[0]
         if _spaces(self._env) != self._spaces:
             raise GymError(
                 f"the spaces of {self.id} change from one episode to the next",
                 got=_spaces(self._env),
                 expected=self._spaces,
-                hint=_MEND,
+                hint=MEND,
             )
 
     def resume(self, rng: np.random.Generator) -> None:
@@ -200,26 +220,35 @@ class GymRobot:
     def advance(self, period: float) -> None:
         """Step the environment once; how long that is, it knows itself."""
         share = 0.5 * (1.0 + self._scale * self._action)
-        wanted = self._low + share * (self._high - self._low)
+        wanted = (self._low + share * (self._high - self._low)).clip(self._low, self._high)
         space = self._env.action_space
         whole = np.issubdtype(space.dtype, np.integer)
         action = (np.rint(wanted) if whole else wanted).reshape(space.shape).astype(space.dtype)
-        self.last_observation, given, terminated, truncated, info = self._env.step(action)
         self._steps += 1
-        reward = _finite_reward(self._now, given)
+        now = self._now
+        stepped = self._called(f"step of {now}", lambda: self._env.step(action))
+        self.last_observation, given, *ends, info = parts_of(f"step of {now}", stepped, _STEPPED)
+        terminated = flag_of(f"terminated of {now}", ends[0])
+        truncated = flag_of(f"truncated of {now}", ends[1])
+        reward = number_of(f"the reward of {now}", given)
         self._return += reward
         if self.success_return is not None:
-            ended = terminated or truncated or self._steps >= self.task.time_limit_steps
-            now = bool(ended) and self._return >= self.success_return
+            over = terminated or truncated or self._steps >= self.task.time_limit_steps
+            success = over and self._return >= self.success_return
         else:
-            now = self._success(info, bool(terminated), reward)
-        reached = now or (self.success == "any" and self.last_outcome.success)
-        self.last_outcome = Outcome(reward, bool(terminated), bool(truncated), reached)
+            success = self._success(info, terminated, truncated, reward)
+        success = success or (self._judge == ANY and self.last_outcome.success)
+        self.last_outcome = Outcome(reward, terminated, truncated, success)
 
     def observe(self) -> Observation:
         """What the environment returned last."""
-        last = self.last_observation
-        return {column.name: _read(self._now, last, path, column) for path, column in self._columns}
+        now, last = self._now, self.last_observation
+        return {column.field.name: column.read(now, last) for column in self._columns}
+
+    @property
+    def within_its_space(self) -> bool:
+        """Whether the newest observation has the dtypes and bounds that its space declares."""
+        return bool(self._spaces[0].contains(self.last_observation))
 
     @property
     def _now(self) -> str:
@@ -259,18 +288,41 @@ class GymRobot:
         """Close the environment."""
         self._env.close()
 
-    def _success(self, info: Mapping[str, Any], terminated: bool, reward: float) -> bool:
-        for key in (self.success_key,) if self.success_key else _SUCCESS_KEYS:
+    def _called(self, what: str, call: Callable[[], Any]) -> Any:
+        """What the environment's own code returns, whose errors become ours."""
+        try:
+            return call()
+        except RobotRLError:
+            raise
+        except Exception as error:  # whatever its own code does
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise GymError(
+                f"{what} fails",
+                got=f"{error!r} in {frame.filename}:{frame.lineno}, {frame.name}",
+                expected="reset and step as gymnasium.Env describes them: they return observation,"
+                f" info and {_STEPPED}",
+            ) from error
+
+    def _success(
+        self, info: Mapping[str, Any], terminated: bool, truncated: bool, reward: float
+    ) -> bool:
+        if self._judge == NO_SUCCESS:
+            return False
+        if self._judge == TERMINATED:
+            return terminated
+        for key in self._success_keys:
             if key in info:
                 self.success_from = key
-                return bool(info[key])
-        if self.success_key:
+                # Some say nothing, None, until the end.
+                return info[key] is not None and flag_of(f"info[{key!r}] of {self._now}", info[key])
+        if self._success_keys is not _SUCCESS_KEYS and (terminated or truncated):
             raise GymError(
-                f"the info of {self.id} has no {self.success_key!r}",
-                got=sorted(info),
-                hint="set robot.success_key to one of them, or to null",
+                f"the info of {self.id} has no {self._success_keys[0]!r}",
+                got=sorted(map(str, info)),
+                hint=f"set robot.success to one of them, or to {REWARDED}, {TERMINATED} or"
+                f" {NO_SUCCESS}",
             )
-        return terminated and reward > 0.0
+        return self._judge == REWARDED and terminated and reward > 0.0
 
 
 def _make(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
@@ -335,64 +387,3 @@ def _own_rate(env: gymnasium.Env[Any, Any]) -> tuple[float, str | None]:
         if isinstance(told, Real) and 0.0 < float(told) < math.inf:
             return (round(1.0 / float(told), 6) if source == "dt" else float(told)), source
     return 10.0, None
-
-
-def _finite_reward(now: str, given: Any) -> float:
-    try:
-        reward = float(given)
-    except (TypeError, ValueError):
-        reward = math.nan
-    if not math.isfinite(reward):
-        raise GymError(f"the reward of {now} is no finite number", got=f"{given}", hint=_MEND)
-    return reward
-
-
-def _read(now: str, observation: Any, path: tuple[str, ...], column: Field) -> npt.NDArray[Any]:
-    try:
-        given = np.asarray(functools.reduce(operator.getitem, path, observation))
-        if column.dtype == "uint8" and given.dtype != np.uint8:
-            raise ValueError(f"{given.dtype} {given.shape}")
-        value = np.array(given, column.dtype).reshape(column.shape)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise GymError(
-            f"{column.name} of {now} is not what its observation space declares",
-            got=repr(error),
-            expected=f"{column.dtype} {column.shape}",
-            hint=_MEND,
-        ) from error
-    if column.dtype != "uint8" and not np.isfinite(value).all():
-        raise GymError(f"{column.name} of {now} is not finite", got=value, hint=_MEND)
-    return value
-
-
-def _columns(
-    id: str, space: spaces.Space[Any], path: tuple[str, ...] = ()
-) -> list[tuple[tuple[str, ...], Field]]:
-    """Where each column is in the observation, and what it is."""
-    if isinstance(space, spaces.Dict):
-        return [c for key, part in space.spaces.items() for c in _columns(id, part, (*path, key))]
-    name = "_".join(path) or "observation"
-    shape = getattr(space, "shape", None)
-    if isinstance(space, spaces.Box) and shape is not None:
-        if space.dtype != np.uint8 or len(shape) < 2:
-            return [(path, Field(f"state/{name}", "float32", (int(np.prod(shape)),)))]
-        if len(shape) == 3 and shape[2] == 3:
-            return [(path, Field(f"images/{name}", "uint8", shape))]
-    raise GymError(
-        f"the observation {name!r} of {id} is not supported",
-        got=space,
-        expected="a Box of numbers, or a Box of uint8 (height, width, 3), in any Dict",
-        hint="wrap the environment, and register what you made",
-    )
-
-
-def _bounds(id: str, space: spaces.Space[Any]) -> npt.NDArray[np.float64]:
-    """The lowest and highest actions (2, c)."""
-    if isinstance(space, spaces.Box) and space.is_bounded():
-        return np.stack([space.low.ravel(), space.high.ravel()]).astype(np.float64)
-    raise GymError(
-        f"the action space of {id} is not supported",
-        got=space,
-        expected="a Box with finite bounds",
-        hint="wrap the environment, for example with gymnasium.wrappers.RescaleAction",
-    )

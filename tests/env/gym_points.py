@@ -73,6 +73,10 @@ class Odd(Point):
 
     def reset(self, *, seed=None, options=None):
         seen, info = super().reset(seed=None if self.does == "ignores its seed" else seed)
+        if self.does == "begins without info":
+            return seen
+        if self.does == "begins with a list":
+            return [seen, info]
         if self.does == "changes its spaces":
             goal = spaces.Box(-9, 9, (2,), np.float32)
             self.observation_space = spaces.Dict({**self.observation_space.spaces, "goal": goal})
@@ -92,6 +96,14 @@ class Odd(Point):
             reward = np.nan
         elif self.does == "rewards nothing":
             reward = None
+        elif self.does == "rewards two":
+            reward = np.zeros(2)
+        elif self.does == "rewards in words":
+            reward = "1.0"
+        elif self.does == "informs of nothing":
+            rest[-1] = None
+        elif self.does == "ends in words":
+            rest[0] = "no"
         elif self.does == "has an old step":
             return seen, reward, False, {}
         return seen, reward, *rest
@@ -129,6 +141,27 @@ class Passing(gymnasium.Env):
         return np.full(1, self.count, np.float32), 0.0, False, False, {"success": reached}
 
 
+class Balance(gymnasium.Env):
+    """Gives 1 for each step until it falls, after 3 to 6 of them."""
+
+    observation_space = spaces.Box(-1, 1, (1,))
+    action_space = spaces.Box(-1, 1, (1,))
+
+    def __init__(self, key=None):
+        self.key = key
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(3, 7))
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        fallen = self.left == 0
+        info = {self.key: False} if self.key and fallen else {}
+        return np.zeros(1, np.float32), 1.0, fallen, False, info
+
+
 class NoEnv:
     """Has spaces, but is none of Gymnasium's."""
 
@@ -140,8 +173,21 @@ class Spaces(gymnasium.Env):
 
     observation_space = spaces.Box(-1, 1, (2,))
     action_space = spaces.Box(-1, 1, (1,))
+    seen = None  # what it observes; None: what is drawn from its space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self._look(), {}
+
+    def step(self, action):
+        return self._look(), 0.0, False, False, {"success": False}
+
+    def _look(self):
+        return self.observation_space.sample() if self.seen is None else self.seen
 
 
+gymnasium.register("tests/Balance-v0", Balance, max_episode_steps=20)
 gymnasium.register("tests/Point-v0", Point, max_episode_steps=20)
 gymnasium.register("tests/Drawn-v0", Drawn, max_episode_steps=20)
 gymnasium.register("tests/Spaces-v0", Spaces, max_episode_steps=20)

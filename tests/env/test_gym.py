@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from gym_points import environment, inner, tried
+from gym_points import Balance, Spaces, environment, inner, tried
+from gymnasium import spaces
 from scenes import assert_identical, replay
 
 from policies import registry
@@ -33,6 +34,73 @@ def test_observations_become_flat_columns_and_images_stay():
     place = inner(env).place
     np.testing.assert_allclose(observation["state/agent_place"], place.ravel(), rtol=1e-6)
     assert (observation["images/view"] == int(10 * place[0, 0])).all()
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (spaces.Box(0, 1, (96, 90, 3), np.float32), ("uint8", (96, 90, 3))),
+        (spaces.Box(0, 255, (96, 90, 3), np.float64), ("uint8", (96, 90, 3))),
+        (spaces.Box(0, 1, (3, 96, 90), np.float32), ("uint8", (96, 90, 3))),
+        (spaces.Box(0, 255, (3, 96, 90), np.uint8), ("uint8", (96, 90, 3))),
+        (spaces.Box(0, 255, (96, 90), np.uint8), ("uint8", (96, 90, 3))),
+        (spaces.Box(0, 1, (1, 96, 90), np.float32), ("uint8", (96, 90, 3))),
+        (spaces.Box(0, 255, (40, 40, 3), np.int64), ("uint8", (40, 40, 3))),
+        (spaces.Box(0, 9000, (96, 90), np.uint16), ("uint16", (96, 90, 1))),
+        (spaces.Box(0, 9000, (96, 90, 1), np.uint16), ("uint16", (96, 90, 1))),
+        (spaces.Box(0, 9000, (1, 96, 90), np.uint16), ("uint16", (96, 90, 1))),
+    ],
+)
+def test_pictures_of_all_kinds_become_rgb_or_depth(space, expected, monkeypatch):
+    monkeypatch.setattr(Spaces, "observation_space", space)
+    env = environment("tests/Spaces-v0")
+    seen = env.reset(seed=0)[0]["images/observation"]
+    assert env.observation_space["images/observation"].contains(seen)
+    assert (seen.dtype, seen.shape) == expected
+    given = inner(env).observation_space.sample()  # what a robot's step sees next
+    assert not any(name.startswith("state/") for name in env.schema.observation_names)
+    monkeypatch.setattr(Spaces, "seen", given)
+    seen = env.reset(seed=0)[0]["images/observation"]
+    value = given.astype(float) * (255 if space.high.max() == 1 else 1)
+    value = value[..., None] if value.ndim == 2 else value
+    value = np.moveaxis(value, 0, -1) if value.shape[0] in (1, 3) else value
+    np.testing.assert_allclose(seen, np.broadcast_to(value, seen.shape), atol=0.51)
+
+
+def test_rgba_is_rgb_where_it_is_opaque_and_a_stack_of_four_is_refused(monkeypatch):
+    monkeypatch.setattr(Spaces, "observation_space", spaces.Box(0, 255, (9, 8, 4), np.uint8))
+    env = environment("tests/Spaces-v0")
+    opaque = np.dstack(
+        [np.arange(9 * 8 * 3, dtype=np.uint8).reshape(9, 8, 3), np.full((9, 8), 255)]
+    )
+    monkeypatch.setattr(Spaces, "seen", opaque.astype(np.uint8))
+    np.testing.assert_array_equal(env.reset(seed=0)[0]["images/observation"], opaque[..., :3])
+    monkeypatch.setattr(Spaces, "seen", np.zeros((9, 8, 4), np.uint8))
+    with pytest.raises(GymError, match=r"fourth channel .* not opaque.*stack"):
+        env.reset(seed=0)
+
+
+def test_small_arrays_and_flat_rows_are_numbers(monkeypatch):
+    shapes = [(4, 3, 3), (6, 13), (27648,), (), (10, 20)]
+    parts = {f"part{i}": spaces.Box(-1, 1, shape) for i, shape in enumerate(shapes)}
+    monkeypatch.setattr(Spaces, "observation_space", spaces.Dict(parts))
+    env = environment("tests/Spaces-v0")
+    seen, _ = env.reset(seed=0)
+    assert [seen[f"state/part{i}"].size for i in range(5)] == [36, 78, 27648, 1, 200]
+
+
+@pytest.mark.parametrize("given", [[1.0], np.array(1.0), np.float32(1.0), np.array([[1]]), True])
+def test_a_reward_may_be_any_one_number(given, monkeypatch):
+    env = environment("tests/Balance-v0")
+    env.reset(seed=0)
+    step = Balance.step
+
+    def rewarded(self, action):
+        seen, _, *rest = step(self, action)
+        return seen, given, *rest
+
+    monkeypatch.setattr(Balance, "step", rewarded)
+    assert env.step(np.zeros(1, np.float32))[1] == 1.0
 
 
 def test_a_single_box_is_called_observation():
@@ -71,26 +139,57 @@ def test_the_seed_alone_decides_the_episode(draw_globally):
     assert np.random.random() == expected  # the generator of others is left as it was
 
 
-def episode(env, action):
-    env.reset(seed=0)
+def episode(env, action, seed=0):
+    env.reset(seed=seed)
     while True:
         _, reward, terminated, truncated, info = env.step(np.array(action, np.float32))
         if terminated or truncated:
             return reward, terminated, truncated, info["success"]
 
 
-@pytest.mark.parametrize("key", ["is_success", "success", "succeed", "null"])
-def test_reward_termination_and_success_are_the_environments(key):
-    env = environment(key=key)
+@pytest.mark.parametrize(
+    ("key", "success"),
+    [("is_success", "last"), ("success", "last"), ("succeed", "any"), ("null", "rewarded")],
+)
+def test_reward_termination_and_success_are_the_environments(key, success):
+    env = environment("tests/Point-v0", f"robot.success={success}", key=key)
     assert episode(env, [-1, 0]) == (1.0, True, False, True)
     assert episode(env, [1, 0]) == (-2.0, True, False, False)  # it ends and has failed
     assert episode(env, [0, 0]) == (0.0, False, True, False)
 
 
-def test_the_success_key_can_be_named():
-    assert episode(environment("tests/Point-v0", "robot.success_key=done", key="done"), [-1, 0])[3]
-    with pytest.raises(GymError, match=r"no 'done'.*is_success"):
-        episode(environment("tests/Point-v0", "robot.success_key=done"), [-1, 0])
+def test_what_makes_a_success_can_be_named():
+    def ends(success, action):
+        return episode(
+            environment("tests/Point-v0", f"robot.success={success}", key="done"), action
+        )
+
+    assert ends("done", [-1, 0])[3]
+    assert ends("any done", [-1, 0])[3]
+    assert ends("terminated", [1, 0])[2:] == (False, True)  # it has failed, and terminated
+    assert not ends("none", [-1, 0])[3]
+    assert not ends("last", [-1, 0])[3]  # nothing says that it is a success
+    with pytest.raises(
+        GymError, match=r"no 'won'; got: \['done'\]; next: set robot.success to one"
+    ):
+        ends("won", [-1, 0])
+    with pytest.raises(GymError, match=r"robot\.success cannot be read; got: 'won it'"):
+        ends("won it", [-1, 0])
+
+
+@pytest.mark.parametrize("key", ["success", None])
+def test_a_reward_of_each_step_makes_no_fall_a_success(key, capsys):
+    config = tried("tests/Balance-v0", f"+robot.arguments.key={key or 'null'}")
+    said = capsys.readouterr().out
+    env = make_env(config)
+    falls = [episode(env, [1.0], seed)[3] for seed in range(20)]
+    assert not any(falls)
+    if key is None:
+        assert "success: unknown, so no episode counts as one" in said
+        assert "robot.success=KEY" in said
+        assert config.robot.success == "none"
+    else:  # which is in the info of an end alone, as False
+        assert "info['success']" in said
 
 
 @pytest.mark.parametrize(("word", "sum_wanted"), [("", -0.5), ("time_limit_steps=3", 0.0)])
@@ -128,6 +227,7 @@ def test_what_follows_from_an_environment_is_said(capsys):
     said = capsys.readouterr().out
     assert "Pendulum-v1: at most 200 steps of 0.05 s (dt); reward -" in said
     assert "in 200 random steps\n    success: termination with a positive reward," in said
+    assert tried("Pendulum-v1").robot.success == "rewarded"
     tried("tests/Point-v0", "+robot.arguments.draw_globally=true")  # which is seeded too
     assert "tests/Point-v0: at most 20 steps of 0.1 s (it does not" in capsys.readouterr().out
     tried("tests/Unseeded-v0")
@@ -169,8 +269,6 @@ def test_success_is_that_of_the_last_step_or_of_any_and_counted_from_there(
     assert (first.success, first.seconds_to_success) == expected
     assert (again.success, again.seconds_to_success) == expected
     assert first.seconds == 4.0
-    with pytest.raises(GymError, match=r"robot\.success is unknown; got: first; .*last or any"):
-        environment("tests/Passing-v0", "robot.success=first")
 
 
 def test_an_environment_that_draws_itself_is_filmed(tmp_path):

@@ -12,12 +12,12 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
+from robot_rl.data.pictures import millimetres
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env.sim.world import World
 from robot_rl.errors import RobotRLError
 
 Cloud = npt.NDArray[np.float32]
-_FARTHEST = 65.535  # m, the largest depth that uint16 millimetres hold
 
 
 class CameraError(RobotRLError):
@@ -159,8 +159,7 @@ class SceneRenderer:
         self._look_through(camera)
         metres = self._renderer.render()
         self._renderer.disable_depth_rendering()
-        near = np.where(metres > _FARTHEST, 0.0, metres)
-        return np.asarray((near * 1000.0).round().astype(np.uint16)[..., None])
+        return millimetres(metres)[..., None]
 
     def positions(self, camera: str, depth: npt.NDArray[np.uint16]) -> npt.NDArray[np.float64]:
         """Where what it sees is: (height, width, 3) [m, base frame], from `depth` of now."""

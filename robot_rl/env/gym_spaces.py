@@ -1,0 +1,186 @@
+"""What a Gymnasium environment takes and gives, as columns: one look at its spaces, and checks."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from robot_rl.data.pictures import PictureError, PictureForm, picture_form
+from robot_rl.data.schema import Field
+from robot_rl.errors import RobotRLError
+
+MEND = "correct the environment, or wrap it and register what you made"
+_WRAP = "wrap the environment, and register what you made"
+# A bound beyond this says nothing of what an action may be, as if it were infinite: float32's
+# largest number stands in many spaces.
+_LARGEST_BOUND = 1e6
+
+
+class GymError(RobotRLError):
+    """A Gymnasium environment that cannot be made, or does what nothing can be learned from."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One entry of an observation, and the field that it becomes."""
+
+    path: tuple[Any, ...]  # its keys in nested Dicts; empty where the observation is a Box
+    field: Field
+    shape: tuple[int, ...]  # in the space
+    picture: PictureForm | None  # None: numbers
+
+    @property
+    def stored(self) -> str:
+        """What the space has, in a word."""
+        return "numbers" if self.picture is None else self.picture.stored
+
+    def read(self, now: str, observation: Any) -> npt.NDArray[Any]:
+        """Take its value out of an observation; `now` says which one, in words.
+
+        Raises:
+            GymError: It is not what the space declares, or not finite.
+        """
+        try:
+            given = np.asarray(functools.reduce(operator.getitem, self.path, observation))
+            if self.picture is not None:
+                return self.picture.to_row(given)
+            if given.dtype.kind not in "biuf" or _sides(given.shape) != _sides(self.shape):
+                raise ValueError(f"{given.dtype} {given.shape}")
+        except (KeyError, IndexError, TypeError, ValueError, PictureError) as error:
+            raise GymError(
+                f"{self.field.name} of {now} is not what its observation space declares",
+                got=error if isinstance(error, PictureError) else repr(error),
+                expected=None if isinstance(error, PictureError) else f"{self.stored} {self.shape}",
+                hint=MEND,
+            ) from error
+        with np.errstate(over="ignore"):  # what float32 cannot hold is not finite
+            value = np.array(given, self.field.dtype).reshape(self.field.shape)
+        if not np.isfinite(value).all():
+            raise GymError(f"{self.field.name} of {now} is not finite", got=value, hint=MEND)
+        return value
+
+
+def columns_of(id: str, space: spaces.Space[Any]) -> list[Column]:
+    """The columns of an observation space of the environment `id`.
+
+    Numbers of a Box become float32 (n,) under `state/<key>`, pictures RGB or depth under
+    `images/<key>`; keys of nested Dicts are joined by `_`.
+
+    Raises:
+        GymError: A part of the space is neither, or two parts get one name.
+    """
+    found = _columns(id, space, ())
+    names = Counter(column.field.name for column in found)
+    name, count = names.most_common(1)[0] if names else ("nothing", 0)
+    if count != 1:
+        raise GymError(
+            f"the observation of {id} has {count} columns of the name {name}"
+            if found
+            else f"the observation of {id} is empty",
+            got=space,
+            expected="one name for each part; keys of nested Dicts are joined by _",
+            hint=_WRAP,
+        )
+    return found
+
+
+def _columns(id: str, space: spaces.Space[Any], path: tuple[Any, ...]) -> list[Column]:
+    if isinstance(space, spaces.Dict):
+        return [c for key, part in space.spaces.items() for c in _columns(id, part, (*path, key))]
+    name = "_".join(map(str, path)) or "observation"
+    problem = f"the observation {name!r} of {id} is not supported"
+    if not isinstance(space, spaces.Box):
+        expected = "a Box of numbers or of a picture, alone or in a Dict"
+        raise GymError(problem, got=space, expected=expected, hint=_WRAP)
+    try:
+        form = picture_form(space.shape, space.dtype, space.low, space.high)
+        if form and "depth" in name.lower() and not form.is_depth and 3 not in form.shape:
+            raise PictureError(
+                "depth whose unit nobody knows",
+                got=f"{form.stored} {form.shape}",
+                expected="uint16 millimetres, (height, width) or with 1 channel",
+            )
+    except PictureError as error:
+        raise GymError(problem, got=error, hint=_WRAP) from error
+    if form is not None:
+        return [
+            Column(path, Field(f"images/{name}", form.row_dtype, form.row_shape), space.shape, form)
+        ]
+    if not (width := math.prod(space.shape)):
+        return []
+    return [Column(path, Field(f"state/{name}", "float32", (width,)), space.shape, None)]
+
+
+def bounds_of(id: str, space: spaces.Space[Any]) -> npt.NDArray[np.float64]:
+    """The lowest and highest actions (2, c) of an action space of the environment `id`.
+
+    Raises:
+        GymError: It is no Box, or its bounds say nothing of what an action may be.
+    """
+    if isinstance(space, spaces.Box) and math.prod(space.shape):
+        bounds = np.stack([space.low.ravel(), space.high.ravel()]).astype(np.float64)
+        if (np.abs(bounds) <= _LARGEST_BOUND).all():  # not of NaN either
+            return bounds
+    raise GymError(
+        f"the action space of {id} is not supported",
+        got=space,
+        expected=f"a Box with bounds, none of them beyond {_LARGEST_BOUND:,.0f}:"
+        " actions in [-1, 1] are scaled to them",
+        hint="wrap the environment, for example with gymnasium.wrappers.RescaleAction",
+    )
+
+
+def number_of(what: str, given: Any) -> float:
+    """A finite number, or an array with one; `GymError` where it is something else."""
+    value, number = np.asarray(given), math.nan
+    if value.size == 1 and value.dtype.kind in "biufO":
+        with suppress(TypeError, ValueError, OverflowError):
+            number = float(value.item())
+    if not math.isfinite(number):
+        got = "NaN" if value.dtype.kind == "f" and np.isnan(value).any() else repr(given)
+        raise GymError(f"{what} is no finite number", got=got, hint=MEND)
+    return number
+
+
+def flag_of(what: str, given: Any) -> bool:
+    """True or false, or an array with one; `GymError` where it is something else."""
+    value = np.asarray(given)
+    if value.size != 1 or value.dtype.kind not in "biuf" or np.isnan(value).any():
+        raise GymError(f"{what} is neither true nor false", got=repr(given), hint=MEND)
+    return bool(value.item())
+
+
+def parts_of(what: str, given: Any, names: str) -> tuple[Any, ...]:
+    """What a reset or a step returned: a tuple with the parts of these names, the last a dict.
+
+    Raises:
+        GymError: It returned something else.
+    """
+    expected = names.split(", ")
+    if isinstance(given, tuple) and len(given) == len(expected):
+        if isinstance(given[-1], Mapping):
+            return given
+        got = f"{expected[-1]} {type(given[-1]).__name__}"
+    else:
+        got = f"{len(given)} values" if isinstance(given, tuple) else type(given).__name__
+    raise GymError(
+        f"{what} does not return what gymnasium.Env describes",
+        got=got,
+        expected=f"{names}, and info a dict",
+        hint=MEND,
+    )
+
+
+def _sides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without the sides that change nothing."""
+    return tuple(n for n in shape if n != 1)
