@@ -48,7 +48,8 @@ class ImageEncoder(nn.Module):
         backbone: ``class`` and options of the backbone; see `policies.backbones`.
         hidden: Width of the layer that joins the cameras.
         features: Number of features, beside the estimate.
-        motion_scale: What the estimate is divided by: metres, then radians, (2,).
+        motion_scale: What the estimate is divided by: metres, then radians, (2,). None: it
+            estimates no motion, for a robot that measures no pose.
         fine_scale: Translation [m] at which the fine estimate begins to saturate.
         generator: Source of the initial weights.
 
@@ -64,7 +65,7 @@ class ImageEncoder(nn.Module):
         backbone: Mapping[str, Any],
         hidden: int,
         features: int,
-        motion_scale: Sequence[float],
+        motion_scale: Sequence[float] | None,
         fine_scale: float,
         *,
         generator: torch.Generator,
@@ -78,12 +79,12 @@ class ImageEncoder(nn.Module):
                 got=sorted(cameras) or "none",
                 expected=f"one or more of {self.sees}<camera>",
                 hint="name it in observation.cameras; for points with their number, such as"
-                " [{name: front, points: 256}]",
+                " [{name: front, points: 256}]; without cameras take observation=state",
             )
         for name, shape in self.cameras.items():
             self._check(name, shape)
         self.hidden, self.bottleneck = int(hidden), int(features)
-        self.motion_scale = [float(value) for value in motion_scale]
+        self.motion_scale = [float(value) for value in motion_scale or ()] or None
         self.fine_scale = float(fine_scale)
         self.backbone = registry.build(Backbone, backbone, generator=generator)
         # Loaded weights are weights like others: a checkpoint must not need the file again.
@@ -93,8 +94,10 @@ class ImageEncoder(nn.Module):
         self.summary = nn.Sequential(
             linear(self.hidden, self.bottleneck, generator), nn.LayerNorm(self.bottleneck)
         )
-        self.motion = linear(self.hidden, REMAINING_MOTION, generator)
-        self.features = self.bottleneck + REMAINING_MOTION + _TRANSLATION
+        self.features = self.bottleneck
+        if self.motion_scale is not None:
+            self.motion = linear(self.hidden, REMAINING_MOTION, generator)
+            self.features += REMAINING_MOTION + _TRANSLATION
 
     @property
     def config(self) -> dict[str, Any]:
@@ -126,10 +129,13 @@ class ImageEncoder(nn.Module):
         parts = []
         lead: tuple[int, ...] = ()
         for name, shape in self.cameras.items():
-            image = camera_image(images, name, self.cameras).to(self.motion.weight.device)
+            image = camera_image(images, name, self.cameras).to(self._weight.device)
             lead = tuple(image.shape[: -len(shape)])
             parts.append(self.backbone(self._scaled(image)))
         joined = self.join(torch.cat(parts, -1))
+        if self.motion_scale is None:
+            summary: Tensor = self.summary(joined)
+            return summary.reshape(*lead, self.features)
         motion = self.motion(joined)
         metres = motion[:, :_TRANSLATION] * self.motion_scale[0]
         fine = (metres / self.fine_scale).tanh()
@@ -143,6 +149,12 @@ class ImageEncoder(nn.Module):
         small = functional.adaptive_avg_pool2d(self._scaled(seen), 16)
         return (decoded.view_as(small) - small).square().mean()
 
+    @property
+    def _weight(self) -> Tensor:
+        """One that says where the encoder is, and how precise."""
+        first, *_ = self.join.parameters()
+        return first
+
     def _check(self, name: str, shape: Sequence[int]) -> None:
         """Raise `PolicyError` where a camera gives something else."""
         if len(shape) != 3 or shape[-1] != 3:
@@ -152,7 +164,7 @@ class ImageEncoder(nn.Module):
 
     def _scaled(self, images: Tensor) -> Tensor:
         """What the backbone sees of images (..., H, W, 3): (N, 3, H, W)."""
-        pixels = image_pixels(images, self.motion.weight.dtype)
+        pixels = image_pixels(images, self._weight.dtype)
         return pixels.contiguous(memory_format=torch.channels_last)
 
     @torch.no_grad()
@@ -162,11 +174,12 @@ class ImageEncoder(nn.Module):
         return rounded
 
     def remaining_motion(self, features: Tensor) -> Tensor:
-        """The estimate within features: (..., 6), in units of `motion_scale`."""
+        """The estimate within features: (..., 6), in units of `motion_scale`, which is given."""
         return features[..., -REMAINING_MOTION:]
 
     def scaled_motion(self, motion: Tensor) -> Tensor:
         """Turn motions (..., 6) [m, rad] into the estimate's units."""
+        assert self.motion_scale is not None
         metres, radians = self.motion_scale
         return motion / motion.new_tensor([metres] * 3 + [radians] * 3)
 

@@ -21,7 +21,8 @@ from robot_rl.commands.explain import CHECKS
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
 from robot_rl.commands.runs import SAME_COMMAND, load_resolved, save_resolved, working_run
 from robot_rl.config import ConfigError
-from robot_rl.evaluation.card import CARD, write_card
+from robot_rl.env.policy_inputs import PolicyInputs
+from robot_rl.evaluation.card import CARD, inputs_of, write_card
 from robot_rl.evaluation.evaluate import check_counts
 from robot_rl.evaluation.evidence import explain, gather
 from robot_rl.evaluation.records import intervention_rates, read_run
@@ -134,11 +135,13 @@ def run(config: DictConfig) -> None:
         MemorySampler() as memory,
     ):
         recipe.borrow(directory, left)
-        _check(config, directory, recipe)
+        inputs = _check(config, directory, recipe)
         try:
             if config.resume:
                 save_resolved(config, directory.path)
             print("\n".join(recipe.table(directory)), flush=True)
+            if inputs is not None:
+                print(inputs, flush=True)
             before, _ = recipe.left_around_decision(directory)
             _go_through(config, directory, recipe, lock, before)
             if config.stage is None and directory.has_policy():
@@ -177,8 +180,11 @@ def _is_finished(config: DictConfig, run: RunDirectory) -> bool:
     return judged == wanted and load_resolved(run.path).evaluation == config.evaluation
 
 
-def _check(config: DictConfig, run: RunDirectory, recipe: Recipe) -> None:
-    """Look for damage, and for what cannot be made, before anything is collected."""
+def _check(config: DictConfig, run: RunDirectory, recipe: Recipe) -> PolicyInputs | None:
+    """Look for damage, and for what cannot be made, before anything is collected.
+
+    Returns what the policy will see, or sees; None where neither is known.
+    """
     for name in (CLONED, ACCEPTED, CANDIDATE, LAST):
         if run.has_folder(name):
             run.complete_folder(name)
@@ -193,7 +199,8 @@ def _check(config: DictConfig, run: RunDirectory, recipe: Recipe) -> None:
     if DEMONSTRATIONS not in made and (config.dataset or run.demonstrations.exists()):
         check_demonstrations(config, run)
     if made & {CLONED, UNTRAINED}:
-        check_networks(config)
+        return check_networks(config)
+    return inputs_of(run, config)
 
 
 def _go_through(
@@ -279,6 +286,7 @@ def _decide(config: DictConfig, run: RunDirectory, memory: MemorySampler) -> Non
 def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> dict[str, Any]:
     """The figures of a finished run: the content of `summary.json`, but for time and memory."""
     records, deployed = read_run(run), final.results[final.deployed]
+    inputs = inputs_of(run, config)
     learned = [record for record in records.periodic() if not record.cloned]
     blocks = run.read_jsonl("learner")
     intervened = intervention_rates(records.episodes, RECENT_EPISODES)
@@ -297,6 +305,7 @@ def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> 
         "evaluation_episodes": deployed.episodes,
         "mean_seconds_to_success": deployed.mean_seconds_to_success,
         "longest_success_run": deployed.longest_success_run,
+        "inputs": None if inputs is None else inputs._asdict(),
         "demonstrations": len(open_demonstrations(config, run)) if demonstrated(config) else 0,
         "environment_steps": steps_behind(run),
         "exploration_steps": recorded_steps(run.exploration),
@@ -332,6 +341,7 @@ def pretrain(config: DictConfig) -> None:
         _check_sources(config)
     with working_run(config) as directory, directory.claim("train"):
         check_unused(config, directory)
+        print(check_networks(config), flush=True)
         for name in names:
             recipe.perform(name, directory)
         written = f"written to {directory.path / CLONED}"

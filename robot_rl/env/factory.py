@@ -266,12 +266,13 @@ def _make_device_attendant(
 
 
 def observed_widths(config: Mapping[str, Any], schema: RowSchema) -> dict[str, int]:
-    """Keys and widths of what the policy sees: `observation.states`, or all of `state/`.
+    """Keys and widths of the numbers that the policy sees: `observation.states`; null: all.
 
     `RobotRLError` where it is to see what the robot does not observe.
     """
     every = [name for name in schema.observation_names if name.startswith("state/")]
-    names = config["observation"]["states"] or every
+    names = config["observation"]["states"]
+    names = every if names is None else names
     if config["arms"]:  # what a task says of one arm it says of all
         each = [
             name if name in every else of_arm(arm, name) for name in names for arm in config["arms"]

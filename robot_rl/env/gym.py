@@ -21,11 +21,18 @@ from gymnasium.envs.registration import load_env_creator
 
 from policies import registry
 from robot_rl.data.schema import Field, Observation
-from robot_rl.env.gym_spaces import MEND, bounds_of, columns_of, flag_of, number_of, parts_of
+from robot_rl.env.gym_spaces import (
+    MEND,
+    bounds_of,
+    columns_of,
+    flag_of,
+    number_of,
+    parts_of,
+)
 from robot_rl.env.gym_spaces import GymError as GymError
 from robot_rl.env.robot import Action
 from robot_rl.env.sim import choose_backend
-from robot_rl.env.task import Outcome, Task, refuse_resume
+from robot_rl.env.task import Outcome, refuse_resume
 from robot_rl.errors import RobotRLError, installing
 
 _SUCCESS_KEYS = ("success", "is_success", "succeed")  # in an info; the first that is there counts
@@ -85,11 +92,13 @@ class GymRobot:
         success_from: Key that the newest info has reported success with; None while there is none.
     """
 
-    task: Task  # a `GymTask`
+    task: GymTask
     # Id of the environment. Of `module:id`, or `namespace/id` and a module of that name, the module
     # is imported first, so that it can register its environments.
     id: str
     arguments: Mapping[str, Any]  # keyword arguments of the environment
+    # Which of its pictures are observed: each has the name `<key>`. None: all of them.
+    cameras: Sequence[Any] | None = None
     # Share of the action space's range about its middle that is used, for each of its columns; one
     # with 0 stays in the middle and is no column of the action. None: all of the range.
     action_scale: Sequence[float] | None = None
@@ -137,7 +146,7 @@ class GymRobot:
         """Take from the environment what it observes, how it acts, and how long."""
         id, task = self.id, self.task
         self._spaces = _spaces(self._env)
-        self._columns = columns_of(id, self._spaces[0])
+        self._columns = columns_of(id, self._spaces[0], self.cameras)
         self._low, self._high = bounds_of(id, self._spaces[1])
         self.control_rate_hz, self.rate_source = _own_rate(self._env)
         count, given = self._low.size, self.action_scale
@@ -160,7 +169,7 @@ class GymRobot:
                 f"the environment {id!r} has no time limit",
                 hint="register it with max_episode_steps, or set task.environment.time_limit_steps",
             )
-        task.robot = self
+        self.task.robot = self
 
     @property
     def action_range(self) -> npt.NDArray[np.float64]:

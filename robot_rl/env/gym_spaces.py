@@ -6,7 +6,7 @@ import functools
 import math
 import operator
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -70,14 +70,17 @@ class Column:
         return value
 
 
-def columns_of(id: str, space: spaces.Space[Any]) -> list[Column]:
+def columns_of(
+    id: str, space: spaces.Space[Any], cameras: Sequence[Any] | None = None
+) -> list[Column]:
     """The columns of an observation space of the environment `id`.
 
     Numbers of a Box become float32 (n,) under `state/<key>`, pictures RGB or depth under
-    `images/<key>`; keys of nested Dicts are joined by `_`.
+    `images/<key>`; keys of nested Dicts are joined by `_`. Of the pictures there are those that
+    `cameras` name, as `CameraOptions` without further wishes; None: all.
 
     Raises:
-        GymError: A part of the space is neither, or two parts get one name.
+        GymError: A part of the space is neither, two parts get one name, or a camera none.
     """
     found = _columns(id, space, ())
     names = Counter(column.field.name for column in found)
@@ -91,7 +94,21 @@ def columns_of(id: str, space: spaces.Space[Any]) -> list[Column]:
             expected="one name for each part; keys of nested Dicts are joined by _",
             hint=_WRAP,
         )
-    return found
+    if cameras is None:
+        return found
+    wanted = {f"images/{camera.name}" for camera in cameras}
+    known = {column.field.name for column in found if column.picture is not None}
+    if not wanted <= known or any(camera != type(camera)(camera.name) for camera in cameras):
+        plain = ", ".join(f"{{name: {key.removeprefix('images/')}}}" for key in sorted(known))
+        asked = [
+            {k: v for k, v in vars(c).items() if v != getattr(type(c), k, None)} for c in cameras
+        ]
+        raise GymError(
+            f"observation.cameras does not fit the pictures of {id}",
+            got=asked,
+            expected=f"some of [{plain}]: pictures are taken as they are",
+        )
+    return [c for c in found if c.picture is None or c.field.name in wanted]
 
 
 def _columns(id: str, space: spaces.Space[Any], path: tuple[Any, ...]) -> list[Column]:
@@ -116,7 +133,7 @@ def _columns(id: str, space: spaces.Space[Any], path: tuple[Any, ...]) -> list[C
         return [
             Column(path, Field(f"images/{name}", form.row_dtype, form.row_shape), space.shape, form)
         ]
-    if not (width := math.prod(space.shape)):
+    if not (width := int(np.prod(space.shape))):
         return []
     return [Column(path, Field(f"state/{name}", "float32", (width,)), space.shape, None)]
 
@@ -127,7 +144,7 @@ def bounds_of(id: str, space: spaces.Space[Any]) -> npt.NDArray[np.float64]:
     Raises:
         GymError: It is no Box, or its bounds say nothing of what an action may be.
     """
-    if isinstance(space, spaces.Box) and math.prod(space.shape):
+    if isinstance(space, spaces.Box) and np.prod(space.shape):
         bounds = np.stack([space.low.ravel(), space.high.ravel()]).astype(np.float64)
         if (np.abs(bounds) <= _LARGEST_BOUND).all():  # not of NaN either
             return bounds

@@ -14,9 +14,11 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from policies.behaviour import Behaviour
-from policies.exported import GRAPHS, IDENTITY, described, identity
+from policies.exported import DESCRIPTION_FILE, GRAPHS, IDENTITY, described, identity
 from robot_rl.config import changed_settings
 from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.schema import RowSchema
+from robot_rl.env.policy_inputs import PolicyInputs
 from robot_rl.evaluation.evaluate import conditions
 from robot_rl.evaluation.records import read_run
 from robot_rl.evaluation.statistics import EvaluationResult
@@ -30,6 +32,7 @@ from robot_rl.run import (
     LAST,
     STATE_FILE,
     STUDENT,
+    UNTRAINED,
     RunDirectory,
     learned_checkpoint,
     policy_checkpoint,
@@ -73,6 +76,26 @@ def facts(
     }
 
 
+def inputs_of(run: RunDirectory, config: DictConfig) -> PolicyInputs | None:
+    """What the policy of a run sees of what was observed when its first episodes were recorded.
+
+    None where the run has no policy, or no longer the episodes.
+    """
+    folder = next((run.path / n / "policy" for n in (CLONED, UNTRAINED) if run.has_folder(n)), None)
+    schema = _recorded_schema(run, config)
+    if folder is None or schema is None:
+        return None
+    described = json.loads((folder / DESCRIPTION_FILE).read_text(encoding="utf-8"))
+    return PolicyInputs.of(described["observation"], schema)
+
+
+def _recorded_schema(run: RunDirectory, config: DictConfig) -> RowSchema | None:
+    given = [Path(config.dataset)] if config.dataset else []
+    places = (path for path in (*given, run.demonstrations, run.exploration) if path.exists())
+    found = next(places, None)
+    return None if found is None else EpisodeDataset(found).schema
+
+
 def write_card(run: RunDirectory, config: DictConfig, behaviour: Behaviour, steps: int) -> None:
     """Write the card of the deployed policy, behind which are so many steps, into the run."""
     named = policy_checkpoint(run)
@@ -91,7 +114,7 @@ def card(run: RunDirectory, told: Mapping[str, Any]) -> str:
         ("Data", _data(run, config)),
         ("Settings that differ from the defaults", _settings(config)),
         ("Statistics", _statistics(run, told)),
-        ("Limits", _limits(told)),
+        ("Limits", _limits(told, _recorded_schema(run, config))),
         ("Files", _files(told)),
     ):
         lines += [f"## {title}", "", *(part or ["Nothing is recorded."]), ""]
@@ -205,13 +228,15 @@ def _statistics(run: RunDirectory, told: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _limits(told: Mapping[str, Any]) -> list[str]:
+def _limits(told: Mapping[str, Any], recorded: RowSchema | None) -> list[str]:
     scenes = {"domain": told["domain"], **told["scenes"]}
     names = ", ".join(told["action_names"])
+    inputs = recorded and PolicyInputs.of(told["observation"], recorded)
     return [
         f"- It acts at {told['control_rate_hz']:g} Hz on the actions {names}, in [-1, 1].",
         f"- It executes {told['execute_steps']} action(s) before it looks again.",
         f"- It must observe {', '.join(told['observation'])}.",
+        *([f"- Of what was recorded, {inputs}."] if inputs else []),
         "- It was trained in these scenes, and evaluated in them unless the table says otherwise:",
         "",
         *_table(("setting of the scene", "value"), scenes.items()),

@@ -17,6 +17,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from robot_rl.env.policy_inputs import PolicyInputs
 from robot_rl.evaluation import charts
 from robot_rl.evaluation.charts import Series
 from robot_rl.evaluation.records import (
@@ -82,6 +83,7 @@ def _content(directory: RunDirectory) -> dict[str, Any]:
         "title": f"{summary['task']} · {summary['algorithm']}",
         "subtitle": f"Run {directory.path.name}, seed {summary['seed']}{domain}",
         "notes": [
+            *([f"{PolicyInputs(**inputs)}."] if (inputs := summary.get("inputs")) else []),
             *_setbacks(summary["worse_than_start"]),
             *(
                 f"gate, {verdict['candidate']}: {verdict['decision']}, {verdict['reason']}"

@@ -147,8 +147,10 @@ def make_watched_env(
     name that is there already is not added. The names that are there for the reward alone come
     with the environment.
     """
-    observed = {camera["name"] for camera in config["observation"]["cameras"]}
+    own = config["observation"]["cameras"]
     wanted = config["reward"]["cameras"] if cameras is None else cameras
+    wanted = () if own is None else wanted  # the robot shows all that it has
+    observed = {camera["name"] for camera in own or ()}
     further = [camera for camera in wanted if camera["name"] not in observed]
     forms = ("images/{}", "images/{}_depth", "points/{}")
     names = {form.format(camera["name"]) for camera in further for form in forms}

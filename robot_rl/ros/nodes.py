@@ -137,8 +137,10 @@ def _table_of(config: DictConfig, cameras: list[Any]) -> list[NodeDescription]:
 
 def _cameras(*seen_by: DictConfig) -> list[Any]:
     """The cameras that the policy sees with, and then those that only the reward does."""
-    parts = [OmegaConf.to_container(part.cameras, resolve=True) for part in seen_by]
-    observed, judged = (part for part in parts if isinstance(part, list))
+    observed, judged = (
+        [OmegaConf.to_container(camera, resolve=True) for camera in part.cameras or ()]
+        for part in seen_by
+    )
     names = {camera["name"] for camera in observed}
     return [*observed, *(camera for camera in judged if camera["name"] not in names)]
 

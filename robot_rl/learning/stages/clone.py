@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +16,12 @@ from policies.columns import FEATURES, INSTRUCTION
 from policies.compute import compute_device, explained_memory
 from policies.policy import ChunkPolicy
 from policies.vision import ImageEncoder, observed_keys
-from robot_rl.config import check_least
+from robot_rl.config import check_least, composed
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import RowSchema
 from robot_rl.env.factory import make_env, observed_widths
+from robot_rl.env.gym import GymRobot
+from robot_rl.env.policy_inputs import PolicyInputs
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.algorithms import make_algorithm
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions, Student, fit, windows
@@ -32,6 +35,8 @@ from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.rows import EpisodeRows
 from robot_rl.run import CLONED, DEMONSTRATIONS, LAST, VISION, RunDirectory
+
+POSE = "state/tcp_pose"  # what an image encoder learns motion from
 
 
 class Clone(Stage):
@@ -171,9 +176,22 @@ def untrained(
 def make_image_encoder(
     config: DictConfig, schema: RowSchema, generator: torch.Generator
 ) -> ImageEncoder:
-    """Make the configured image encoder, untrained, for the cameras or point clouds of a schema."""
-    cameras = {**schema.colour_cameras, **schema.point_clouds}
-    encoder = registry.make(config.observation.vision, cameras=cameras, generator=generator)
+    """Make the configured image encoder, untrained, for the cameras or point clouds of a schema.
+
+    Where no loss teaches it the motion that is left, it does not estimate that.
+    """
+    parts: dict[str, Any] = {"cameras": {**schema.colour_cameras, **schema.point_clouds}}
+    if not config.observation.vision_training.motion_weight:
+        parts["motion_scale"] = None
+    elif POSE not in (f.name for f in schema.fields):
+        raise RobotRLError(
+            f"the image encoder is to learn motion from {POSE}, which is not observed",
+            got=f"observation.vision_training.motion_weight="
+            f"{config.observation.vision_training.motion_weight}",
+            hint="add observation.vision_training.motion_weight=0"
+            " observation.vision_training.exploration_episodes=0",
+        )
+    encoder = registry.make(config.observation.vision, generator=generator, **parts)
     assert isinstance(encoder, ImageEncoder)
     return encoder
 
@@ -190,21 +208,45 @@ def behaviour_of(
     )
 
 
-def check_networks(config: DictConfig) -> None:
+def check_networks(config: DictConfig) -> PolicyInputs:
     """Make the policy and the algorithm once, for rows of zeros: nothing is recorded for neither.
+
+    Returns what the policy sees.
 
     Raises:
         RobotRLError: One of them cannot be made as it is configured, or does not fit the symmetry.
     """
     with closing(make_env(config)) as env:
-        schema = env.schema
+        schema, own_pictures = env.schema, isinstance(env.robot, GymRobot)
     with torch.random.fork_rng(devices=[]):
         behaviour = for_zeros(config, schema)
+        inputs = PolicyInputs.of(behaviour.observation, schema)
+        _check_inputs(config, inputs, own_pictures=own_pictures)
         seed = int(config.seed)
         algorithm = make_algorithm(config.algorithm, behaviour, seed, config.observation)
         assert isinstance(behaviour.policy, ChunkPolicy)
         cloning_fields = behaviour.policy.cloning_fields
     turning_of(config, (*cloning_fields, *algorithm.required.fields), schema)
+    return inputs
+
+
+def _check_inputs(config: DictConfig, inputs: PolicyInputs, *, own_pictures: bool) -> None:
+    """Raise `RobotRLError` where a choice of `observation` has no effect on what the policy sees.
+
+    That is one with cameras under a policy without eyes. It may be there to store what cameras see;
+    but not on a robot with pictures of its own, which are stored anyway, nor where the policy is
+    denied the poses of objects for it.
+    """
+    choice = config.choices.observation
+    if inputs.pictures or not composed([f"observation={choice}"]).observation.cameras:
+        return
+    if own_pictures or not config.observation.task_state:
+        raise RobotRLError(
+            f"observation={choice} is there for pictures, and the policy would see none",
+            got=str(inputs),
+            hint="take observation=pixels, or a policy that itself sees pictures, such as"
+            " policy=vla policy.cameras=[NAME]; observation=state is for numbers alone",
+        )
 
 
 def for_zeros(config: DictConfig, schema: RowSchema) -> Behaviour:
@@ -215,5 +257,12 @@ def for_zeros(config: DictConfig, schema: RowSchema) -> Behaviour:
         vision = make_image_encoder(config, schema, generator)
         arrays[FEATURES] = np.zeros((2, vision.features), np.float16)
     keys = observed_keys(observed_widths(config, schema), vision)
+    if not keys:
+        raise RobotRLError(
+            f"with observation={config.choices.observation} the policy sees nothing",
+            got=f"observation.states={config.observation.states}, without an image encoder",
+            expected=f"some of {', '.join(schema.observation_names)}",
+            hint="observation=pixels lets it see pictures",
+        )
     policy = untrained(config, EpisodeRows(arrays, [2]), keys, generator)
     return behaviour_of(config, policy, schema, vision)

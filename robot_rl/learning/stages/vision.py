@@ -23,10 +23,11 @@ from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.env.factory import observed_widths
 from robot_rl.env.rollout import SeedStream
-from robot_rl.learning.algorithms.base import check_settings
+from robot_rl.learning.algorithms.base import AlgorithmError, check_settings
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.clone import (
+    POSE,
     behaviour_of,
     make_image_encoder,
     shown_training,
@@ -36,7 +37,6 @@ from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.rows import EpisodeRows
 from robot_rl.run import DEMONSTRATIONS, VISION, RunDirectory
 
-_POSE = "state/tcp_pose"
 _LOG_STD = (-5.0, 2.0)  # lowest and highest log-deviation of a regularised feature
 
 
@@ -57,7 +57,13 @@ class Vision(Stage):
 
     def check(self, config: DictConfig) -> None:
         """Check the constants of its training."""
-        registry.make(config.observation.vision_training)
+        options: VisionTraining = registry.make(config.observation.vision_training)
+        if options.exploration_episodes and not options.motion_weight:
+            raise AlgorithmError(
+                "exploration teaches an image encoder nothing but motion",
+                got=f"exploration_episodes={options.exploration_episodes} with motion_weight=0",
+                hint="set observation.vision_training.exploration_episodes=0 too",
+            )
 
     def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
         """As soon as the encoder is there."""
@@ -73,8 +79,9 @@ class Vision(Stage):
         options: VisionTraining = registry.make(config.observation.vision_training)
         fields = (*states, *vision.cameras, "action")
         rows = EpisodeRows.of_datasets([dataset], fields, only_successful=True)
-        poses = dataset.arrays([_POSE])[_POSE]
-        rows.arrays[REMAINING_MOTION] = remaining_motion(poses, dataset.episode_ends)
+        if options.motion_weight:
+            poses = dataset.arrays([POSE])[POSE]
+            rows.arrays[REMAINING_MOTION] = remaining_motion(poses, dataset.episode_ends)
         policy = untrained(config, rows, observed_keys(states, vision), generator)
 
         def trained(student: SeeingPolicy, words: str) -> SeeingPolicy:
@@ -114,8 +121,8 @@ def _explore(
         ):
             episode.keep(writer, SOURCE_POLICY)
     recorded = EpisodeDataset(path)
-    arrays = recorded.arrays([_POSE, *taught.vision.cameras])
-    return Explored(arrays.pop(_POSE), arrays, recorded.episode_ends)
+    arrays = recorded.arrays([POSE, *taught.vision.cameras])
+    return Explored(arrays.pop(POSE), arrays, recorded.episode_ends)
 
 
 REMAINING_MOTION = "remaining_motion"
@@ -129,7 +136,8 @@ class VisionTraining:
 
     cloning: CloningOptions  # of the optimisation
     random_shift: int  # largest random shift of an image [pixels]
-    motion_weight: float  # weight of the auxiliary loss; see `SeeingPolicy`
+    # Weight of the auxiliary loss; see `SeeingPolicy`. 0: the encoder estimates no motion.
+    motion_weight: float
     reconstruction_weight: float  # see `Regulariser`
     kl_weight: float
     exploration_episodes: int  # episodes of exploration after the first training; 0 for none
@@ -137,7 +145,7 @@ class VisionTraining:
     threads: int  # computing threads; with several the sums are in another order, so bits differ
 
     def __post_init__(self) -> None:
-        check_settings(self, reconstruction_weight=0, kl_weight=0)
+        check_settings(self, motion_weight=0, reconstruction_weight=0, kl_weight=0)
 
 
 class Explored:
@@ -203,13 +211,14 @@ class SeeingPolicy(nn.Module):
     def cloning_fields(self) -> tuple[str, ...]:
         """Names of the batch columns that `loss` reads."""
         states = (name for name in self.policy.cloning_fields if name != FEATURES)
-        return (*states, *self.vision.cameras, REMAINING_MOTION)
+        motion = [REMAINING_MOTION] * bool(self._motion_weight)
+        return (*states, *self.vision.cameras, *motion)
 
     def loss(self, batch: Mapping[str, Array], generator: torch.Generator) -> Tensor:
         """Give the policy's loss plus the weighted auxiliary loss, with random shifts and noise.
 
         The batch has state names and cameras (B, n, ...), "action" (B, H, d), "valid" (B, H) and
-        "remaining_motion" (B, 6) [m, rad].
+        "remaining_motion" (B, 6) [m, rad] where the encoder estimates that.
         """
         images = self._images(batch, generator)
         features: Tensor = self.vision(images)
@@ -217,6 +226,8 @@ class SeeingPolicy(nn.Module):
         if self.regulariser is not None:
             features, extra = self.regulariser(features, images, generator)
         loss = extra + self.policy.loss({**batch, FEATURES: features}, generator)
+        if not self._motion_weight:
+            return loss
         left = torch.as_tensor(batch[REMAINING_MOTION]).to(features)
         estimate = self.vision.remaining_motion(features[:, -1])
         error = _error(estimate, self.vision.scaled_motion(left))
