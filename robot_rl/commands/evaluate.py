@@ -98,7 +98,7 @@ class FinalEvaluation:
             compared = replaced.beside(learned)
             if compared is None or not compared.worse:
                 names.pop()
-        return max(names, key=lambda name: self.results[name].successes)
+        return max(names, key=lambda name: self.results[name].score)
 
     def __str__(self) -> str:
         count = self.results[self.deployed].count
@@ -118,12 +118,13 @@ class FinalEvaluation:
             return "nothing was cloned that it could be compared with"
         if not others:
             return f"the cloned policy was not evaluated beside it; {again}"
-        if all(other.successes == mine.successes for other in others):
+        if all(other.score == mine.score for other in others):
             told = " and ".join(f"the {other.which} policy" for other in others)
             return f"{told} did as well on the same scenes"
         compared = [mine.beside(other) for other in others]
         chance = any(each is not None and not each.beyond_noise for each in compared)
-        told = " and ".join(f"the {other.which} policy solved {other.count}" for other in others)
+        verb = "solved" if mine.mean_return is None else "has"
+        told = " and ".join(f"the {other.which} policy {verb} {other.count}" for other in others)
         told += " on the same scenes"
         if self.held_back and learned is not mine:
             more = learned.successes > mine.successes

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
@@ -26,6 +27,7 @@ from robot_rl.console.telemetry import TelemetryEnv, jpegs
 from robot_rl.data.policy_columns import check_fit
 from robot_rl.data.schema import Observation
 from robot_rl.env.factory import has_domain, make_env, make_inbox, make_intervention
+from robot_rl.env.gym import NO_SUCCESS
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.reset import HumanReset, make_reset
@@ -128,6 +130,9 @@ class Evaluator:
             first_seed=first,
             environment_steps=environment_steps,
             wall_seconds=time.monotonic() - started,
+            mean_return=fmean(result.total_reward for result in results)
+            if self._config.robot.get("success") == NO_SUCCESS
+            else None,
             **conditions(self._config),
         )
 

@@ -165,6 +165,8 @@ def _at_work(run: RunRecords) -> list[str]:
 def _success(result: EvaluationResult | None) -> dict[str, str]:
     if result is None:
         return {"rate": _ABSENT, "count": "not evaluated", "interval": ""}
+    if result.mean_return is not None:
+        return {"rate": _ABSENT, "count": result.count, "interval": ""}
     low, high = 100 * result.confidence_low, 100 * result.confidence_high
     seeds = "" if result.seed_set == "final" else " (periodic)"
     return {

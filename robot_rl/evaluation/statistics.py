@@ -212,6 +212,8 @@ class EvaluationResult:
     scenes: dict[str, Any] = field(default_factory=dict)
     # Beside the cloned policy's evaluation, where there is one of these scenes.
     against_cloned: Comparison | None = None
+    # Sum of an episode's rewards, averaged, where the environment counts no success; else None.
+    mean_return: float | None = None
 
     @property
     def cloned(self) -> bool:
@@ -231,8 +233,15 @@ class EvaluationResult:
         return f"{name} ({self.policy}){after}"
 
     @property
+    def score(self) -> tuple[int, float]:
+        """What orders policies on the same scenes: successes; where none is counted, the return."""
+        return self.successes, self.mean_return or 0.0
+
+    @property
     def count(self) -> str:
-        """How often it succeeded."""
+        """How often it succeeded; where no success is counted, its mean return."""
+        if self.mean_return is not None:
+            return f"no success counted, mean return {self.mean_return:.4g}"
         return f"{self.successes} of {self.episodes}"
 
     @property
@@ -311,6 +320,9 @@ class EvaluationResult:
         domain = f", domain {self.domain}" if self.domain else ""
         conduct = f", {self.conduct}" if self.conduct else ""
         held = ", held back: the policy it began with acts" if self.held_back else ""
+        if self.mean_return is not None:
+            mean = f"mean return {self.mean_return:.4g} in {self.episodes} episodes"
+            return f"no success is counted; {mean}{conduct}{domain}{held}"
         return (
             f"{self.successes}/{self.episodes} = {100 * self.success_rate:.1f} % "
             f"(95 % interval {100 * self.confidence_low:.1f} to {100 * self.confidence_high:.1f} %)"

@@ -137,10 +137,8 @@ def _table_of(config: DictConfig, cameras: list[Any]) -> list[NodeDescription]:
 
 def _cameras(*seen_by: DictConfig) -> list[Any]:
     """The cameras that the policy sees with, and then those that only the reward does."""
-    observed, judged = (
-        [OmegaConf.to_container(camera, resolve=True) for camera in part.cameras or ()]
-        for part in seen_by
-    )
+    parts: list[Any] = [OmegaConf.to_container(part, resolve=True) for part in seen_by]
+    observed, judged = (part["cameras"] or [] for part in parts)
     names = {camera["name"] for camera in observed}
     return [*observed, *(camera for camera in judged if camera["name"] not in names)]
 

@@ -221,6 +221,7 @@ def test_an_evaluation_summarises_its_episodes():
         "task": None,
         "scenes": {},
         "against_cloned": None,
+        "mean_return": None,
     }
     assert EvaluationResult.from_json(content) == result
     compared = replace(result, against_cloned=Comparison(lost=3, won=1, level=0.01))
@@ -262,6 +263,14 @@ def test_only_what_is_beyond_noise_is_worse_than_the_cloned_policy():
     found = {500: Comparison(34, 0), 1000: Comparison(4, 2), 1500: None}
     results = [evaluation(4, environment_steps=n, against_cloned=c) for n, c in found.items()]
     assert worse_than_start(results) == [500]
+
+
+def test_where_no_success_is_counted_the_return_is_what_is_said():
+    result = evaluation(0, 2, mean_return=17.5)
+    assert str(result) == "no success is counted; mean return 17.5 in 2 episodes"
+    assert result.count == "no success counted, mean return 17.5"
+    assert result.score > evaluation(0, 2, mean_return=3.0).score
+    assert EvaluationResult.from_json(result.to_json()) == result
 
 
 def on_scenes(won, first=100, steps=500):

@@ -67,6 +67,16 @@ def test_images_become_features_of_a_fixed_width(backbone):
     assert again.identifier == made.identifier
 
 
+def test_an_encoder_without_a_motion_scale_estimates_none():
+    options = {"hidden": 7, "features": 5, "motion_scale": None, "fine_scale": 0.004}
+    made = ImageEncoder(CAMERAS, SMALL, **options, generator=seeded(0))
+    features = made.encode(images(3))
+    assert features.shape == (3, 5)
+    again = build_image_encoder(made.config)
+    again.load_state_dict(made.state_dict())
+    np.testing.assert_array_equal(again.encode(images(3)), features)
+
+
 def test_the_identifier_follows_from_the_weights():
     one, other = encoder(0), encoder(1)
     assert one.identifier == encoder(0).identifier != other.identifier
