@@ -32,7 +32,7 @@ from robot_rl.learner import waits_for_annotation
 from robot_rl.learning.blocks import evaluates_periodically
 from robot_rl.learning.demonstrations import check_demonstrations, demonstrated, open_demonstrations
 from robot_rl.learning.recipe import Recipe, Stage
-from robot_rl.learning.stages.clone import Clone, check_networks, check_unused
+from robot_rl.learning.stages.clone import Clone, check_networks, check_policy, check_unused
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.stages.collect_reward import CollectReward
 from robot_rl.learning.stages.curate import Curate
@@ -341,7 +341,7 @@ def pretrain(config: DictConfig) -> None:
         _check_sources(config)
     with working_run(config) as directory, directory.claim("train"):
         check_unused(config, directory)
-        print(check_networks(config), flush=True)
+        print(check_policy(config), flush=True)
         for name in names:
             recipe.perform(name, directory)
         written = f"written to {directory.path / CLONED}"

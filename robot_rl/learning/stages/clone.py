@@ -216,18 +216,29 @@ def check_networks(config: DictConfig) -> PolicyInputs:
     Raises:
         RobotRLError: One of them cannot be made as it is configured, or does not fit the symmetry.
     """
+    behaviour, schema, inputs = _tried_policy(config)
+    with torch.random.fork_rng(devices=[]):
+        seed = int(config.seed)
+        algorithm = make_algorithm(config.algorithm, behaviour, seed, config.observation)
+    assert isinstance(behaviour.policy, ChunkPolicy)
+    fields = (*behaviour.policy.cloning_fields, *algorithm.required.fields)
+    turning_of(config, fields, schema)
+    return inputs
+
+
+def check_policy(config: DictConfig) -> PolicyInputs:
+    """As `check_networks`, of the policy alone."""
+    return _tried_policy(config)[2]
+
+
+def _tried_policy(config: DictConfig) -> tuple[Behaviour, RowSchema, PolicyInputs]:
     with closing(make_env(config)) as env:
         schema, own_pictures = env.schema, isinstance(env.robot, GymRobot)
     with torch.random.fork_rng(devices=[]):
         behaviour = for_zeros(config, schema)
-        inputs = PolicyInputs.of(behaviour.observation, schema)
-        _check_inputs(config, inputs, own_pictures=own_pictures)
-        seed = int(config.seed)
-        algorithm = make_algorithm(config.algorithm, behaviour, seed, config.observation)
-        assert isinstance(behaviour.policy, ChunkPolicy)
-        cloning_fields = behaviour.policy.cloning_fields
-    turning_of(config, (*cloning_fields, *algorithm.required.fields), schema)
-    return inputs
+    inputs = PolicyInputs.of(behaviour.observation, schema)
+    _check_inputs(config, inputs, own_pictures=own_pictures)
+    return behaviour, schema, inputs
 
 
 def _check_inputs(config: DictConfig, inputs: PolicyInputs, *, own_pictures: bool) -> None:
