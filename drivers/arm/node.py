@@ -35,11 +35,12 @@ from drivers.arm.base import Rest
 from drivers.arm.parameters import ArmParameters
 from drivers.errors import DriverError, DriverFault
 from drivers.gripper.base import check_position
-from drivers.gripper.node import JOINT, SETTLE_S, SILENCE_S
+from drivers.gripper.node import JOINT
 from robot_rl.errors import RobotRLError, described
 from robot_rl.ros import messages, qos
 from robot_rl.ros.device_node import DeviceNode
-from robot_rl.ros.messages import to_nanoseconds
+from robot_rl.ros.errors import MeasuredTwice
+from robot_rl.ros.messages import BASE_FRAME, to_nanoseconds
 from robot_rl.ros.node_process import run_node
 from robot_rl.ros.targets import JointTargets, PoseTargets
 from robot_rl.safety import (
@@ -47,7 +48,6 @@ from robot_rl.safety import (
     ArmState,
     Mode,
     ResetOutcome,
-    SoleSource,
     StopLatch,
     StopNotKept,
 )
@@ -93,6 +93,7 @@ class ArmNode(DeviceNode):
         self._reset_is_accompanied = False  # by somebody who goes on sending
         self.last_refusal = ""
         self._told_mode = ""
+        self._frame = BASE_FRAME  # as the driver names it
         self._rest = Rest(self.rate_hz)
 
     def make_topics(self) -> None:
@@ -109,10 +110,8 @@ class ArmNode(DeviceNode):
         self._gripper: Any = None
         if hasattr(self.driver, "grip"):  # it is on the arm's own wire
             self._gripper = publisher(JointState, "gripper/state", sensors)
-            fingers = SoleSource(SILENCE_S, SETTLE_S)
-            self.subscribe_to_commands(Float64, "gripper/command", fingers, self._take_grip)
-        source = SoleSource(self.guard.limits.command_deadline)
-        self.subscribe_to_commands(targets.kind, targets.topic, source, self._take_target)
+            self.subscribe_to_commands(Float64, "gripper/command", self._take_grip)
+        self.subscribe_to_commands(targets.kind, targets.topic, self._take_target)
         self.serve("stop", self._stop)
         if hasattr(self.driver, "zero_ft"):  # its force sensor drifts
             self.serve("zero_ft", self._zero_ft)
@@ -159,10 +158,15 @@ class ArmNode(DeviceNode):
         try:
             state: ArmState = driver.read()
             self._check_stamp(state)
+        except MeasuredTwice as error:  # what comes next may be of the other one
+            guard.stop(str(error))
+            self._heed_stop()
+            raise
         except RobotRLError as error:
             guard.forget(str(error))
             self._tell_mode()
             raise
+        self._frame = state.frame
         if driver.fault is not None:
             self._stop_guard(driver.fault)
         try:
@@ -210,8 +214,10 @@ class ArmNode(DeviceNode):
         self._mode.publish(String(data=mode))
 
     def commanded_by_several(self, problem: str) -> None:
-        """Hold: nobody knows which of them is right."""
+        """Stop: nobody knows which of them is right, and a person has to find out."""
         self.guard.refuse("publishers", problem)
+        self.guard.stop(problem)
+        self._heed_stop()
 
     def _take_target(self, message: Any) -> None:
         """Take a command: check it, and move at once instead of at the next poll."""
@@ -221,9 +227,10 @@ class ArmNode(DeviceNode):
             self._reset_is_accompanied = True
             return
         stamp = to_nanoseconds(message.header.stamp)
-        goal = guard.command(self._targets.numbers(message), stamp, now, time.time_ns())
+        numbers = self._targets.numbers(message, self._frame)
+        goal = guard.command(numbers, stamp, now, time.time_ns())
         self.last_refusal = ""
-        self._applied.publish(self._targets.message(goal, stamp))
+        self._applied.publish(self._targets.message(goal, stamp, self._frame))
         with contextlib.suppress(RobotRLError):  # the next poll meets the same, and reports it
             self._drive()
 
@@ -271,6 +278,7 @@ class ArmNode(DeviceNode):
                 " clear_errors again",
             )
         self.driver.clear_errors()
+        self.forget_commanders()
         self._latch.release()
         self.guard.clear()
         self._tell_mode()  # now: a stop that follows at once is a change, and is kept

@@ -46,7 +46,7 @@ class TopicArm(OverTopics, ABC):
     wrench_topic: str = "current_wrench"
     stale_after_s: float = 0.1  # age at which a measurement is too old [s]
     timeout_s: float = 5.0  # for the first messages [s]
-    # `frame_id` of the base frame, which what is measured must have; empty: whichever the pose has.
+    # `frame_id` of the base frame, which what is measured must have; empty: whichever most have.
     # Targets bear it too.
     frame: str = ""
 
@@ -78,11 +78,10 @@ class TopicArm(OverTopics, ABC):
             "twist": (self.twist_topic, "geometry_msgs/msg/TwistStamped", messages.twist_array),
             "wrench": (self.wrench_topic, _WRENCH, messages.wrench_array),
         }
-        # Each controller may publish the states of its own joints, which nothing is derived from
-        # where the pose is measured.
+        # Each controller may publish the states of its own joints.
         own = lambda message: bool(set(self.joint_names) & set(message.name))  # noqa: E731
         # A force in the tool's frame would be felt in another direction.
-        frames = {"pose": lambda: self.frame, "twist": self._named, "wrench": self._named}
+        frames = dict.fromkeys(["pose", "twist", "wrench"], self._named)
         self._sensors = {
             name: Sensor(
                 client,
@@ -90,10 +89,9 @@ class TopicArm(OverTopics, ABC):
                 topic,
                 self.stale_after_s,
                 decode,
-                sole=name != "joints" or not self.pose_topic,
-                restarts=False,  # a controller that is launched twice has one name
-                accepts=own if name == "joints" else lambda _: True,
+                accepts=own if name == "joints" else None,
                 in_frame=frames.get(name, str),
+                setting="nodes.arm.parameters.driver.stale_after_s",
             )
             for name, (topic, kind, decode) in topics.items()
             if topic
@@ -150,8 +148,10 @@ class TopicArm(OverTopics, ABC):
         return self._named() or "base"
 
     def _named(self) -> str:
-        measured = self._sensors.get("pose")
-        return self.frame or (measured.frame if measured else "")
+        from robot_rl.ros.sensors import common_frame
+
+        measured = (self._sensors.get(name) for name in ("pose", "twist", "wrench"))
+        return self.frame or common_frame(measured)
 
 
 @dataclass(eq=False)

@@ -11,6 +11,7 @@ What was refused, and whether something is held, is in `/diagnostics`.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping
@@ -26,11 +27,9 @@ from robot_rl.ros import qos
 from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.messages import joint_state_message
 from robot_rl.ros.node_process import run_node
-from robot_rl.safety import SoleSource
 
 JOINT = "gripper"
-# Another publisher may begin after this silence, and is heard once it was alone for this time [s].
-SILENCE_S, SETTLE_S = 1.0, 1.5
+SILENCE_S = 1.0  # after which nobody commands it [s]
 
 
 class GripperNode(DeviceNode):
@@ -50,14 +49,14 @@ class GripperNode(DeviceNode):
         self._sent: float | None = None
         self._newest: GripperState | None = None
         self._heard = -math.inf  # when a client last sent a command, on the steady clock [s]
+        self._conflict = ""  # of those who command it, until a person clears it
         self._stopped = False  # since when nobody has commanded or cleared it
 
     def make_topics(self) -> None:
         """Make the topics and services."""
         profile = qos.sensor_publisher(self.rate_hz)
         self._state = self.create_publisher(JointState, "gripper/state", profile)
-        source = SoleSource(SILENCE_S, SETTLE_S)
-        self.subscribe_to_commands(Float64, "gripper/command", source, self._take)
+        self.subscribe_to_commands(Float64, "gripper/command", self._take)
         self.serve("gripper/stop", self._stop)
         self._clearing = self.serve("gripper/clear_errors", self._clear_errors)
         self.serve("gripper/open", partial(self._send, 0.0))
@@ -71,8 +70,9 @@ class GripperNode(DeviceNode):
         state: GripperState = self.driver.read()
         if self.freshness.is_new(state.stamp_ns):
             self._newest = state
-            message = joint_state_message([JOINT], [state.position], None, state.stamp_ns)
-            self._state.publish(message)
+            if not self._conflict:  # who waits for it then holds, and asks why
+                message = joint_state_message([JOINT], [state.position], None, state.stamp_ns)
+                self._state.publish(message)
 
     def disconnected(self) -> None:
         """Forget the command and the state."""
@@ -81,6 +81,18 @@ class GripperNode(DeviceNode):
     def deactivated(self) -> None:
         """Forget the command: who activates it later commands nothing."""
         self._wanted = self._sent = None
+
+    def commanded_by_several(self, problem: str) -> None:
+        """Stop the fingers, and tell no state, so that the loop holds, until a person clears it."""
+        if not self._conflict:
+            self._conflict = f"{problem}; next: end the other, then call gripper/clear_errors"
+            self._stopped, self._wanted, self._sent = True, None, None
+            with contextlib.suppress(DriverError):  # the next poll meets it, and reports it
+                self.driver.stop()
+
+    def warning(self) -> str | None:
+        """That several command it, or the last refusal."""
+        return self._conflict or super().warning()
 
     def facts(self) -> Mapping[str, object]:
         """Position, grip, and what was refused."""
@@ -120,7 +132,8 @@ class GripperNode(DeviceNode):
 
     def _clear_errors(self) -> str:
         self._forget()
-        self._stopped = False
+        self._stopped, self._conflict = False, ""
+        self.forget_commanders()
         self.driver.clear_errors()
         return "taken: the fingers may move now"
 

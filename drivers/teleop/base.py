@@ -138,6 +138,10 @@ class TeleopDevice(ABC):
     def close(self) -> None:
         """Release the device; may be called again."""
 
+    def motion(self, axes: Vector, tool_orientation: Vector | None) -> Vector:
+        """The motion (6,) in [-1, 1], base frame, of axes (6,) that were just read."""
+        return self.shaping.motion(axes, tool_orientation)
+
     def read(
         self, tool_orientation: Vector | None = None, gripper: float | None = None
     ) -> TeleopState:
@@ -157,7 +161,7 @@ class TeleopDevice(ABC):
         if axes.pressed or not np.array_equal(before, axes.values):
             self._last = axes.values, (since := now)
         values = axes.values if now - since <= self.still_s else np.zeros(6)
-        motion = self.shaping.motion(values, tool_orientation)
+        motion = self.motion(values, tool_orientation)
         last_told = self._gripper if gripper is None else gripper
         told = None
         if self.shaping.gripper_button in axes.pressed:

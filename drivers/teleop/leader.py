@@ -167,7 +167,7 @@ class LeaderTopic(OverTopics, LeaderArm):
         decode = partial(messages.joint_positions, names=names)
         client = self.listen("leader_arm")
         self.let_go()
-        self._sensor = Sensor(client, JointState, self.topic, self.timeout_s, decode, sole=True)
+        self._sensor = Sensor(client, JointState, self.topic, self.timeout_s, decode)
         wait_for_all([self._sensor], 1, self.first_s)
 
     def positions(self) -> tuple[Vector, float | None]:

@@ -25,6 +25,7 @@ from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.messages import MessageError, pose_array, twist_message
 from robot_rl.ros.node_process import run_node
 from robot_rl.ros.operator_services import StopCall, service_of
+from robot_rl.ros.sole_source import SoleSubscription
 
 
 class TeleopNode(DeviceNode):
@@ -57,10 +58,14 @@ class TeleopNode(DeviceNode):
         """Make the topics, and the clients of the services that the device's buttons stand for."""
         profile = qos.command_publisher(self.rate_hz)
         self._motion_command = self.create_publisher(TwistStamped, "teleop/command", profile)
-        self._gripper_command = self.create_publisher(Float64, "gripper/command", profile)
-        self.create_subscription(
-            PoseStamped, "current_pose", self._take_pose, qos.sensor_subscription(1)
-        )
+        # Nobody else may command the gripper: so this publisher is there only where it is used.
+        self._gripper_command: Any = None
+        if self._drives_gripper:
+            self._gripper_command = self.create_publisher(Float64, "gripper/command", profile)
+        self._poses = SoleSubscription(
+            self, PoseStamped, "current_pose", self._take_pose, qos.sensor_subscription(1),
+            refused=self._lose_pose,
+        )  # fmt: skip
         self._event_clients = {
             event: self.create_client(Trigger, service_of(event))
             for event in {*self.driver.events.values()} - {OperatorEvent.STOP}
@@ -73,7 +78,7 @@ class TeleopNode(DeviceNode):
         self._newest = state
         full = np.repeat([self._full_translation, self._full_rotation], 3)
         self._motion_command.publish(twist_message(full * state.motion, state.stamp_ns))
-        if state.gripper is not None and self._drives_gripper:
+        if state.gripper is not None and self._gripper_command is not None:
             self._gripper_command.publish(Float64(data=0.5 * (1.0 + state.gripper)))
         for button in sorted(state.buttons):
             if button in self.driver.events:
@@ -82,6 +87,7 @@ class TeleopNode(DeviceNode):
     def disconnected(self) -> None:
         """Forget what the operator did."""
         self._newest = None
+        self._poses.forget()
 
     def facts(self) -> Mapping[str, object]:
         """The motion and the buttons of the last poll."""
@@ -100,8 +106,11 @@ class TeleopNode(DeviceNode):
     def _take_pose(self, message: PoseStamped) -> None:
         try:
             self._orientation, self._bad_pose = pose_array(message)[3:], ""
-        except MessageError as error:  # a device that needs it, of frame=tool, says so itself
-            self._orientation, self._bad_pose = None, str(error)
+        except MessageError as error:
+            self._lose_pose(f"{self._poses.topic}: {error}")
+
+    def _lose_pose(self, problem: str) -> None:
+        self._orientation, self._bad_pose = None, problem  # what needs it, of frame=tool, says so
 
     def _call(self, event: str) -> None:
         if event == OperatorEvent.STOP:

@@ -82,6 +82,7 @@ class TwinNode(DeviceNode):
     def _begin_episode(self) -> str:
         seed = self._scene_topics.seed
         self._connected().reset(seed)
+        self.forget_commanders()
         self._scene_topics.publish()
         return f"the scene of episode {seed}"
 

@@ -97,12 +97,14 @@ class _Arm:
         decode, node = self._targets.target, client.node
         self._health, self._stop = NodeHealth(client), ArmMode(client)
         self._poses = Sensor(
-            client, PoseStamped, "current_pose", _STALE_SECONDS, decode, sole=True,
-            health=self._health,
-        )  # fmt: skip
+            client, PoseStamped, "current_pose", _STALE_SECONDS, decode, health=self._health
+        )
         self._applied = Sensor(client, PoseStamped, applied, math.inf, decode)
         force = messages.wrench_array
-        self._wrench = Sensor(client, WrenchStamped, "current_wrench", _STALE_SECONDS, force)
+        self._wrench = Sensor(
+            client, WrenchStamped, "current_wrench", _STALE_SECONDS, force,
+            in_frame=lambda: self._poses.frame,
+        )  # fmt: skip
         self._publisher = node.create_publisher(PoseStamped, topic, qos.command_publisher(100.0))
         self._sent: dict[int, Vector] = {}  # the targets by their stamps [ns]
         self._modes: list[str] = []  # told since the first target
@@ -138,7 +140,8 @@ class _Arm:
             target[:3] += way * min(elapsed / seconds, 1.0)
             stamp, count = time.time_ns(), self._poses.count
             self._sent[stamp] = target
-            self._publisher.publish(self._targets.message(target, stamp))
+            self._client.check_alone(self._targets.topic)
+            self._publisher.publish(self._targets.message(target, stamp, self._poses.frame))
             while self._poses.count == count:
                 self._poses.newest()  # or it raises that none comes
                 time.sleep(_POLL_SECONDS)

@@ -47,9 +47,9 @@ def run(**options: str | None) -> None:
 
     prepare_environment(None)
     with closing(RosClient("teach", options.get("namespace") or "/")) as client:
-        joints = Sensor(client, JointState, "joint_states", _STALE_SECONDS, of_all, sole=True)
+        joints = Sensor(client, JointState, "joint_states", _STALE_SECONDS, of_all)
         kind = message_type("geometry_msgs/msg/PoseStamped")
-        pose = Sensor(client, kind, "current_pose", _STALE_SECONDS, messages.pose_array, sole=True)
+        pose = Sensor(client, kind, "current_pose", _STALE_SECONDS, messages.pose_array)
         wait_for_all([joints], 1, _FIRST_SECONDS)
         known = wait_until(lambda: pose.count > 0, _POSE_SECONDS)  # not of every arm
         part = options.get("part") or "reset"

@@ -338,11 +338,13 @@ class DeviceAttendant:
         except RobotRLError as error:
             self._lost = True
             self._inbox.jog(np.zeros(6), source="device")
-            raise RobotInterrupted(
+            gone = RobotInterrupted(
                 "the operator's device is gone, so nobody could correct the robot",
                 got=error,
                 hint="connect it again",
-            ) from error
+            )
+            gone.needs_start = isinstance(error, RobotInterrupted) and error.needs_start
+            raise gone from error
 
 
 class LeaderAttendant(DeviceAttendant):

@@ -296,14 +296,14 @@ class Intervention(RobotEnvWrapper):
 
     @contextmanager
     def _faults_noted(self) -> Iterator[None]:
-        """Let a real robot wait for a person after a fault."""
+        """Let a real robot wait for a person after a fault, and any robot after some."""
         try:
             yield
         except _Halted:
             raise
         except RobotInterrupted as fault:
             self._note_fault(type(fault).__name__, str(fault), fault.age_s)
-            if not self.robot.simulated:
+            if fault.needs_start or not self.robot.simulated:
                 self.wait_for_start(str(fault))
             raise
 

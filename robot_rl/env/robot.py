@@ -70,9 +70,11 @@ class RobotInterrupted(RobotRLError):
 
     Attributes:
         age_s: How long ago it began, as far as is known [s].
+        needs_start: Whether a simulated robot waits for a person's `start` too.
     """
 
     age_s = 0.0
+    needs_start = False
 
 
 class PersonNeeded(RobotRLError):

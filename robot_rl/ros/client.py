@@ -7,6 +7,7 @@ import importlib
 import io
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -39,13 +40,20 @@ _GONE_SECONDS = 2.0  # after which a service that has vanished does not come bac
 
 
 _TRIGGER = "std_srvs/srv/Trigger"
+_PROCESS = re.compile(r"_\d+$")
+UNNAMED = "one whose name is still unknown"  # among the names of publishers
 
 
 def publisher_names(node: Node, topic: str) -> list[str]:
     """Full names of the nodes that publish on a topic; one that was killed stays a while."""
     infos = node.get_publishers_info_by_topic(topic)
     names = (f"{info.node_namespace.rstrip('/')}/{info.node_name}" for info in infos)
-    return sorted("one whose name is still unknown" if "UNKNOWN" in n else n for n in names)
+    return sorted(UNNAMED if "UNKNOWN" in name else name for name in names)
+
+
+def source_of(name: str) -> str:
+    """The full name of a node without the number of its process, which a restarted one changes."""
+    return _PROCESS.sub("", name)
 
 
 def light_executor(context: Context) -> Executor:
@@ -53,9 +61,9 @@ def light_executor(context: Context) -> Executor:
 
     `EventsExecutor` came with rclpy 7.1.4. At 500 messages a second it took 0.11 of a core where
     `SingleThreadedExecutor` took 0.30, which a control loop in the same process feels. Until 7.1.6
-    at least it fails at callbacks that take a message's info too, and at services that are
-    coroutines: those need `SingleThreadedExecutor`. So does a notebook, whose `sys.stderr` is no
-    file: `EventsExecutor` has Python print its fatal errors there.
+    at least it fails at services that are coroutines: those need `SingleThreadedExecutor`. So does
+    a notebook, whose `sys.stderr` is no file: `EventsExecutor` has Python print its fatal errors
+    there.
     """
     try:
         from rclpy.experimental.events_executor import EventsExecutor
@@ -106,17 +114,27 @@ class RosClient:
         """The full name of a topic or service, remappings included."""
         return str(self.node.resolve_topic_name(name))
 
-    def check_alone(self, topic: str) -> None:
-        """Raise `CommandConflict` where others than this node publish on a topic of commands."""
-        topic, mine = self.topic(topic), self.node.get_fully_qualified_name()
-        others = [name for name in publisher_names(self.node, topic) if name != mine]
+    def check_alone(self, topic: str, *, replacing: bool = False) -> None:
+        """Raise `CommandConflict` where others than this node publish on a topic of commands.
+
+        It does not wait, and takes no time while there is nobody else. Where this process is only
+        `replacing` another of its name, which may be listed for a while, no `start` is needed.
+        """
+        topic = self.topic(topic)
+        if self.node.count_publishers(topic) < 2:
+            return
+        names, mine = publisher_names(self.node, topic), self.node.get_fully_qualified_name()
+        others = set(names) - {mine, UNNAMED}  # a name comes a little later than its publisher
         if others:
-            raise CommandConflict(
+            conflict = CommandConflict(
                 f"{topic} has several publishers, so that nobody knows what the arm will do",
-                got=", ".join(others),
+                got=", ".join(names),
                 expected="this process alone",
-                hint="end the other node, or give this robot another namespace",
+                hint="end the other node, or give this robot another namespace; one that was"
+                " killed is listed for up to 20 s",
             )
+            conflict.needs_start = not replacing or {*map(source_of, others)} != {source_of(mine)}
+            raise conflict
 
     def wait_for(
         self, server: Client, timeout_s: float, meanwhile: Callable[[], None] = lambda: None

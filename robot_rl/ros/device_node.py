@@ -30,9 +30,8 @@ from std_srvs.srv import Trigger
 from policies import registry
 from robot_rl.errors import RobotRLError, described
 from robot_rl.ros import qos
-from robot_rl.ros.client import publisher_names
 from robot_rl.ros.connection import CONNECTED, Connection, Freshness
-from robot_rl.safety import SoleSource
+from robot_rl.ros.sole_source import SoleSubscription
 
 # Between two diagnostics, and at least where a fault has come or gone since.
 _DIAGNOSTICS_SECONDS, _NEWS_SECONDS = 1.0, 0.1
@@ -77,6 +76,7 @@ class DeviceNode(LifecycleNode, ABC):
         super().__init__(name, **options)
         self.trouble = ""  # why the last transition that failed did
         self.refusals, self.last_refusal = 0, ""  # of commands; why the last one was, if it was
+        self._commands: list[SoleSubscription] = []
         self._connection: Connection | None = None
         self._has_topics = self._was_connected = False
         self._quiet_until = 0.0  # on the steady clock [s]
@@ -136,7 +136,7 @@ class DeviceNode(LifecycleNode, ABC):
         """The device has just been lost."""
 
     def commanded_by_several(self, problem: str) -> None:
-        """A command was refused since there are several who send them."""
+        """Commands have come from several publishers, both of which `problem` names."""
 
     def facts(self) -> Mapping[str, object]:
         """Further values for the diagnostics, for example counts of refusals."""
@@ -247,24 +247,16 @@ class DeviceNode(LifecycleNode, ABC):
             for request in taken:
                 service.send_response(Trigger.Response(success=False, message=problem), request)
 
-    def subscribe_to_commands(
-        self, kind: Any, topic: str, source: SoleSource, take: Callable[[Any], None]
-    ) -> None:
+    def subscribe_to_commands(self, kind: Any, topic: str, take: Callable[[Any], None]) -> None:
         """Follow commands, of one publisher alone, while the device answers and is polled.
 
-        `source` notices a second publisher. What `take` raises at a command is a refusal too.
+        A second publisher is `commanded_by_several`, and nobody is followed before
+        `forget_commanders`. What `take` raises at a command is a refusal too.
         """
 
-        def check(message: Any, info: Mapping[str, int]) -> None:
+        def check(message: Any) -> None:
             if not (self.is_connected and self.is_polling):
                 return  # nor may it move by this later
-            number, known = info["publication_sequence_number"], commands.get_publisher_count()
-            problem = source.refusal(number, known, time.monotonic())
-            if problem is not None:
-                names = ", ".join(publisher_names(self, commands.topic_name))
-                self._refuse(f"{commands.topic_name}: {problem}: {names}")
-                self.commanded_by_several(problem)
-                return
             try:
                 take(message)
             except RobotRLError as refusal:
@@ -272,8 +264,20 @@ class DeviceNode(LifecycleNode, ABC):
             else:
                 self.last_refusal = ""
 
-        callback: Any = check  # its second argument is not in rclpy's types
-        commands = self.create_subscription(kind, topic, callback, qos.command_subscription())
+        def refused(problem: str) -> None:
+            self._refuse(problem)
+            if commands.rivals:
+                self.commanded_by_several(problem)
+
+        commands = SoleSubscription(
+            self, kind, topic, check, qos.command_subscription(), refused=refused
+        )
+        self._commands.append(commands)
+
+    def forget_commanders(self) -> None:
+        """A person has looked: who commands alone from now on is followed."""
+        for commands in self._commands:
+            commands.forget()
 
     def _refuse(self, reason: str) -> None:
         self.refusals += 1

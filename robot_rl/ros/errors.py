@@ -35,7 +35,9 @@ class MeasuredLate(SensorLate):
     `age_s` is that by its stamp and the system clock here; negative if the stamp is ahead of that.
     """
 
-    def __init__(self, topic: str, age_s: float, limit_s: float, why: str = "") -> None:
+    def __init__(
+        self, topic: str, age_s: float, limit_s: float, why: str = "", setting: str = ""
+    ) -> None:
         side = "ahead of" if age_s < 0 else "ago by"
         got = f"{abs(age_s):.3f} s {side} this machine's clock"
         RobotInterrupted.__init__(
@@ -44,8 +46,8 @@ class MeasuredLate(SensorLate):
             got=f"{got}, {why}" if why else got,
             expected=f"at most {1e3 * limit_s:.0f} ms",
             hint="its node may have ended, or this machine be too busy: end other programs. The"
-            " clocks of two machines may differ: synchronise them (chrony, PTP). If its data take"
-            " so long, raise its limit: robot.sensors, or stale_after_s of a driver",
+            " clocks of two machines may differ: synchronise them (chrony, PTP)"
+            + (f". If its data take so long, raise {setting}" if setting else ""),
         )
 
 
@@ -64,9 +66,13 @@ class BadMeasurement(RobotInterrupted):
 class CommandConflict(RobotInterrupted):
     """Somebody else publishes on the topic of this robot's commands."""
 
+    needs_start = True
+
 
 class MeasuredTwice(RobotInterrupted):
     """Two nodes publish what is measured, so that nobody knows which of them is right."""
+
+    needs_start = True
 
 
 class ServiceFailed(RobotInterrupted):

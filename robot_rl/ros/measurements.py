@@ -21,7 +21,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import messages
 from robot_rl.ros.client import RosClient
-from robot_rl.ros.sensors import NodeHealth, Sensor, together, wait_for_all
+from robot_rl.ros.sensors import NodeHealth, Sensor, common_frame, together, wait_for_all
 from robot_rl.safety import CartesianLimits, JointActionLimits, Plausibility
 from robot_rl.safety.limits import check_positive
 from robot_rl.safety.rotations import Vector
@@ -103,23 +103,23 @@ class Measurements:
         self._subscribe_to_arm(tuple(joint_names), pose or not by_joints, twist, wrench, by_joints)
         self.gripper = None
         if gripper:
-            jaws = self._sensor(JointState, "gripper/state", limits.gripper_s, _first_position)
+            jaws = self._sensor(JointState, "gripper/state", "gripper_s", _first_position)
             self.gripper = self._optional["state/gripper_position"] = jaws
         pictures = [picture for camera in cameras for picture in _pictures(camera)]
         self._images = {
-            field.name: self._sensor(Image, topic, limits.image_s, _picture_decoder(field), keep=1)
+            field.name: self._sensor(Image, topic, "image_s", _picture_decoder(field), keep=1)
             for field, topic in pictures
         }
         self.objects = self.success = None
         if objects:
             decode = partial(messages.poses_array, count=objects)
             self.objects = self._sensor(
-                PoseArray, "object_poses", limits.tracker_s, decode, in_frame=self._base_frame
+                PoseArray, "object_poses", "tracker_s", decode, in_frame=self.base_frame
             )
             self._aligned.append(self.objects)
         if success:
             self.success = self._sensor(
-                Bool, "task/success", limits.tracker_s, lambda m: bool(m.data), stamped=False
+                Bool, "task/success", "tracker_s", lambda m: bool(m.data), stamped=False
             )
         self._newest = [self.gripper] if self.gripper else []
         self._newest += self._images.values()
@@ -204,38 +204,41 @@ class Measurements:
             seen[name] = image.value(taken[image])
         return seen
 
-    def _sensor(self, kind: Any, topic: str, limit: float, decode: Any, **more: Any) -> Sensor:
-        return Sensor(self._client, kind, topic, limit, decode, health=self._health, **more)
+    def base_frame(self) -> str:
+        """The name of the base frame: as the arm's driver calls it in most of what it measures."""
+        return common_frame(
+            [self.pose, self._optional.get("state/tcp_velocity"), self._optional.get(_WRENCH)]
+        )
 
-    def _base_frame(self) -> str:
-        return "" if self.pose is None else self.pose.frame  # whatever the arm's driver calls it
+    def _sensor(self, kind: Any, topic: str, limit: str, decode: Any, **more: Any) -> Sensor:
+        more |= {"health": self._health, "setting": f"robot.sensors.{limit}"}
+        return Sensor(self._client, kind, topic, getattr(self._limits, limit), decode, **more)
 
     def _subscribe_to_arm(
         self, names: tuple[str, ...], pose: bool, twist: bool, wrench: bool, by_joints: bool
     ) -> None:
-        late = self._limits.arm_s
+        late, common = "arm_s", {"in_frame": self.base_frame}
         joints = partial(messages.joint_states, names=names)
-        judged = {"sole": True, "plausibility": Plausibility(self._motion)}
+        judged = {"plausibility": Plausibility(self._motion)}
         more = {**judged, "place": itemgetter(0)} if by_joints else {}
+        self.pose = None
         self.joints = self._placed = self._sensor(JointState, "joint_states", late, joints, **more)
         self._aligned = [self.joints]
-        self.pose = None
         if pose:
-            more = {"sole": True} if by_joints else judged
+            more = common if by_joints else {**judged, **common}
             decode = messages.pose_array
             self.pose = self._sensor(PoseStamped, "current_pose", late, decode, **more)
             self._aligned.append(self.pose)
             self._placed = self.joints if by_joints else self.pose
-        common = {"sole": True, "in_frame": self._base_frame}
         if twist:
-            common["without"] = "robot.twist=false, if the arm measures no velocity of its TCP"
+            more = {**common, "without": "robot.twist=false, if the arm measures no such velocity"}
             decode = messages.twist_array
-            sensor = self._sensor(TwistStamped, "current_twist", late, decode, **common)
+            sensor = self._sensor(TwistStamped, "current_twist", late, decode, **more)
             self._optional["state/tcp_velocity"] = sensor
         if wrench:
-            common["without"] = "robot.wrench=false, if the arm measures no forces"
+            more = {**common, "without": "robot.wrench=false, if the arm measures no forces"}
             decode = messages.wrench_array
-            sensor = self._sensor(WrenchStamped, "current_wrench", late, decode, **common)
+            sensor = self._sensor(WrenchStamped, "current_wrench", late, decode, **more)
             self._optional[_WRENCH] = sensor
         self._aligned += self._optional.values()
 

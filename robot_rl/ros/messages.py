@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +59,22 @@ def header(stamp_ns: int, frame: str = BASE_FRAME) -> Header:
     """The header of a measurement taken at `stamp_ns` [ns, system clock] in a frame."""
     seconds, rest = divmod(int(stamp_ns), _SECOND)
     return Header(stamp=Time(sec=seconds, nanosec=rest), frame_id=frame)
+
+
+def check_frame(message: Any, *names: str) -> bool:
+    """Whether a stamped message is in the frame that has one of these names, or `MessageError`.
+
+    One that names no frame says neither: that is False.
+    """
+    frame = message.header.frame_id
+    if frame and frame not in names:
+        raise MessageError(
+            "the message is in another frame than is needed here",
+            got=f"frame_id {frame}",
+            expected=" or ".join(names),
+            hint="let its publisher transform it, or change the name if both are one frame",
+        )
+    return bool(frame)
 
 
 def image_message(image: npt.NDArray[np.generic], stamp_ns: int, frame: str) -> Image:

@@ -123,7 +123,10 @@ class RosRobot:
         self._problem: RobotInterrupted | None = None  # why nothing more is published
         command = qos.command_publisher(self.control_rate_hz)
         self._target = node.create_publisher(targets.kind, targets.topic, command)
-        self._grip = node.create_publisher(Float64, "gripper/command", command)
+        # Nobody else may command it: so this publisher is there only where it is used.
+        self._grip = None
+        if self._gripper_column or task.gripper_closed:
+            self._grip = node.create_publisher(Float64, "gripper/command", command)
         self.all_sensors = self.measurements.all_sensors
         self.observation_fields = self.measurements.fields
         applied = targets.applied_topic
@@ -168,7 +171,7 @@ class RosRobot:
         motion = np.zeros(len(self.targets.columns))
         motion[self._columns] = action[: len(self._columns)]
         with self._holding_at_trouble():
-            check_all(self.all_sensors)
+            self._check_sources()
             place, force = self.measurements.place(), self.measurements.contact_force()
             target, self.clamped = self.limiter.advance(motion, place, force)
             if (problem := self.limiter.straying.problem(place)) is not None:
@@ -185,6 +188,7 @@ class RosRobot:
         """The measurements that were taken together; without them the robot holds, as `apply`."""
         self.client.check()
         with self._holding_at_trouble():
+            self._check_alone()
             self.clamped = self.clamped or self._was_limited()
             return self._assembled()
 
@@ -250,7 +254,7 @@ class RosRobot:
     def accompany(self) -> None:
         """As `move_target`, but shows the arm's node alone that somebody is there in its motion."""
         self.attend()
-        check_all(self.all_sensors)
+        self._check_sources()
         now = time.monotonic()
         if now - self._shown > _SHOWN_SECONDS:
             self._shown = now
@@ -262,12 +266,12 @@ class RosRobot:
         `RobotInterrupted` as `attend`, and where a measurement is too old.
         """
         self.attend()
-        check_all(self.all_sensors)
+        self._check_sources()
         self._send(target)
 
     def tell_gripper(self, position: float) -> None:
         """Publish where the gripper is to be, 0 open to 1 closed, if the task moves one."""
-        if self._gripper_column:
+        if self._grip is not None and self._gripper_column:
             self._grip.publish(Float64(data=position))
 
     def wait_until_fresh(self) -> None:
@@ -283,12 +287,23 @@ class RosRobot:
         self.client.check()
         self._stops = self._mode.stops
         self.check_free()
-        self.client.check_alone(self.targets.topic)
+        self._check_alone(replacing=True)
         self.wait_until_fresh()
         if self._operator is not None:  # a stop that is posted must reach the arm
             self.client.wait_for(self._operator.stop.client, self.sensors.start_timeout_s)
-        if self.task.gripper_closed:
+        if self._grip is not None and self.task.gripper_closed:
             self._grip.publish(Float64(data=1.0))
+
+    def _check_alone(self, **where: bool) -> None:
+        """Raise `CommandConflict` where somebody else commands; `RosClient.check_alone`."""
+        self.client.check_alone(self.targets.topic, **where)
+        if self._grip is not None:
+            self.client.check_alone("gripper/command", **where)
+
+    def _check_sources(self) -> None:
+        """Look that nobody else commands, and that what is measured can be used."""
+        self._check_alone()
+        check_all(self.all_sensors)
 
     def _check_goal_is_ahead(self) -> None:
         """Look whether there is something left to do: else every episode would be a success."""
@@ -310,7 +325,8 @@ class RosRobot:
     def _send(self, target: Vector) -> int:
         """Publish a target; returns its stamp [ns]."""
         stamp = time.time_ns()
-        self._target.publish(self.targets.message(target, stamp))
+        frame = self.measurements.base_frame()
+        self._target.publish(self.targets.message(target, stamp, frame))
         return stamp
 
     def _was_limited(self) -> bool:

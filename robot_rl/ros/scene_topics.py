@@ -17,7 +17,6 @@ from geometry_msgs.msg import PoseArray
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Bool, Float64
 
-from robot_rl.errors import RobotRLError
 from robot_rl.ros import messages, qos
 from robot_rl.ros.device_node import DeviceNode
 
@@ -41,9 +40,7 @@ class SceneTopics:
         self._scene = node.create_publisher(JointState, "sim/state", sensors)
         self._objects = node.create_publisher(PoseArray, "object_poses", sensors)
         self._success = node.create_publisher(Bool, "task/success", sensors)
-        node.create_subscription(
-            Float64, "sim/gripper_command", self._on_gripper, qos.command_subscription()
-        )
+        node.subscribe_to_commands(Float64, "sim/gripper_command", self._on_gripper)
         node.serve("sim/reset", begin_episode)
 
     def publish(self) -> None:
@@ -57,9 +54,4 @@ class SceneTopics:
         self._success.publish(Bool(data=scene.success))
 
     def _on_gripper(self, message: Float64) -> None:
-        if not self._node.is_configured:
-            return
-        try:
-            self._node.driver.command_gripper(message.data)
-        except RobotRLError as error:
-            self._node.get_logger().warning(str(error), throttle_duration_sec=1.0)
+        self._node.driver.command_gripper(message.data)

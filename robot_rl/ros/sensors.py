@@ -13,7 +13,7 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.processes.waiting import wait_until
-from robot_rl.ros import qos
+from robot_rl.ros import messages, qos
 from robot_rl.ros.client import RosClient, publisher_names
 from robot_rl.ros.errors import (
     BadMeasurement,
@@ -24,6 +24,7 @@ from robot_rl.ros.errors import (
     SensorSlow,
 )
 from robot_rl.ros.messages import MessageError, to_nanoseconds
+from robot_rl.ros.sole_source import SoleSubscription
 from robot_rl.safety import Plausibility
 
 # Fast topics are matched with slow ones: among so many messages.
@@ -83,20 +84,19 @@ class Sensor:
     stamped: bool = True  # whether messages have a header
     keep: int = _KEPT  # messages that are kept to be matched with those of other topics
     health: NodeHealth | None = None  # tells why the topic is silent
-    sole: bool = False  # whether nobody knows what is right as soon as there are two publishers
-    restarts: bool = True  # whether publishers of one node name count as one, started again
     # Of where the arm is, in what is decoded. After a place that cannot be true nothing is believed
     # until `forget`.
     plausibility: Plausibility | None = None
     place: Callable[[Any], Any] = lambda value: value
     without: str = ""  # which setting does without this topic, said where no message ever came
-    accepts: Callable[[Any], bool] = lambda _: True  # which messages count
+    # Which messages count, where several nodes may publish the topic; None: all, of one node.
+    accepts: Callable[[Any], bool] | None = None
+    setting: str = ""  # where `limit_s` is set, for who has to raise it
     # Tells the frame that messages must be in; empty where it is not known, or any will do. A
     # message that names none is believed, which is said once.
     in_frame: Callable[[], str] = str
 
     def __post_init__(self) -> None:
-        relative, self.topic = self.topic, self.client.topic(self.topic)
         self.count = 0
         self._repeated = -float("inf")  # when a message bore the stamp of the one before [s]
         self._doubt: str | None = None
@@ -104,19 +104,24 @@ class Sensor:
         self._kept: deque[Received] = deque(maxlen=self.keep if self.stamped else 1)
         self._told = False  # that messages name no frame
         self._node = self.client.node
-        self._subscription: Any = None  # while a first message may come already
-        self._subscription = self._node.create_subscription(
-            self.kind, relative, self._receive, qos.sensor_subscription(1)
+        relative, self.topic = self.topic, self.client.topic(self.topic)
+        self._source = SoleSubscription(
+            self._node,
+            self.kind,
+            relative,
+            self._receive,
+            qos.sensor_subscription(1),
+            accepts=self.accepts,
         )
 
     def trouble(self) -> RobotInterrupted | None:
         """Why the newest measurement cannot be used: late, doubtful, or of two publishers."""
         with self._lock:
             newest, doubt = self._kept[-1] if self._kept else None, self._doubt
-        if self._is_doubtful():
+        if self._source.problem():
             return MeasuredTwice(
                 f"{self.topic} has several publishers, so that nobody knows what is true",
-                got=", ".join(publisher_names(self._node, self.topic)),
+                got=", ".join(self._source.rivals),
                 expected="one",
                 hint="end the others; one that was killed is listed for up to 20 s",
             )
@@ -128,7 +133,7 @@ class Sensor:
         # By the system clock: another machine's may differ.
         measured = 1e-9 * (time.time_ns() - newest.stamp_ns)
         if self.stamped and abs(measured) > self.limit_s:
-            return MeasuredLate(self.topic, measured, self.limit_s, self.why())
+            return MeasuredLate(self.topic, measured, self.limit_s, self.why(), self.setting)
         return None
 
     @property
@@ -140,7 +145,7 @@ class Sensor:
     @property
     def is_published(self) -> bool:
         """Whether there is anybody who publishes on the topic, as far as this node knows."""
-        return bool(self._subscription.get_publisher_count())
+        return bool(self._source.publishers)
 
     @property
     def is_silent(self) -> bool:
@@ -177,6 +182,7 @@ class Sensor:
 
     def forget(self) -> None:
         """Forget what was received, so that only later measurements count."""
+        self._source.forget()
         with self._lock:
             self._kept.clear()
             self.count, self._doubt = 0, None
@@ -185,28 +191,10 @@ class Sensor:
 
     def _check_frame(self, message: Any) -> None:
         expected = self.in_frame()
-        if not expected or message.header.frame_id == expected:
-            return
-        if message.header.frame_id:
-            raise MessageError(
-                "the measurement is in another frame than the robot's base",
-                got=f"frame_id {message.header.frame_id}",
-                expected=expected,
-                hint="let its publisher transform it, or change the name if both are one frame",
-            )
-        if not self._told:
+        if expected and not messages.check_frame(message, expected) and not self._told:
             self._told = True
             say = self._node.get_logger().warning
             say(f"{self.topic} names no frame_id: it is taken to be in {expected}")
-
-    def _is_doubtful(self) -> bool:
-        made = self._subscription
-        if not self.sole or made is None or made.get_publisher_count() < 2:
-            return False
-        if not self.restarts:
-            return True
-        # One that was killed and is started again is listed twice for a while.
-        return len(set(publisher_names(self._node, self.topic))) > 1
 
     def why(self) -> str:
         """What is known of the reason for a late message."""
@@ -215,8 +203,6 @@ class Sensor:
         return "" if self.health is None else self.health.behind(self.topic)
 
     def _receive(self, message: Any) -> None:
-        if self._is_doubtful() or not self.accepts(message):
-            return  # `trouble` says so; what is kept is of before
         stamp = to_nanoseconds(message.header.stamp) if self.stamped else time.time_ns()
         with self._lock:
             if self._kept and self.stamped:
@@ -240,6 +226,15 @@ class Sensor:
         except MessageError:
             return None  # `value` says so
         return self.plausibility.problem(place, received.stamp_ns, received.received)
+
+
+def common_frame(sensors: Iterable[Sensor | None]) -> str:
+    """The frame that most of these name in their newest messages; of as many, that of the first.
+
+    It is empty where none names one: so that of several the one is blamed that is in another.
+    """
+    named = [frame for sensor in sensors if sensor is not None and (frame := sensor.frame)]
+    return max(named, key=named.count, default="")
 
 
 def check_all(sensors: Iterable[Sensor]) -> None:
@@ -278,7 +273,7 @@ def together(
     return taken
 
 
-def wait_for_all(sensors: Iterable[Sensor], messages: int, timeout_s: float) -> None:
+def wait_for_all(sensors: Iterable[Sensor], count: int, timeout_s: float) -> None:
     """Wait until each topic has given this many measurements: not inside the control loop.
 
     Raises `SensorLate` where one is silent, and `SensorSlow` where one has given fewer.
@@ -286,7 +281,7 @@ def wait_for_all(sensors: Iterable[Sensor], messages: int, timeout_s: float) -> 
     waiting = deque(sensors)
 
     def all_have() -> bool:
-        while waiting and waiting[0].count >= messages:
+        while waiting and waiting[0].count >= count:
             waiting.popleft()
         return not waiting
 
@@ -295,6 +290,6 @@ def wait_for_all(sensors: Iterable[Sensor], messages: int, timeout_s: float) -> 
         raise first.trouble() or SensorSlow(
             f"{first.topic} gives measurements too slowly, or has only just begun to",
             got=f"{first.count} in {timeout_s:g} s",
-            expected=f"{messages}",
+            expected=f"{count}",
             hint="at which rate does its node publish? See /diagnostics",
         )

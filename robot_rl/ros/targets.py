@@ -30,12 +30,16 @@ class PoseTargets:
         """Columns of the action where a task has these."""
         return of_task
 
-    def message(self, target: npt.ArrayLike, stamp_ns: int) -> PoseStamped:
-        """The message of a target."""
-        return messages.pose_message(target, stamp_ns)
+    def message(self, target: npt.ArrayLike, stamp_ns: int, frame: str = "") -> PoseStamped:
+        """The message of a target; `frame` is what the arm's driver calls the base frame."""
+        return messages.pose_message(target, stamp_ns, frame or messages.BASE_FRAME)
 
-    def numbers(self, message: PoseStamped) -> Vector:
-        """The numbers of a target as they were sent, whether or not they are one."""
+    def numbers(self, message: PoseStamped, frame: str) -> Vector:
+        """The numbers of a target as they were sent, whether or not they are one.
+
+        `MessageError` where it is in another frame than this one, of this name.
+        """
+        messages.check_frame(message, frame)
         return messages.pose_numbers(message.pose)
 
     def target(self, message: PoseStamped) -> Vector:
@@ -61,11 +65,11 @@ class JointTargets:
         """All joints, and the gripper where the task has it."""
         return (*self.columns, *(name for name in of_task if name == GRIPPER_ACTION))
 
-    def message(self, target: npt.ArrayLike, stamp_ns: int) -> JointState:
-        """The message of a target."""
+    def message(self, target: npt.ArrayLike, stamp_ns: int, frame: str = "") -> JointState:
+        """The message of a target; positions are in no frame."""
         return messages.joint_state_message(self.names, target, None, stamp_ns)
 
-    def numbers(self, message: JointState) -> Vector:
+    def numbers(self, message: JointState, frame: str) -> Vector:
         """The positions as they were sent; `MessageError` where a joint is missing."""
         return messages.joint_numbers(message, self.names)
 

@@ -2,7 +2,6 @@
 
 from robot_rl.safety.commands import CommandRefused as CommandRefused
 from robot_rl.safety.commands import Mode as Mode
-from robot_rl.safety.commands import SoleSource as SoleSource
 from robot_rl.safety.guard import ArmGuard as ArmGuard
 from robot_rl.safety.joint_limits import JointActionLimits as JointActionLimits
 from robot_rl.safety.joint_limits import JointArmLimits as JointArmLimits

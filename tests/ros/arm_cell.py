@@ -141,6 +141,7 @@ class Commander:
 
     def __init__(self, client):
         self._client = client
+        self.topic = client.topic("target_pose")
         self._publisher = client.node.create_publisher(
             PoseStamped, "target_pose", qos.command_publisher(50.0)
         )

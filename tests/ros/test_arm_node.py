@@ -39,7 +39,7 @@ from std_srvs.srv import Trigger
 from drivers.arm.sim_node import SimArmNode
 from robot_rl.config import compose
 from robot_rl.ros import messages
-from robot_rl.ros.client import RosClient
+from robot_rl.ros.client import RosClient, publisher_names
 from robot_rl.ros.device_node import ParameterError
 from robot_rl.ros.messages import to_nanoseconds
 from robot_rl.ros.nodes import node_table
@@ -147,7 +147,7 @@ def test_a_stop_latches_until_a_person_clears_it(cell):
     cell.stream(lambda _: cell.pose(), 60.0, until=cell.following)
 
 
-def test_two_publishers_hold_it_and_are_named(cell):
+def test_two_publishers_stop_it_and_are_named_until_a_person_clears_it(cell):
     client = RosClient("intruder", cell.namespace)
     ending = threading.Event()
     other = Commander(client)
@@ -161,17 +161,22 @@ def test_two_publishers_hold_it_and_are_named(cell):
     thread.start()
     try:
         cell.stream(lambda _: HOME, 60.0, until=lambda: "several publishers" in cell.mode())
-        before = len(cell.applied)
-        cell.stream(lambda _: HOME, 0.5)
-        assert len(cell.applied) <= before + 2
-        # Both go on meanwhile: once one falls silent the other is followed.
-        facts = cell.listener.diagnostics
-        cell.stream(lambda _: HOME, 60.0, until=lambda: "intruder" in facts()["last_refusal"])
-        assert facts()["mode"] == "hold"
+        assert cell.mode().startswith("stopped: ")
+        assert f"{cell.namespace}/intruder_" in cell.mode()
+        assert f"{cell.namespace}/listener_" in cell.mode()
+        before, there = len(cell.applied), cell.pose()
+        time.sleep(1.5)  # the intruder goes on alone
+        assert cell.listener.trigger("clear_errors")[0]
+        cell.until_mode("stopped: ")
+        assert (len(cell.applied), cell.moved(there, 0.002)) == (before, False)
     finally:
         ending.set()
         thread.join()
         client.close()
+    cell.stream(lambda _: HOME, 0.5)
+    assert cell.mode().startswith("stopped: ")
+    cell.listener.until(lambda: len(publisher_names(cell.listener.client.node, other.topic)) == 1)
+    assert cell.listener.trigger("clear_errors")[0]
     cell.stream(lambda _: HOME, 60.0, until=cell.following)
 
 

@@ -97,7 +97,7 @@ def test_an_impossible_command_is_refused_and_counted(bench, bad):
     bench.listener.reported("running")
 
 
-def test_two_who_command_at_once_are_refused_by_name(bench):
+def test_two_who_command_stop_it_by_name_until_a_person_clears_it(bench):
     bench.command(1.0)
     bench.reaches(1.0)
     other = bench.commander()
@@ -111,8 +111,17 @@ def test_two_who_command_at_once_are_refused_by_name(bench):
 
     bench.listener.until(lambda: bench.listener.heard["/diagnostics"])
     bench.listener.until(complained)
-    assert "/listener_" in bench.listener.diagnostics()["message"]
-    assert bench.position() == 1.0
+    assert bench.listener.diagnostics()["message"].count("/listener_") == 2
+    states = len(bench.states)
+    for _ in range(10):  # the other one alone
+        other.publish(Float64(data=0.0))
+        time.sleep(0.1)
+    assert bench.gripper.position > 200  # counts of 255
+    assert len(bench.states) <= states + 1  # so that who waits for it holds
+    bench.listener.client.node.destroy_publisher(other)
+    assert bench.listener.trigger("gripper/clear_errors")[0]
+    bench.command(0.5)
+    bench.listener.until(lambda: len(bench.states) > states + 2)
 
 
 def test_stop_keeps_the_fingers_where_they_are(bench):

@@ -125,7 +125,7 @@ def test_a_twist_topic_is_scaled_and_lost_when_it_falls_silent(listener, connect
     velocity = np.array([0.05, 0.0, 0.0, 0.0, 0.0, 0.25])
 
     def driven():
-        publisher.publish(twist_message(velocity, 1))
+        publisher.publish(twist_message(velocity, time.time_ns()))
         return np.allclose(device.read().motion[[0, 5]], (0.5, 0.5), atol=1e-6)
 
     listener.until(driven)

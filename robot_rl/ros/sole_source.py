@@ -1,0 +1,181 @@
+"""Subscriptions to what must have one source: a command, or a measurement.
+
+Two publishers of one topic are noticed in two ways. The graph names them: nodes with different
+names are a conflict as soon as one of them is heard. Nodes of one name may be one that was killed
+and started again, since the killed one stays in the graph for up to 20 s: there the numbers that
+middleware gives to the messages of each publisher tell whether both still send.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from rclpy.node import Node
+from rclpy.qos import QoSProfile
+
+from robot_rl.ros.client import UNNAMED, publisher_names, source_of
+
+# A publisher may lose so many messages in a row to a busy machine, and more the longer it is.
+_LOST, _LOST_HZ = 20, 2000.0
+# What was killed has been silent for this long before what replaces it can speak [s].
+_RESTART_S = 0.3
+# What middleware says that does not number messages, such as Cyclone DDS
+# (RMW_MESSAGE_INFO_SEQUENCE_NUMBER_UNSUPPORTED).
+UNNUMBERED = 2**64 - 1
+# Names are asked for at a change, and so often [s]: it takes 60 us. They come after the publisher.
+_NAMES_S, _UNNAMED_S = 0.1, 1.0
+
+
+class _Heard(NamedTuple):
+    number: int  # of the message within its publisher
+    sent: float  # by the publisher's clock [s]
+    at: float  # when it was received, on the steady clock [s]
+
+    def follows(self, last: _Heard) -> bool:
+        """Whether it may be the next one that was heard of the publisher of `last`."""
+        missed = self.number - last.number - 1
+        return 0 <= missed <= _LOST + _LOST_HZ * max(0.0, self.at - last.at)
+
+
+class Numbers:
+    """Tells by their numbers whether messages come from one publisher, or one that replaced it."""
+
+    def __init__(self) -> None:
+        self._last: _Heard | None = None
+        self._replaced: _Heard | None = None
+
+    def go_on(self, number: int, sent: float, now: float) -> bool:
+        """Whether a message is no sign of a second publisher that sends too.
+
+        It bears this number within its publisher, was sent at `sent` by that one's clock and
+        received at `now` on the steady clock [s].
+        """
+        new, last, replaced = _Heard(number, sent, now), self._last, self._replaced
+        back = replaced is not None and new.follows(replaced)
+        if last is None or (new.follows(last) and not (back and number - last.number > _LOST)):
+            self._last = new
+            return True
+        # By both clocks: of a receiver that was held up, messages of both may wait.
+        if back or max(now - last.at, sent - last.sent) < _RESTART_S:
+            return False
+        self._replaced, self._last = last, new
+        return True
+
+
+class SoleSubscription:
+    """A subscription to a topic that must have one publisher; a second one is a lasting conflict.
+
+    Args:
+        node: Who subscribes.
+        kind: Type of the messages.
+        topic: Name of the topic.
+        take: Takes each message of a sole publisher, in the thread of the callbacks.
+        profile: Quality of service.
+        accepts: Which messages count, of a topic that several nodes have a share in: then only the
+            numbers of these tell. None: of a topic of one node.
+        refused: Told of each message that is not taken, and why.
+
+    Attributes:
+        topic: The full name.
+        rivals: Names of all publishers once there were several; empty while there were not.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        kind: Any,
+        topic: str,
+        take: Callable[[Any], None],
+        profile: QoSProfile,
+        *,
+        accepts: Callable[[Any], bool] | None = None,
+        refused: Callable[[str], None] = lambda problem: None,
+    ) -> None:
+        self._node, self._take, self._accepts, self._refused = node, take, accepts, refused
+        self.rivals: tuple[str, ...] = ()
+        self._lock = threading.Lock()
+        self._numbers = Numbers()
+        self._count, self._since, self._ask_at = 0, 0.0, 0.0
+        self._undecided = False
+        self._subscription: Any = None  # while a first message may come already
+        self.topic = str(node.resolve_topic_name(topic))
+        self._subscription = node.create_subscription(
+            kind, topic, _with_info(self._receive), profile
+        )
+
+    @property
+    def publishers(self) -> int:
+        """How many publishers are known; one that was killed counts for up to 20 s."""
+        made = self._subscription
+        return 0 if made is None else int(made.get_publisher_count())
+
+    def problem(self) -> str:
+        """What is wrong with who publishes, both by name; empty for nothing. It lasts."""
+        with self._lock:
+            self._look(time.monotonic())
+        return f"{self.topic} has several publishers: {self._words()}" if self.rivals else ""
+
+    def forget(self) -> None:
+        """A person, or who begins anew, lets the topic count again: with one publisher it will."""
+        with self._lock:
+            self.rivals, self._numbers, self._ask_at = (), Numbers(), 0.0
+
+    def _receive(self, message: Any, info: Mapping[str, Any]) -> None:
+        if self._accepts is not None and not self._accepts(message):
+            return
+        now, number = time.monotonic(), info["publication_sequence_number"]
+        with self._lock:
+            self._look(now)
+            if number == UNNUMBERED:
+                alone = self._count < 2
+            elif not (alone := self._numbers.go_on(number, 1e-9 * info["source_timestamp"], now)):
+                self._fall_out()
+            alone = alone and not self._undecided and not self.rivals
+        if alone:
+            self._take(message)
+        elif problem := self.problem():
+            self._refused(problem)
+        else:
+            self._refused(f"{self.topic} has {self._count} publishers, not all of them known yet")
+
+    def _look(self, now: float) -> None:
+        """Look who publishes, as the graph knows it."""
+        count = self.publishers
+        if count == self._count and now < self._ask_at:
+            return
+        self._since = self._since if count == self._count else now
+        self._count, self._ask_at, self._undecided = count, now + _NAMES_S, False
+        if count < 2 or self._accepts is not None:
+            return
+        names = publisher_names(self._node, self.topic)
+        nodes = {source_of(name) for name in names if name != UNNAMED}
+        if UNNAMED in names and now - self._since > _UNNAMED_S:
+            nodes.add(UNNAMED)
+        self._undecided = UNNAMED in names
+        if len(nodes) > 1:
+            self._fall_out(names)
+
+    def _fall_out(self, names: list[str] | None = None) -> None:
+        if not self.rivals:
+            names = publisher_names(self._node, self.topic) if names is None else names
+            self.rivals = (*names, *["one that is not known"] * (2 - len(names)))
+
+    def _words(self) -> str:
+        return ", ".join(self.rivals)
+
+
+def _with_info(take: Callable[[Any, Mapping[str, Any]], None]) -> Callable[..., None]:
+    """A callback that every executor gives a message's info to.
+
+    `EventsExecutor` of rclpy 7.1.6 passes both as one pair.
+    """
+
+    def received(*said: Any) -> None:
+        take(*(said if len(said) == 2 else said[0]))
+
+    received.__signature__ = inspect.signature(take)  # type: ignore[attr-defined]
+    return received
