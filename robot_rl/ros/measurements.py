@@ -217,9 +217,10 @@ class Measurements:
     def _subscribe_to_arm(
         self, names: tuple[str, ...], pose: bool, twist: bool, wrench: bool, by_joints: bool
     ) -> None:
-        late, common = "arm_s", {"in_frame": self.base_frame}
+        late = "arm_s"
+        common: dict[str, Any] = {"in_frame": self.base_frame}
         joints = partial(messages.joint_states, names=names)
-        judged = {"plausibility": Plausibility(self._motion)}
+        judged: dict[str, Any] = {"plausibility": Plausibility(self._motion)}
         more = {**judged, "place": itemgetter(0)} if by_joints else {}
         self.pose = None
         self.joints = self._placed = self._sensor(JointState, "joint_states", late, joints, **more)

@@ -148,6 +148,7 @@ def test_a_stop_latches_until_a_person_clears_it(cell):
 
 
 def test_two_publishers_stop_it_and_are_named_until_a_person_clears_it(cell):
+    cell.stream(lambda _: HOME, 60.0, until=cell.following)
     client = RosClient("intruder", cell.namespace)
     ending = threading.Event()
     other = Commander(client)
@@ -156,7 +157,6 @@ def test_two_publishers_stop_it_and_are_named_until_a_person_clears_it(cell):
         while not ending.wait(0.02):
             other.send(HOME - np.array([0, 0.02, 0, 0, 0, 0, 0]))
 
-    cell.stream(lambda _: HOME, 60.0, until=cell.following)
     thread = threading.Thread(target=intrude)
     thread.start()
     try:

@@ -116,6 +116,9 @@ def test_a_second_publisher_of_the_pose_moves_no_foreign_arm_and_is_named(contro
         cell.stream(lambda _: start, 0.5)
         assert np.ptp(sent) < 0.002
         intruder.close()
+        cell.stream(lambda _: start, 1.5)
+        assert cell.mode().startswith("stopped: ")
+        cell.listener.until(lambda: cell.listener.trigger("clear_errors")[0])  # once connected
         cell.stream(lambda _: start, 60.0, until=lambda: "follow" in cell.mode())
         assert np.ptp(sent) < 0.002
     finally:
@@ -133,7 +136,12 @@ def test_a_controller_that_is_launched_twice_is_not_believed():
     try:
         arm.connect()
         arm.read()
-        twin.create_publisher(PoseStamped, "current_pose", qos.sensor_publisher(50.0))
+        publisher = twin.create_publisher(
+            PoseStamped, "current_pose", qos.sensor_publisher(50.0)
+        )
+        assert wait_until(publisher.get_subscription_count, 20.0)
+        arm.read()  # it may be the same node, started again: as long as one of them sends
+        publisher.publish(messages.pose_message(controller.pose, time.time_ns()))
         with pytest.raises(MeasuredTwice, match="has several publishers"):
             wait_until(lambda: arm.read() is None, 10.0)
     finally:
