@@ -90,11 +90,14 @@ class SimDevice(OverTopics):
         return client
 
     def wait(self, timeout_s: float) -> int:
-        """Show the next state of the world; returns its stamp [ns], or raises `DriverTimeout`."""
+        """Show the next state of the world, and return its stamp [ns].
+
+        Raises `DriverTimeout`, or `MeasuredTwice` where several nodes tell the state.
+        """
         sensor = self._sensor()
         seen = sensor.count
         if not wait_until(lambda: sensor.count != seen, timeout_s, every_s=0.001):
-            raise DriverTimeout(
+            raise sensor.conflict() or DriverTimeout(
                 f"no new simulated state on {sensor.topic}",
                 got=f"none within {timeout_s:g} s",
                 hint="does the simulated arm's node run, in the same namespace?",

@@ -94,6 +94,7 @@ class ArmNode(DeviceNode):
         self.last_refusal = ""
         self._told_mode = ""
         self._frame = BASE_FRAME  # as the driver names it
+        self._several = ""  # what was said last of commands from several publishers
         self._rest = Rest(self.rate_hz)
 
     def make_topics(self) -> None:
@@ -216,7 +217,10 @@ class ArmNode(DeviceNode):
     def commanded_by_several(self, problem: str) -> None:
         """Stop: nobody knows which of them is right, and a person has to find out."""
         self.guard.refuse("publishers", problem)
+        if self.guard.reason == self._several:  # a name has come later than its publisher
+            self.guard.reason = problem
         self.guard.stop(problem)
+        self._several = problem
         self._heed_stop()
 
     def _take_target(self, message: Any) -> None:

@@ -124,7 +124,7 @@ class RosClient:
         if self.node.count_publishers(topic) < 2:
             return
         names, mine = publisher_names(self.node, topic), self.node.get_fully_qualified_name()
-        others = set(names) - {mine, UNNAMED}  # a name comes a little later than its publisher
+        others = set(names) - {mine}
         if others:
             conflict = CommandConflict(
                 f"{topic} has several publishers, so that nobody knows what the arm will do",
@@ -133,7 +133,8 @@ class RosClient:
                 hint="end the other node, or give this robot another namespace; one that was"
                 " killed is listed for up to 20 s",
             )
-            conflict.needs_start = not replacing or {*map(source_of, others)} != {source_of(mine)}
+            strangers = {source_of(name) for name in others} - {source_of(mine), UNNAMED}
+            conflict.needs_start = not replacing or bool(strangers)
             raise conflict
 
     def wait_for(

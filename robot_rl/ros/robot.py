@@ -24,10 +24,10 @@ from robot_rl.env.task import Tracked
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import qos
-from robot_rl.ros.client import RosClient
+from robot_rl.ros.client import UNNAMED, RosClient
 from robot_rl.ros.environment import clean_shared_memory, prepare_environment
 from robot_rl.ros.episodes import SceneMirror
-from robot_rl.ros.errors import GoalReachedBefore
+from robot_rl.ros.errors import CommandConflict, GoalReachedBefore, MeasuredTwice
 from robot_rl.ros.measurements import Measurements, SensorLimits
 from robot_rl.ros.operator_services import ArmMode, OperatorServices
 from robot_rl.ros.sensors import Sensor, check_all
@@ -38,6 +38,8 @@ from robot_rl.safety.rotations import Vector
 
 # The arm's node gives up a reset when half a second passes without a sign of who asked for it [s].
 _SHOWN_SECONDS = 0.05
+# A robot that holds waits so long for the names of those who hold it up [s].
+_NAMED_SECONDS = 0.4
 # ROS finds what runs already within so long [s].
 _FOUND_SECONDS = 2.0
 
@@ -357,6 +359,21 @@ class RosRobot:
         try:
             yield
         except RobotInterrupted as problem:
-            self._problem = problem
             self.hold()
-            raise
+            self._problem = self._named(problem)
+            raise self._problem from None
+
+    def _named(self, problem: RobotInterrupted) -> RobotInterrupted:
+        """The same, with the names of all publishers, which may come a little later than they."""
+
+        def asked() -> bool:
+            nonlocal problem
+            try:
+                self._check_sources()
+            except (CommandConflict, MeasuredTwice) as found:
+                problem = found
+            return UNNAMED not in str(problem)
+
+        if UNNAMED in str(problem):
+            wait_until(asked, _NAMED_SECONDS)
+        return problem

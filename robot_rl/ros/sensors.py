@@ -114,17 +114,23 @@ class Sensor:
             accepts=self.accepts,
         )
 
+    def conflict(self) -> MeasuredTwice | None:
+        """What is wrong with who publishes."""
+        if not self._source.problem():
+            return None
+        return MeasuredTwice(
+            f"{self.topic} has several publishers, so that nobody knows what is true",
+            got=", ".join(self._source.rivals),
+            expected="one",
+            hint="end the others; one that was killed is listed for up to 20 s",
+        )
+
     def trouble(self) -> RobotInterrupted | None:
         """Why the newest measurement cannot be used: late, doubtful, or of two publishers."""
         with self._lock:
             newest, doubt = self._kept[-1] if self._kept else None, self._doubt
-        if self._source.problem():
-            return MeasuredTwice(
-                f"{self.topic} has several publishers, so that nobody knows what is true",
-                got=", ".join(self._source.rivals),
-                expected="one",
-                hint="end the others; one that was killed is listed for up to 20 s",
-            )
+        if (conflict := self.conflict()) is not None:
+            return conflict
         if doubt is not None:
             return BadMeasurement(f"{self.topic}: {doubt}")
         age = float("inf") if newest is None else time.monotonic() - newest.received

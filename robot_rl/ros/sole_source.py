@@ -26,8 +26,7 @@ _RESTART_S = 0.3
 # What middleware says that does not number messages, such as Cyclone DDS
 # (RMW_MESSAGE_INFO_SEQUENCE_NUMBER_UNSUPPORTED).
 UNNUMBERED = 2**64 - 1
-# Names are asked for at a change, and so often [s]: it takes 60 us. They come after the publisher.
-_NAMES_S, _UNNAMED_S = 0.1, 1.0
+_NAMES_S = 0.1  # names are asked for at a change, and so often: it takes 60 us
 
 
 class _Heard(NamedTuple):
@@ -99,8 +98,7 @@ class SoleSubscription:
         self.rivals: tuple[str, ...] = ()
         self._lock = threading.Lock()
         self._numbers = Numbers()
-        self._count, self._since, self._ask_at = 0, 0.0, 0.0
-        self._undecided = False
+        self._count, self._ask_at = 0, 0.0
         self._subscription: Any = None  # while a first message may come already
         self.topic = str(node.resolve_topic_name(topic))
         self._subscription = node.create_subscription(
@@ -117,7 +115,8 @@ class SoleSubscription:
         """What is wrong with who publishes, both by name; empty for nothing. It lasts."""
         with self._lock:
             self._look(time.monotonic())
-        return f"{self.topic} has several publishers: {self._words()}" if self.rivals else ""
+            rivals = ", ".join(self.rivals)
+        return f"{self.topic} has several publishers: {rivals}" if rivals else ""
 
     def forget(self) -> None:
         """A person, or who begins anew, lets the topic count again: with one publisher it will."""
@@ -132,40 +131,33 @@ class SoleSubscription:
             self._look(now)
             if number == UNNUMBERED:
                 alone = self._count < 2
-            elif not (alone := self._numbers.go_on(number, 1e-9 * info["source_timestamp"], now)):
-                self._fall_out()
-            alone = alone and not self._undecided and not self.rivals
+            else:
+                alone = self._numbers.go_on(number, 1e-9 * info["source_timestamp"], now)
+                if not (alone or self.rivals):
+                    self._fall_out()
+            alone = alone and not self.rivals
         if alone:
             self._take(message)
-        elif problem := self.problem():
-            self._refused(problem)
         else:
-            self._refused(f"{self.topic} has {self._count} publishers, not all of them known yet")
+            self._refused(self.problem() or f"{self.topic} has {self._count} publishers")
 
     def _look(self, now: float) -> None:
         """Look who publishes, as the graph knows it."""
         count = self.publishers
         if count == self._count and now < self._ask_at:
             return
-        self._since = self._since if count == self._count else now
-        self._count, self._ask_at, self._undecided = count, now + _NAMES_S, False
-        if count < 2 or self._accepts is not None:
-            return
+        self._count, self._ask_at = count, now + _NAMES_S
+        if UNNAMED in self.rivals:  # a name comes a little later than its publisher
+            self._fall_out()
+        elif count > 1 and self._accepts is None and not self.rivals:
+            names = publisher_names(self._node, self.topic)
+            if len({source_of(name) for name in names} - {UNNAMED}) > 1:
+                self._fall_out()
+
+    def _fall_out(self) -> None:
         names = publisher_names(self._node, self.topic)
-        nodes = {source_of(name) for name in names if name != UNNAMED}
-        if UNNAMED in names and now - self._since > _UNNAMED_S:
-            nodes.add(UNNAMED)
-        self._undecided = UNNAMED in names
-        if len(nodes) > 1:
-            self._fall_out(names)
-
-    def _fall_out(self, names: list[str] | None = None) -> None:
-        if not self.rivals:
-            names = publisher_names(self._node, self.topic) if names is None else names
-            self.rivals = (*names, *["one that is not known"] * (2 - len(names)))
-
-    def _words(self) -> str:
-        return ", ".join(self.rivals)
+        if len(names) > 1 or not self.rivals:
+            self.rivals = (*names, *[UNNAMED] * (2 - len(names)))
 
 
 def _with_info(take: Callable[[Any, Mapping[str, Any]], None]) -> Callable[..., None]:

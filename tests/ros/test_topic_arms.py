@@ -136,9 +136,7 @@ def test_a_controller_that_is_launched_twice_is_not_believed():
     try:
         arm.connect()
         arm.read()
-        publisher = twin.create_publisher(
-            PoseStamped, "current_pose", qos.sensor_publisher(50.0)
-        )
+        publisher = twin.create_publisher(PoseStamped, "current_pose", qos.sensor_publisher(50.0))
         assert wait_until(publisher.get_subscription_count, 20.0)
         arm.read()  # it may be the same node, started again: as long as one of them sends
         publisher.publish(messages.pose_message(controller.pose, time.time_ns()))
