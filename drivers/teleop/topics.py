@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -198,14 +198,20 @@ class TwistTopic(TopicDevice):
             )
 
     def motion(self, axes: Vector, tool_orientation: Vector | None) -> Vector:
-        """As of any device; what is along the tool's axes is turned first."""
-        if self._frame == self.tool_frame and axes.any():
-            if tool_orientation is None:
-                problem = f"{self.topic} is in the tool's frame, which is not known here"
-                raise DriverError(problem, hint="give the tool's pose, or send base velocities")
-            parts = (rotations.rotate(tool_orientation, part) for part in (axes[:3], axes[3:]))
-            axes = np.concatenate(list(parts))
-        return super().motion(axes, tool_orientation)
+        """As of any device; along the tool's axes the operator's view does not count."""
+        if self._frame != self.tool_frame:
+            return super().motion(axes, tool_orientation)
+        motion = replace(self.shaping, rotation=0.0).motion(axes, None)
+        if not motion.any():
+            return motion
+        if tool_orientation is None:
+            raise DriverError(
+                f"{self.topic} is in the tool's frame, which is not known here",
+                got=f"frame_id {self._frame} without an orientation",
+                hint=f"send it in the frame {self.base_frame}, or give the tool's pose",
+            )
+        parts = [rotations.rotate(tool_orientation, part) for part in (motion[:3], motion[3:])]
+        return np.clip(np.concatenate(parts), -1.0, 1.0)
 
     def take(self, message: Any) -> Vector:
         """Linear and angular velocity, as shares of the largest action; see `TopicDevice`."""

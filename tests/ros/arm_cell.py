@@ -146,9 +146,9 @@ class Commander:
             PoseStamped, "target_pose", qos.command_publisher(50.0)
         )
 
-    def send(self, pose, age=0.0):
+    def send(self, pose, age=0.0, frame="base"):
         self.stamp_ns = time.time_ns() - round(age * 1e9)
-        self._publisher.publish(messages.pose_message(pose, self.stamp_ns))
+        self._publisher.publish(messages.pose_message(pose, self.stamp_ns, frame))
 
     def leave(self):
         """As a process that ends."""

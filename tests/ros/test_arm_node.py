@@ -147,6 +147,20 @@ def test_a_stop_latches_until_a_person_clears_it(cell):
     cell.stream(lambda _: cell.pose(), 60.0, until=cell.following)
 
 
+def test_a_target_in_another_frame_is_refused_with_both_names(cell):
+    commander, listener = cell.commander, cell.listener
+    there = cell.pose()
+    cell.stream(lambda _: there, 60.0, until=cell.following)
+
+    def refused():
+        commander.send(there + np.array([0.02, 0, 0, 0, 0, 0, 0]), frame="tool0")
+        return "frame_id tool0" in listener.diagnostics()["last_refusal"]
+
+    listener.until(refused)
+    assert "expected: base" in listener.diagnostics()["last_refusal"]
+    assert not cell.moved(there, 0.005)
+
+
 def test_two_publishers_stop_it_and_are_named_until_a_person_clears_it(cell):
     cell.stream(lambda _: HOME, 60.0, until=cell.following)
     client = RosClient("intruder", cell.namespace)

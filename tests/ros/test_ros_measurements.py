@@ -55,11 +55,11 @@ class Publisher:
         joints = [f"joint{number}" for number in range(1, 8)]
         return messages.joint_state_message(joints, [0.0] * 7, [0.0] * 7, stamp)
 
-    def arm(self, stamp, *, behind=0):
+    def arm(self, stamp, *, behind=0, pose_frame="base"):
         """What an arm measures at a stamp [ns], the wrench before that [ns]."""
         pose = [0.45, 0.0, 0.2, 1.0, 0.0, 0.0, 0.0]
         self.send("joint_states", self.joints(stamp))
-        self.send("current_pose", messages.pose_message(pose, stamp))
+        self.send("current_pose", messages.pose_message(pose, stamp, pose_frame))
         self.send("current_twist", messages.twist_message([0.0] * 6, stamp))
         self.send("current_wrench", messages.wrench_message([0.0] * 6, stamp - behind))
         self.send("task/success", Bool(data=False))
@@ -131,6 +131,7 @@ def test_a_tracker_that_is_steadily_late_interrupts_and_makes_no_old_observation
     assembled(robot, send)
     late_ns = SECOND
     said = r"/tracker/object_poses was not measured just now; got: 1\.\d+ s ago .* 900 ms"
+    said += r".*raise robot\.sensors\.tracker_s$"
     with pytest.raises(SensorLate, match=said):
         assembled(robot, send, late_ns)
 
@@ -157,6 +158,13 @@ def test_objects_in_another_frame_than_the_arm_are_refused(capfd, opened):
     with pytest.raises(BadMeasurement, match=said):  # noqa: PT012
         for _ in range(50):  # one of before may be the nearest to what the arm measured
             assembled(robot, sending("camera_link"))
+
+
+def test_a_pose_in_another_frame_is_not_blamed_on_twist_or_wrench(opened):
+    publisher, robot = opened(Publisher("/poses")), opened(robot_on("/poses"))
+    said = r"/poses/current_pose: .*another frame.*got: frame_id tool0; expected: base"
+    with pytest.raises(BadMeasurement, match=said):
+        assembled(robot, lambda stamp: publisher.arm(stamp, pose_frame="tool0"))
 
 
 def blind_arm_node(config):

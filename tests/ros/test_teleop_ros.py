@@ -133,6 +133,68 @@ def test_a_twist_topic_is_scaled_and_lost_when_it_falls_silent(listener, connect
         listener.until(lambda: not device.read().moving)
 
 
+def twists(listener):
+    return listener.client.node.create_publisher(
+        TwistStamped, "teleop/command", qos.command_publisher(50.0)
+    )
+
+
+def test_a_twist_in_the_tools_frame_moves_along_its_axes(listener, connected):
+    device = connected(TwistTopic(Shaping(dead_zone=0.0, rotation=np.pi), namespace=NAMESPACE))
+    publisher = twists(listener)
+    quarter = np.array([0.0, 0.0, np.sqrt(0.5), np.sqrt(0.5)])  # about z: its x is the base's y
+
+    def moved(frame):
+        publisher.publish(twist_message([0.05, 0, 0, 0.25, 0, 0], time.time_ns(), frame))
+        return device.read(quarter).motion
+
+    for frame, expected in [
+        ("base", [-0.5, 0, 0, -0.5, 0, 0]),  # as an operator sees it who faces the robot
+        ("tcp", [0, 0.5, 0, 0, 0.5, 0]),
+        ("", [-0.5, 0, 0, -0.5, 0, 0]),
+    ]:
+        listener.until(lambda f=frame, e=expected: np.allclose(moved(f), e, atol=1e-6))
+    listener.until(lambda: np.allclose(moved("tcp"), [0, 0.5, 0, 0, 0.5, 0], atol=1e-6))
+    with pytest.raises(DriverError, match="tool's frame, which is not known here"):
+        device.read(None)
+    with pytest.raises(DriverError, match="frame_id says in which frame"):
+        TwistTopic(Shaping(frame="tool"))
+
+
+@pytest.mark.parametrize(
+    ("frame", "late_s", "said"),
+    [
+        ("camera_link", 0.0, r"teleop/command: .*frame_id camera_link; expected: base or tcp"),
+        ("base", 1.0, r"teleop/command was not sent just now; got: 1\.\d+ s before .* 250 ms"),
+        ("base", -1.0, r"teleop/command was not sent just now; got: -0\.9\d+ s before"),
+        ("base", None, "teleop/command was not sent just now; got: no stamp"),
+    ],
+)
+def test_a_twist_of_another_frame_or_time_is_a_lost_device(
+    listener, connected, frame, late_s, said
+):
+    device = connected(TwistTopic(Shaping(dead_zone=0.0), namespace=NAMESPACE))
+    publisher = twists(listener)
+
+    def moves(frame, late_s):
+        stamp = 0 if late_s is None else time.time_ns() - int(1e9 * late_s)
+        publisher.publish(twist_message([0.05, 0, 0, 0, 0, 0], stamp, frame))
+        return device.read().moving
+
+    listener.until(lambda: moves("base", 0.0))
+    with pytest.raises(DriverError, match=said):
+        listener.until(lambda: not moves(frame, late_s) and False)
+    listener.until(lambda: moves_again(device, moves))
+
+
+def moves_again(device, moves):
+    try:
+        return moves("base", 0.0)
+    except DriverError:
+        time.sleep(0.02)
+        return False
+
+
 def test_the_node_publishes_motion_and_calls_the_services_of_the_buttons(listener, opened):
     called = []
 

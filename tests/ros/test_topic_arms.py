@@ -184,6 +184,27 @@ def test_a_wrench_in_the_tools_axes_is_refused(controller, opened):
         wait_until(lambda: arm.read() is None, 10.0)
 
 
+def test_a_pose_in_the_tools_axes_is_refused_and_not_the_twist(controller, opened):
+    arm = opened(PoseTopicArm(controller.namespace, JOINTS, **PATIENT))
+    publish_in(controller.node._pose, "tool0")
+    arm.connect()
+    with pytest.raises(BadMeasurement, match=r"current_pose: .*tool0; expected: base"):
+        wait_until(lambda: arm.read() is None, 10.0)
+
+
+def test_the_setting_that_is_named_for_a_late_controller_is_one_of_the_command_line(opened):
+    namespace = f"/late_{os.getpid()}"
+    opened(FaultyController(namespace, "late"))
+    arm = opened(PoseTopicArm(namespace, JOINTS, **{**PATIENT, "stale_after_s": 1.0}))
+    arm.connect()
+    with pytest.raises(SensorLate, match=r"raise nodes\.arm\.parameters\.driver\.stale_after_s$"):
+        wait_until(lambda: arm.read() is None, 10.0)
+    words = ["robot=topics", "task=reach", "nodes.arm.parameters.driver.namespace=/controller"]
+    words += ["robot.joint_names=[a]", "nodes.arm.parameters.reset.pose=[0.4,0,0.3,1,0,0,0]"]
+    config = compose([*words, "nodes.arm.parameters.driver.stale_after_s=0.2"])
+    assert config.nodes.arm.parameters.driver.stale_after_s == 0.2
+
+
 def test_an_arm_that_takes_poses_needs_a_measured_one():
     with pytest.raises(DriverError, match=r"empty pose_topic.*TrajectoryTopicArm"):
         PoseTopicArm("/controller", JOINTS, pose_topic="")
@@ -288,6 +309,7 @@ class FaultyController:
 
     def _publish(self):
         now = 0 if self._fault == "stamp" else time.time_ns()
+        now -= 2_000_000_000 if self._fault == "late" else 0
         pose = self.pose.copy()
         pose[2] = np.nan if self._fault == "pose" else pose[2]
         velocities = None if self._fault == "velocities" else np.zeros(7)
