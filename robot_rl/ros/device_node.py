@@ -250,8 +250,7 @@ class DeviceNode(LifecycleNode, ABC):
     def subscribe_to_commands(self, kind: Any, topic: str, take: Callable[[Any], None]) -> None:
         """Follow commands, of one publisher alone, while the device answers and is polled.
 
-        A second publisher is `commanded_by_several`, and nobody is followed before
-        `forget_commanders`. What `take` raises at a command is a refusal too.
+        Of several, nobody is followed before `forget_commanders`. What `take` raises is a refusal.
         """
 
         def check(message: Any) -> None:
@@ -269,13 +268,12 @@ class DeviceNode(LifecycleNode, ABC):
             if commands.rivals:
                 self.commanded_by_several(problem)
 
-        commands = SoleSubscription(
-            self, kind, topic, check, qos.command_subscription(), refused=refused
-        )
+        profile = qos.command_subscription()
+        commands = SoleSubscription(self, kind, topic, check, profile, refused=refused)
         self._commands.append(commands)
 
     def forget_commanders(self) -> None:
-        """A person has looked: who commands alone from now on is followed."""
+        """Follow who commands alone from now on: a person has looked."""
         for commands in self._commands:
             commands.forget()
 
