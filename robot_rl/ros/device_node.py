@@ -248,10 +248,7 @@ class DeviceNode(LifecycleNode, ABC):
                 service.send_response(Trigger.Response(success=False, message=problem), request)
 
     def subscribe_to_commands(self, kind: Any, topic: str, take: Callable[[Any], None]) -> None:
-        """Follow commands, of one publisher alone, while the device answers and is polled.
-
-        Of several, nobody is followed before `forget_commanders`. What `take` raises is a refusal.
-        """
+        """Follow commands of one publisher; of several, nobody before `forget_commanders`."""
 
         def check(message: Any) -> None:
             if not (self.is_connected and self.is_polling):
