@@ -56,6 +56,7 @@ _LOOK_SECONDS = 0.01
 _MOST_MESSAGES = 64
 _WAITING_MESSAGES = 4
 _MOST_BYTES = 4096
+_MOST_WAITING_BYTES = 64 << 20  # of pictures that a console does not read, and of what it says
 _MOST_CONSOLES = 16
 _MOST_COLUMNS = 64
 
@@ -210,6 +211,7 @@ class ConsoleLink:
                 secret=secrets.token_hex(16),
                 frame_bytes=_MOST_BYTES,
                 unread_messages=_WAITING_MESSAGES,
+                held_bytes=_MOST_WAITING_BYTES,
             )
         except OSError as error:
             raise ConsoleError(f"{folder} cannot be written", got=error) from error

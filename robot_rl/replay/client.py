@@ -26,7 +26,7 @@ from robot_rl.replay.spool import Spool, metadata_bytes
 from robot_rl.wire import ServerUnreachable, WireError
 from robot_rl.wire.endpoint import check_protected
 from robot_rl.wire.keys import ClientKeys
-from robot_rl.wire.messages import Facts, Frame, Numbered, Payload, json_text, split
+from robot_rl.wire.messages import Facts, Frame, Numbered, Payload, json_text
 
 LARGE_SECONDS = 30.0  # that weights may be on their way over a connection that stands
 _BUSY_SECONDS = 0.05  # between two questions to a server that takes no more
@@ -228,7 +228,7 @@ class ReplayClient:
             ServerUnreachable: No answer.
         """
         weights = messages.PutWeights(name=name, version=version, metadata=_facts(metadata))
-        self.ask(weights, messages.Stored, split(tensors), held_back=LARGE_SECONDS)
+        self.ask(weights, messages.Stored, [tensors], held_back=LARGE_SECONDS)
 
     def get_weights(
         self, name: str, newer_than: int | None = None, wait_seconds: float = 0.0

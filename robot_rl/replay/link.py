@@ -28,7 +28,7 @@ from robot_rl.replay.spool import Spool
 from robot_rl.wire import KeysRefused, ServerUnreachable, WireError
 from robot_rl.wire.endpoint import Connection, why_refused
 from robot_rl.wire.keys import ClientKeys
-from robot_rl.wire.messages import Decoder, Frame, Numbered, Payload, Refused, encode
+from robot_rl.wire.messages import PIECE_BYTES, Decoder, Frame, Numbered, Payload, Refused, encode
 
 RESYNC = 0  # request number of the link's own OPEN; callers' requests count from 1
 MAXIMUM_PATIENCE_SECONDS = 4.0
@@ -39,7 +39,7 @@ ACTIVE_SECONDS = 1.0  # longer than the period of any control loop
 LOOK_SECONDS = 0.005
 CREDIT_ROWS = 512  # on their way without acknowledgement, unless their bytes are more than
 CREDIT_BYTES = 32 << 20
-BATCH_BYTES = 2 << 20  # in one message, unless a single row is larger
+BATCH_BYTES = PIECE_BYTES - 1  # in one message, unless a single row is larger
 _RETRIED = (StoreError, SequenceGap)
 
 

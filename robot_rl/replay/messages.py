@@ -97,7 +97,7 @@ class Acknowledged(InSession):
 class PutWeights(Numbered):
     """Weights to keep as the latest ones of this name."""
 
-    payload_frames: ClassVar[tuple[int, int]] = (1, MAXIMUM_PAYLOAD_FRAMES)
+    payload_frames: ClassVar[tuple[int, int]] = (1, 1)
     name: Name
     version: Natural
     metadata: Facts = msgspec.field(default_factory=dict)
@@ -125,7 +125,7 @@ class GetWeights(Numbered):
 class Weights(Numbered):
     """The latest weights; version None where there are none newer."""
 
-    payload_frames: ClassVar[tuple[int, int]] = (0, MAXIMUM_PAYLOAD_FRAMES)
+    payload_frames: ClassVar[tuple[int, int]] = (0, 1)
     version: Natural | None = None
     metadata: Facts = msgspec.field(default_factory=dict)
 
@@ -161,7 +161,7 @@ class Sample(Numbered):
 
 
 class Sampled(Numbered):
-    """The bytes of a batch's arrays, one after the other, and the sampler's state after it.
+    """A batch, a frame for each of its arrays, and the sampler's state after it.
 
     The layout is the dtype of each array and the shape of one item.
     """
@@ -176,7 +176,7 @@ ANSWERS = (Opened, Acknowledged, Stored, Weights, Statistics, Sampled, Refused)
 
 
 def split_rows(payload: Payload, schema: RowSchema) -> list[memoryview]:
-    """Cut payload frames into rows, uncopied and checked; raises `SchemaMismatch`."""
+    """Cut payload frames into rows, checked and without another copy; raises `SchemaMismatch`."""
     size = schema.dtype.itemsize
     rows: list[memoryview] = []
     for frame in payload:

@@ -170,7 +170,7 @@ class WeightsRecord:
     metadata: Mapping[str, object] = field(default_factory=dict)  # JSON-able
 
 
-MAXIMUM_ROW_BYTES = 64 << 20  # a row must fit into one frame of a message
+MAXIMUM_ROW_BYTES = 64 << 20  # each goes in one message
 
 
 class RowFlags:

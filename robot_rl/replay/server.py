@@ -39,7 +39,6 @@ from robot_rl.wire.messages import (
     Payload,
     encode,
     refusal,
-    split,
 )
 
 if TYPE_CHECKING:
@@ -55,9 +54,13 @@ DRAIN_MESSAGES = 128
 DRAIN_BYTES = 1 << 20
 # What waits for the disk as well is worth more rows at a time.
 DURABLE_DRAIN_BYTES = 4 << 20
-# Of its own, maps of files aside. ZeroMQ limits what waits by messages, not by bytes: a client gone
-# mad could take all of the machine's. At this limit it is ZeroMQ that cuts its connection.
-_MEMORY_BYTES = 4 << 30
+# What the server may use of its own, maps of files aside: the largest message while it waits, while
+# it is put together and while its answer is made and waits; and so much for all else, such as the
+# pieces that `MOST_CONNECTIONS` announce. Beyond that connections are ended, well before the limit
+# at which the system gives no more: there ZeroMQ would end the process.
+_LARGE_MESSAGES = 4
+_OTHER_BYTES = 1 << 30
+_DESCRIPTORS = 16384
 _SWITCH_SECONDS = 2e-4
 
 
@@ -107,7 +110,13 @@ class ReplayServer:
             opened.callback(self._writer.close)
             self._sampling = Sampling(path, message_bytes)
             opened.callback(self._sampling.close)
-            self._listener = Listener(address, folder=path, keys=own)
+            self._listener = Listener(
+                address,
+                folder=path,
+                keys=own,
+                held_bytes=message_bytes,
+                memory_bytes=_LARGE_MESSAGES * message_bytes + _OTHER_BYTES,
+            )
             opened.callback(self._listener.close)
             self._listener.poller.register(self._sampling.ready, zmq.POLLIN)
             self.address = self._listener.endpoint.address
@@ -202,8 +211,7 @@ class ReplayServer:
         self._pending.append((client, (message, rows)))
 
     def _put_weights(self, client: bytes, message: messages.PutWeights, payload: Payload) -> None:
-        tensors = b"".join(payload)
-        record = WeightsRecord(message.name, message.version, tensors, message.metadata)
+        record = WeightsRecord(message.name, message.version, bytes(payload[0]), message.metadata)
         write_weights(self.path, record, flush=self._durable)
         self._send(client, messages.Stored(request=message.request))
         self._answer_waiting(record)
@@ -236,7 +244,7 @@ class ReplayServer:
         answer = messages.Weights(
             request=question.request, version=record.version, metadata=dict(record.metadata)
         )
-        self._send(client, encode(answer, split(record.tensors)))
+        self._send(client, encode(answer, [record.tensors]))
 
     def _get_statistics(self, client: bytes, message: messages.GetStatistics, _: Payload) -> None:
         admission = self._listener.admission
@@ -245,6 +253,7 @@ class ReplayServer:
             **self._counters,
             "sampling_failures": self._sampling.failures,
             "clients_refused": 0 if admission is None else admission.refused,
+            "connections_ended": self._listener.peers.ended,
         }
         self._send(client, messages.Statistics(request=message.request, statistics=statistics))
 
@@ -298,7 +307,7 @@ class ReplayServer:
 def serve(
     path: Path,
     address: str = "tcp://127.0.0.1:0",
-    memory_bytes: int = _MEMORY_BYTES,
+    message_bytes: int = DEFAULT_PAYLOAD_BYTES,
     note: Callable[[str], None] = lambda _: None,
     **options: Any,
 ) -> None:
@@ -306,8 +315,10 @@ def serve(
     # Each turn of the loop gives up the interpreter's lock and waits so long for it, while a table
     # is being indexed.
     sys.setswitchinterval(_SWITCH_SECONDS)
+    _allow_descriptors()
+    memory_bytes = _LARGE_MESSAGES * message_bytes + 2 * _OTHER_BYTES
     with _limited_memory(memory_bytes), stop_event() as stop:
-        server = ReplayServer(path, address, **options)
+        server = ReplayServer(path, address, message_bytes=message_bytes, **options)
         protection = "whoever has a key" if options.get("keys") else "this machine only"
         note(f"replay: serving {path} at {server.address} to {protection}")
         server.run(stop)
@@ -316,15 +327,14 @@ def serve(
 
 def run(config: DictConfig) -> None:
     """Serve the store of the run `config.run` until SIGINT or SIGTERM."""
-    settings, message_bytes = config.replay, int(config.replay.message_bytes)
+    settings = config.replay
     serve(
         RunDirectory.open(config.run, config.runs_directory).store,
         settings.address,
-        max(_MEMORY_BYTES, 4 * message_bytes),
+        int(settings.message_bytes),
         partial(print, flush=True),
         keys=Path(settings["keys"]) if settings["keys"] else None,
         fsync=settings.fsync,
-        message_bytes=message_bytes,
         capacity_rows=settings.get("capacity_rows"),
     )
 
@@ -339,6 +349,14 @@ def _limited_memory(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _allow_descriptors() -> None:
+    """Let those who come faster than they are hung up on take none that the store needs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _keep_freed_memory() -> None:

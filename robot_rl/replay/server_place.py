@@ -27,7 +27,7 @@ from robot_rl.replay.rows import TableRows
 from robot_rl.replay.sampler import Batch, Sampler, SampleSpec, size_of
 from robot_rl.run import RunDirectory
 from robot_rl.wire import KeysRefused, ServerUnreachable, WireError
-from robot_rl.wire.messages import Frame, Payload, encode, refusal, split
+from robot_rl.wire.messages import Frame, Payload, encode, refusal
 
 logger = logging.getLogger(__name__)
 
@@ -163,20 +163,17 @@ class RemoteSampler(Sampler):
 
 
 def _unpack(payload: Payload, batch: Batch, names: list[str]) -> None:
-    """Copy the payload into arrays that follow one another; an array may span several frames."""
-    frames = iter(payload)
-    for name in names:
-        target = batch[name].reshape(-1).view(np.uint8).data
-        while len(target):
-            frame = next(frames, memoryview(b""))
-            if not 0 < len(frame) <= len(target):
-                raise WireError(
-                    "a batch has another size than was asked for",
-                    got=f"{len(frame)} bytes",
-                    expected=f"{len(target)} bytes",
-                )
-            target[: len(frame)] = frame
-            target = target[len(frame) :]
+    """Copy the payload into arrays, a frame into each."""
+    targets = [batch[name].reshape(-1).view(np.uint8).data for name in names]
+    got, expected = list(map(len, payload)), list(map(len, targets))
+    if got != expected:
+        raise WireError(
+            "a batch has another size than was asked for",
+            got=f"{got} bytes",
+            expected=f"{expected} bytes",
+        )
+    for target, frame in zip(targets, payload, strict=True):
+        target[:] = frame
 
 
 _Kind = tuple[str, SampleSpec]  # a table, and what is drawn from it
@@ -279,8 +276,7 @@ class Sampling:
             visible=sampler.visible,
             layout={name: (dtype.name, shape) for name, (dtype, shape) in sampler.layout.items()},
         )
-        arrays = (array.reshape(-1).view(np.uint8).data for array in batch.values())
-        return encode(answer, [frame for array in arrays for frame in split(array)])
+        return encode(answer, [a.reshape(-1).view(np.uint8).data for a in batch.values()])
 
     def _sampler(self, table: str, spec: SampleSpec) -> ReplaySampler:
         """Return the sampler for a kind of request; the one that was least used makes room."""

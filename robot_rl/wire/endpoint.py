@@ -19,12 +19,16 @@ from robot_rl.processes.files import replace_text
 from robot_rl.processes.waiting import wait_until
 from robot_rl.wire import AddressInUse, AddressRefused, KeysRefused, ServerUnreachable
 from robot_rl.wire.keys import Admission, ClientKeys, ServerKeys
-from robot_rl.wire.messages import MAXIMUM_FRAME_BYTES, Frame
+from robot_rl.wire.messages import DEFAULT_PAYLOAD_BYTES, PIECE_BYTES, Frame
+from robot_rl.wire.peers import Peers
 
 ENDPOINT_FILE = "endpoint.json"
 _HINT = "start it; that of a store with: robot-rl replay"
 _ADDRESS = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^/:\s]+):(?P<port>\d{1,5})")
 _UNREAD_BY_US = 128  # messages of one client
+_UNREAD_BY_CLIENT = 32
+_MOST_PARTS = 4096  # of a message; a server needs no more to see that it has too many
+_LARGE_BYTES = 1 << 16  # what ZeroMQ is sent uncopied, and tells of when it has sent it
 _LINGER_MILLISECONDS = 200
 _OPTIONS = {
     zmq.ROUTER_MANDATORY: 1,
@@ -187,12 +191,17 @@ class Listener:
         folder: Where it says how it is found; None where its clients know the address.
         keys: Whom to let in; None lets everybody on this machine in.
         secret: What clients on this machine must say, where there are no keys.
-        frame_bytes: Largest frame that a client may send.
+        frame_bytes: Largest frame of ZeroMQ that a client may send.
         unread_messages: Most messages that wait for a client to read them.
+        held_bytes: Most that clients may have sent and the server not received, all together; and
+            that they may not have read. Who asks too much is hung up on, see `Peers`.
+        memory_bytes: What the process may use; beyond it clients of whom something waits are hung
+            up on too.
 
     Attributes:
         address: Where it listens, with the port it really got.
         admission: Who was let in and who not; None where everybody is.
+        peers: The connections.
         poller: What ends a wait; a further socket can be registered.
 
     Raises:
@@ -207,8 +216,10 @@ class Listener:
         folder: Path | None = None,
         keys: ServerKeys | None = None,
         secret: str | None = None,
-        frame_bytes: int = MAXIMUM_FRAME_BYTES,
-        unread_messages: int = 1000,
+        frame_bytes: int = PIECE_BYTES,
+        unread_messages: int = _UNREAD_BY_CLIENT,
+        held_bytes: int = DEFAULT_PAYLOAD_BYTES,
+        memory_bytes: int | None = None,
     ) -> None:
         check_protected(address, keys=keys is not None)
         host, port = parse_address(address)
@@ -223,6 +234,10 @@ class Listener:
         self.poller = zmq.Poller()
         self.poller.register(self._socket, zmq.POLLIN)
         self.admission: Admission | None = None
+        self._held_bytes = held_bytes
+        self._unread: dict[bytes, tuple[zmq.MessageTracker, int]] = {}  # oldest first
+        encrypted = keys is not None
+        self.peers = Peers(self._context, self._socket, encrypted, held_bytes, memory_bytes)
         try:
             asked = keys or secret
             if asked is not None:
@@ -261,21 +276,53 @@ class Listener:
     def receive(self) -> tuple[bytes, list[Frame]] | None:
         """Return the client and the uncopied frames of one waiting message; None without."""
         try:
-            client, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            client = self._socket.recv(zmq.NOBLOCK)
         except zmq.Again:
+            self.peers.note_idle()
             return None
-        return client.bytes, [frame.buffer for frame in frames]
+        parts, more = [], True
+        while more and len(parts) < _MOST_PARTS:
+            parts.append(self._socket.recv(copy=False))
+            more = parts[-1].more
+        frames = [part.buffer for part in parts]
+        self.peers.note_message(client, parts[0].get(zmq.SRCFD), frames)
+        if more:
+            self.peers.end(client, "a message of it has too many parts")
+            while self._socket.getsockopt(zmq.RCVMORE):
+                self._socket.recv()
+        return client, frames
 
     def send(self, client: bytes, frames: list[Frame]) -> bool:
         """Send a message; return False where the client is gone or does not read."""
+        size = sum(map(len, frames))
+        large = size >= _LARGE_BYTES
+        if large and not self._has_room(client, size):
+            return False
         try:
-            self._socket.send_multipart([client, *frames], zmq.NOBLOCK, copy=False)
+            tracker = self._socket.send_multipart(
+                [client, *frames], zmq.NOBLOCK, copy=False, track=large
+            )
         except zmq.ZMQError:
             return False
+        if large:
+            self._unread[client] = tracker, size
+        return True
+
+    def _has_room(self, client: bytes, size: int) -> bool:
+        """Whether a client has read the large message before; make room for one where it has."""
+        self._unread = {c: waits for c, waits in self._unread.items() if not waits[0].done}
+        if client in self._unread:
+            return False
+        total = size + sum(waiting for _, waiting in self._unread.values())
+        while self._unread and total > self._held_bytes:
+            oldest = next(iter(self._unread))
+            total -= self._unread.pop(oldest)[1]
+            self.peers.end(oldest, "it does not read what it has asked for")
         return True
 
     def close(self) -> None:
         """Send what waits to be sent, for a moment, and stop listening."""
+        self.peers.close()
         self._socket.close(_LINGER_MILLISECONDS)
         if self.admission is not None:
             self.admission.close()

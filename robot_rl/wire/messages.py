@@ -5,8 +5,9 @@ messages, whose fields say which other entries there are, of which types and wit
 all of that is checked while the object is parsed. The frames behind it, the payload, are raw bytes
 and are never copied. Nothing is ever unpickled. Any language can speak this.
 
-Every size has a limit, since whoever reads a message must hold all of it. What is larger than a
-frame (weights, mini-batches) is cut into several by `split`.
+Every size has a limit, since whoever reads a message must hold all of it. A payload frame is sent
+in pieces: all have `PIECE_BYTES` but the last, which has fewer. For ZeroMQ reserves the memory for
+what a peer announces before anything of it has come.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from robot_rl.errors import RobotRLError
 from robot_rl.wire import WireError
 
 MAGIC = b"RRLW"
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 PREFIX = struct.Struct(">4sH")
 MAXIMUM_HEADER_BYTES = 1 << 18
 MAXIMUM_HEADER_DEPTH = 16
 MAXIMUM_PAYLOAD_FRAMES = 256
-MAXIMUM_FRAME_BYTES = 64 << 20
+PIECE_BYTES = 2 << 20
 MAXIMUM_ERROR_CHARACTERS = 4000
 DEFAULT_PAYLOAD_BYTES = 1 << 30
 _PREFIX = PREFIX.pack(MAGIC, WIRE_VERSION)
+_LIMIT_HINT = "the receiver sets the limit; a replay server has it from replay.message_bytes"
 _PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
 
 Frame = bytes | memoryview
@@ -85,7 +87,7 @@ class Decoder:
         self._json = msgspec.json.Decoder(functools.reduce(operator.or_, kinds))
 
     def decode(self, frames: Sequence[Frame]) -> tuple[Any, list[memoryview]]:
-        """Check the frames of a message; return it and its payload, uncopied.
+        """Check the frames of a message; return it and its payload, of which pieces are joined.
 
         Raises:
             WireError: Not a message of these kinds and this wire version, or one beyond its limits.
@@ -102,9 +104,10 @@ class Decoder:
                 _check_depth(msgspec.json.decode(text), MAXIMUM_HEADER_DEPTH)
         except (ValueError, RecursionError) as error:
             raise _explained(error, text) from error
-        payload = [memoryview(frame) for frame in frames[1:]]
         try:
-            _check_payload(message, payload, self._payload_bytes)
+            _check_size("payload", sum(map(len, frames[1:])), self._payload_bytes, _LIMIT_HINT)
+            payload = _joined(frames[1:])
+            _check_number(message, len(payload))
         except WireError as error:
             error.header = msgspec.structs.asdict(message)
             raise
@@ -118,8 +121,8 @@ def encode(message: Message, payload: Sequence[Frame] = ()) -> list[Frame]:
     except (TypeError, ValueError, RecursionError) as error:
         raise WireError("the header cannot be sent as JSON", got=repr(error)) from error
     _check_size("header", len(text), MAXIMUM_HEADER_BYTES)
-    _check_payload(message, payload, MAXIMUM_PAYLOAD_FRAMES * MAXIMUM_FRAME_BYTES)
-    return [_PREFIX + text, *payload]
+    _check_number(message, len(payload))
+    return [_PREFIX + text, *(piece for frame in payload for piece in _pieces(frame))]
 
 
 def refusal(error: Exception, about: Message | None = None) -> Refused:
@@ -149,14 +152,6 @@ def json_text(content: Mapping[str, object], limit: int = MAXIMUM_HEADER_BYTES) 
     if len(text) > limit:
         raise WireError("this is too large", got=len(text), expected=f"<= {limit} bytes of JSON")
     return text
-
-
-def split(data: Frame) -> list[Frame]:
-    """Cut bytes into frames of at most `MAXIMUM_FRAME_BYTES`, without copying; at least one."""
-    if len(data) <= MAXIMUM_FRAME_BYTES:
-        return [data]
-    view = memoryview(data)
-    return [view[at : at + MAXIMUM_FRAME_BYTES] for at in range(0, len(view), MAXIMUM_FRAME_BYTES)]
 
 
 def _plain(value: object) -> float:
@@ -203,18 +198,37 @@ def _check_depth(content: object, limit: int) -> None:
     raise WireError("the header is nested too deeply", expected=f"<= {limit} levels")
 
 
-def _check_payload(message: Message, payload: Sequence[Frame], limit: int) -> None:
+def _pieces(frame: Frame) -> list[Frame]:
+    """Cut a payload frame, without copying."""
+    if len(frame) < PIECE_BYTES:
+        return [frame]
+    view = memoryview(frame)
+    return [view[at : at + PIECE_BYTES] for at in range(0, len(view) + 1, PIECE_BYTES)]
+
+
+def _joined(pieces: Sequence[Frame]) -> list[memoryview]:
+    """Put payload frames together again; only one that came in several pieces is copied."""
+    payload: list[memoryview] = []
+    begun: list[Frame] = []
+    for piece in pieces:
+        _check_size("largest piece", len(piece), PIECE_BYTES)
+        begun.append(piece)
+        if len(piece) < PIECE_BYTES:
+            payload.append(memoryview(b"".join(begun) if len(begun) > 1 else piece))
+            begun = []
+    if begun:
+        raise WireError("the message ends in the middle of a payload frame")
+    return payload
+
+
+def _check_number(message: Message, got: int) -> None:
     fewest, most = message.payload_frames
-    if not fewest <= len(payload) <= most:
+    if not fewest <= got <= most:
         raise WireError(
             f"a message {_kind(type(message).__name__)!r} has another number of payload frames",
-            got=len(payload),
+            got=got,
             expected=fewest if fewest == most else f"{fewest} to {most}",
         )
-    sizes = [len(frame) for frame in payload]
-    _check_size("largest payload frame", max(sizes, default=0), MAXIMUM_FRAME_BYTES)
-    hint = "the receiver sets the limit; a replay server has it from replay.message_bytes"
-    _check_size("payload", sum(sizes), limit, hint)
 
 
 def _check_size(part: str, got: int, limit: int, hint: str | None = None) -> None:

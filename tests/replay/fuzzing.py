@@ -34,7 +34,7 @@ from robot_rl.wire import WireError
 from robot_rl.wire.keys import ClientKeys
 from robot_rl.wire.messages import (
     MAGIC,
-    MAXIMUM_FRAME_BYTES,
+    PIECE_BYTES,
     PREFIX,
     WIRE_VERSION,
     Decoder,
@@ -367,7 +367,7 @@ class Attack:
             [
                 [b""] * 20_000,
                 [bytes(1000)] * 2000,
-                [bytes(MAXIMUM_FRAME_BYTES + 1)],
+                [bytes(PIECE_BYTES + 1)],
                 [bytes(1 << 22)] * 4,
             ]
         )
@@ -394,7 +394,7 @@ class Attack:
                 GREETING + READY[: rng.randrange(len(READY))],
                 GREETING + READY + frame[: rng.randrange(len(frame))],
                 GREETING + READY + frame + b"\x02" + struct.pack(">Q", 2**62),
-                GREETING + READY + b"\x02" + struct.pack(">Q", MAXIMUM_FRAME_BYTES) + bytes(1000),
+                GREETING + READY + b"\x02" + struct.pack(">Q", PIECE_BYTES) + bytes(1000),
                 GREETING + READY + b"\x01\x01x" * 1000,
                 GREETING + READY + rng.randbytes(200),
                 GREETING + b"\x04\xff" + rng.randbytes(255),

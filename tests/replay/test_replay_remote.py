@@ -29,7 +29,7 @@ from robot_rl.replay.server import ReplayServer
 from robot_rl.replay.server_place import MAXIMUM_WAITING, RemoteSampler, Sampling
 from robot_rl.replay.store import StoreWriter
 from robot_rl.wire import ServerUnreachable, WireError
-from robot_rl.wire.messages import MAXIMUM_FRAME_BYTES
+from robot_rl.wire.messages import PIECE_BYTES
 
 FIELDS = ("state/x", "images/front", "action", "base_action")
 RESEND_SECONDS = 0.1
@@ -254,13 +254,13 @@ def test_a_batch_larger_than_a_message_is_refused(start_server, schema, make_epi
 
 
 def test_weights_and_batches_larger_than_a_frame_arrive(client, schema, make_episode, samplers):
-    weights = np.random.default_rng(0).bytes(MAXIMUM_FRAME_BYTES + 7)
+    weights = np.random.default_rng(0).bytes(PIECE_BYTES + 7)
     client.put_weights("policy", 1, weights)
     assert client.get_weights("policy").tensors == weights
     client.open_session("reach", schema)
     client.append_episode(make_episode(5))
     client.flush(10)
-    size = MAXIMUM_FRAME_BYTES // (40 * 40 * 3) + 1
+    size = PIECE_BYTES // (40 * 40 * 3) + 1
     local, remote = (make(fields=("images/front",), batch_size=size) for make in samplers)
     assert_same(local.sample(), remote.sample())
 

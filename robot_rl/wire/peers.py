@@ -1,0 +1,204 @@
+"""The connections of a server: how many there are, what they hold, and which of them are ended.
+
+ZeroMQ bounds how large a frame is and how many whole messages wait. It bounds neither the number of
+connections, nor what comes in the parts of one message, nor how long that takes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from robot_rl.wire.keys import is_told
+from robot_rl.wire.messages import Frame
+
+logger = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 128
+# Who is in the middle of a message sends at least so much within this time, or is hung up on.
+STALL_SECONDS = 10.0
+_LEAST_BYTES = 1 << 16
+_LOOK_SECONDS = 0.05
+_TRIM_SECONDS = 1.0
+# Which may be anything: what a connection has sent before its first message is not known exactly.
+_MOST_HANDSHAKE_BYTES = 4096
+_RECEIVED_AT = 128  # of ``tcpi_bytes_received`` in Linux's ``struct tcp_info``
+_INFO_BYTES = 136
+_CURVE_BYTES = 33  # that encryption adds to a frame
+_MONITOR = "inproc://robot_rl.peers"
+
+
+@dataclass(eq=False)
+class _Peer:
+    """One connection; times are on the steady clock [s]."""
+
+    descriptor: int  # ZeroMQ's
+    inode: int  # of the socket: the number of a descriptor is used again
+    heard_at: float  # when its last whole message was received, or when it came
+    moved_at: float  # when it was last seen to send enough, or to be between two messages
+    client: bytes | None = None  # how ZeroMQ calls it; None before its first whole message
+    received: int = 0  # bytes, by the system
+    moved: int = 0  # of these, at `moved_at`
+    taken: int = 0  # bytes of its messages that were received by the server
+    handshake: int = _MOST_HANDSHAKE_BYTES
+
+    @property
+    def held(self) -> int:
+        """Bytes of messages that have come and that the server has not received yet."""
+        return self.received - self.taken - self.handshake
+
+
+@dataclass(eq=False)
+class Peers:
+    """Watches the connections of a server's socket in a thread, and hangs up on some of them.
+
+    Of more than `MOST_CONNECTIONS` those go that never sent a whole message, and then those whose
+    last one was longest ago. So who sends stays, and who is idle comes back when it sends.
+    """
+
+    context: zmq.Context[Any]
+    socket: Any  # not yet bound
+    encrypted: bool
+    held_bytes: int  # that all together may have sent without the server receiving it
+    memory_bytes: int | None = None  # that this process may have of its own
+    ended: int = field(default=0, init=False)  # connections that were hung up on
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._peers: dict[int, _Peer] = {}
+        self._idle_at = self._trimmed_at = time.monotonic()
+        self._closing = threading.Event()
+        self.socket.monitor(_MONITOR, zmq.EVENT_ACCEPTED)
+        self._accepted = self.context.socket(zmq.PAIR)
+        self._accepted.set_hwm(0)  # or ZeroMQ's own thread would wait for this one
+        self._accepted.connect(_MONITOR)
+        self._thread = threading.Thread(target=self._watch, name="wire-peers", daemon=True)
+        self._thread.start()
+
+    def note_message(self, client: bytes, descriptor: int, frames: Sequence[Frame]) -> None:
+        """Take in that the server has received a whole message."""
+        size = 0
+        for frame in frames:
+            length = len(frame) + _CURVE_BYTES * self.encrypted
+            size += length + (2 if length < 256 else 9)
+        with self._lock:
+            self._take_accepted()
+            peer = self._peers.get(descriptor)
+            if peer is not None:
+                peer.client, peer.heard_at = client, time.monotonic()
+                peer.moved_at = peer.heard_at
+                peer.taken += size
+
+    def note_idle(self) -> None:
+        """Take in that the server has received all that there was."""
+        self._idle_at = time.monotonic()
+
+    def end(self, client: bytes, why: str) -> None:
+        """Hang up on a client."""
+        with self._lock:
+            for peer in [peer for peer in self._peers.values() if peer.client == client]:
+                self._end(peer, why)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closing.set()
+        self._thread.join()
+        self.socket.disable_monitor()
+        self._accepted.close(linger=0)
+
+    def _watch(self) -> None:
+        while not self._closing.wait(_LOOK_SECONDS):
+            with self._lock:
+                self._take_accepted()
+                self._look()
+
+    def _take_accepted(self) -> None:
+        """Note the new connections, and keep their number."""
+        while self._accepted.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            descriptor, now = recv_monitor_message(self._accepted)["value"], time.monotonic()
+            with suppress(OSError):  # it has gone
+                inode = os.fstat(descriptor).st_ino
+                self._peers[descriptor] = _Peer(descriptor, inode, heard_at=now, moved_at=now)
+            if len(self._peers) > MOST_CONNECTIONS:
+                peers = self._peers.values()
+                last = min(peers, key=lambda peer: (peer.client is not None, peer.heard_at))
+                self._end(last, f"there are more than {MOST_CONNECTIONS} connections")
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for peer in list(self._peers.values()):
+            connection = self._opened(peer)
+            if connection is None:
+                continue
+            with connection:
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+            (peer.received,) = struct.unpack_from("Q", info, _RECEIVED_AT)
+            peer.handshake = min(peer.handshake, peer.received - peer.taken)
+            if peer.held <= 0 or peer.received - peer.moved >= _LEAST_BYTES:
+                peer.moved, peer.moved_at = peer.received, now
+            elif self._idle_at > peer.moved_at and now > peer.moved_at + STALL_SECONDS:
+                self._end(peer, f"it has stayed in a message for {STALL_SECONDS:g} s")
+        # Of what comes in tiny parts much more is kept than was sent.
+        most = 0 if self._is_out_of_memory(now) else self.held_bytes
+        by_cost = sorted(self._peers.values(), key=lambda p: -p.held * (now - p.heard_at))
+        total = sum(peer.held for peer in by_cost)
+        for peer in by_cost:
+            if total <= most or peer.held < _LEAST_BYTES:
+                break
+            total -= peer.held
+            self._end(peer, f"{peer.held} bytes of it wait, and there is no more room")
+
+    def _is_out_of_memory(self, now: float) -> bool:
+        if self.memory_bytes is None or _own_memory() <= self.memory_bytes:
+            return False
+        if now > self._trimmed_at + _TRIM_SECONDS:
+            self._trimmed_at = now
+            _give_back_freed_memory()
+        return _own_memory() > self.memory_bytes
+
+    def _end(self, peer: _Peer, why: str) -> None:
+        connection = self._opened(peer)
+        if connection is None:
+            return
+        self.ended += 1
+        if is_told(self.ended):
+            logger.warning("hung up on connection %d: %s", self.ended, why)
+        with connection, suppress(OSError):  # it has gone of itself
+            connection.shutdown(socket.SHUT_RDWR)
+        self._peers.pop(peer.descriptor, None)
+
+    def _opened(self, peer: _Peer) -> socket.socket | None:
+        """A descriptor of our own of a connection; None, and it is forgotten, where it has gone."""
+        with suppress(OSError):
+            copy = os.dup(peer.descriptor)
+            if os.fstat(copy).st_ino == peer.inode:
+                with suppress(OSError):
+                    return socket.socket(fileno=copy)
+            os.close(copy)
+        self._peers.pop(peer.descriptor, None)
+        return None
+
+
+def _own_memory() -> int:
+    """Bytes of memory that this process uses and that are no page of a file."""
+    resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _give_back_freed_memory() -> None:
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # other C libraries are left alone
+        trim(0)
