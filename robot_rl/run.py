@@ -16,11 +16,13 @@ is, not before.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import mmap
 import os
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -36,6 +38,7 @@ from robot_rl.processes.files import (
     point,
     replace_text,
     switched_folder,
+    why_not_written,
 )
 from robot_rl.processes.waiting import wait_until
 
@@ -62,6 +65,7 @@ CONFIG_FILE = "config.yaml"  # the resolved configuration
 CELL_FILE = "cell.yaml"  # the cell that the run was made with, as it was then
 STATE_FILE = "state.json"  # of a checkpoint
 SUMMARY = "summary.json"
+_CHECKSUM = "crc32"
 SCENES = "scenes"  # what the cameras saw of each scene that a person puts back
 # What became of each attempt of `robot-rl run`; what kept the robot from going on.
 ATTEMPTS, FAULTS = "attempts", "faults"
@@ -103,7 +107,7 @@ class RunDirectory:
         runs, task = Path(runs_directory).absolute(), re.sub(r"[^\w.-]+", "-", task)
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         problem, hint = f"the run directory below {runs} cannot be made", "runs_directory=PATH"
-        with _reported(problem, f"choose another place: {hint}"):
+        with _reported(problem, runs, f"choose another place: {hint}"):
             (runs / task).mkdir(parents=True, exist_ok=True)
             for number in itertools.count(1):
                 path = runs / task / (stamp if number == 1 else f"{stamp}-{number}")
@@ -201,7 +205,7 @@ class RunDirectory:
         where another has it.
         """
         path = self.path / f".{role}.lock"
-        with _reported(f"{path} cannot be written"):
+        with _reported(f"{path} cannot be written", path):
             file = path.open("wb")
         with file:
             if not wait_until(lambda: locked(file.fileno()), wait_seconds, every_s=0.1):
@@ -227,12 +231,12 @@ class RunDirectory:
         """
         line = json.dumps(record).encode() + b"\n"
         path = self.path / f"{name}.jsonl"
-        with _reported(f"{path} cannot be written"), path.open("ab+", buffering=0) as file:
+        with _reported(f"{path} cannot be written", path), path.open("ab+", buffering=0) as file:
             _remove_unfinished_line(file.fileno())
             written = file.write(line)
             if written != len(line):  # a disk that fills up takes part of a line
                 file.truncate(file.tell() - (written or 0))
-                raise RunError(f"{path} cannot be written", got="the disk is full", hint=_FREE)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def read_jsonl(self, name: str) -> list[dict[str, Any]]:
         """Return the records of `<name>.jsonl`, if there are any: see `read_json_lines`."""
@@ -241,15 +245,34 @@ class RunDirectory:
     def save_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write one object to the file `name`; an older one is replaced at once."""
         path = self.path / name
-        with _reported(f"{path} cannot be written"):
+        with _reported(f"{path} cannot be written", path):
             replace_text(path, json.dumps(content, indent=2) + "\n")
+
+    def save_summary(self, content: Mapping[str, Any]) -> None:
+        """Write the summary of the finished run, with its checksum."""
+        self.save_json(SUMMARY, {**content, _CHECKSUM: _checksum(content)})
+
+    def read_summary(self) -> dict[str, Any]:
+        """Return the summary, empty before the run's end; `RunError` where it is damaged."""
+        path = self.path / SUMMARY
+        try:
+            content = json.loads(path.read_bytes()) if path.exists() else {}
+            checksum = content.pop(_CHECKSUM, None)
+        except (ValueError, AttributeError) as error:
+            problem, got = f"{path} is damaged", str(error)
+        else:
+            if checksum in (None, _checksum(content)):
+                return dict(content)
+            problem, got = f"{path} has changed since it was written", "another checksum"
+        hint = f"restore it from a copy, or write it again: robot-rl train resume={self.path}"
+        raise RunError(problem, got=got, hint=hint)
 
     @contextmanager
     def atomic_folder(self, name: str) -> Iterator[Path]:
         """Write a folder below the run that is whole or not there: see `switched_folder`."""
         link = self.path / name
         problem = f"{link} cannot be written; the one before is kept"
-        with _reported(problem), switched_folder(link) as partial:
+        with _reported(problem, link), switched_folder(link) as partial:
             yield partial
 
     def complete_folder(self, name: str) -> Path:
@@ -422,8 +445,7 @@ def _decided(run: RunDirectory) -> Mapping[str, Any]:
     """The summary with what `train` has decided for at its end; empty before."""
     if learned_checkpoint(run) is None:
         return {"deployed": CLONED_POLICY}
-    path = run.path / SUMMARY
-    summary = _record(path, 1, path.read_bytes()) if path.exists() else {}
+    summary = run.read_summary()
     # A run that went on learning since has decided nothing yet.
     return summary if summary.get("environment_steps") == steps_behind(run) else {}
 
@@ -460,16 +482,16 @@ def _steps_of(folder: Path) -> int:
     return int(named[1]) if named else 0
 
 
-_FREE = "free some space, and give the command again, with this run"
-
-
 @contextmanager
-def _reported(problem: str, hint: str | None = None) -> Iterator[None]:
+def _reported(problem: str, place: Path, hint: str | None = None) -> Iterator[None]:
     """Turn the operating system's errors into one that names the file and the way out."""
     try:
         yield
     except OSError as error:
-        raise RunError(problem, got=error, hint=_FREE if error.errno == 28 else hint) from error
+        why, got, way_out, passes = why_not_written(error, place)
+        if passes:
+            hint = f"{way_out}, and give the command again, with this run"
+        raise RunError(f"{problem}: {why}", got=got, hint=hint or way_out) from error
 
 
 def _newest_first(runs: Path) -> list[Path]:
@@ -504,6 +526,10 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [_record(path, number, line) for number, line in enumerate(lines, start=1)]
+
+
+def _checksum(content: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from robot_rl.data.lerobot import INFO_PATH, open_lerobot
 from robot_rl.data.schema import SOURCE_NAMES
 from robot_rl.evaluation.records import read_run
 from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.processes.files import MANIFEST, CheckpointError, check_manifest
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.reader import summarize_store
@@ -122,6 +123,7 @@ def _run_directory(path: Path) -> Facts:
         if run.has_folder(name):
             run.complete_folder(name)  # whose own name is that of one generation
             places[name] = run.path / name
+    damaged = _damage(run)
     records = read_run(run)
     evaluations = [
         {
@@ -137,6 +139,7 @@ def _run_directory(path: Path) -> Facts:
     finished = records.summary.get("environment_steps") == steps_behind(run)
     return {
         "finished": finished,
+        "damaged": damaged,
         "working": run.claimed(),
         "learns": bool(records.episodes or any("update_to_data" in r for r in records.learner)),
         "deployed": records.summary.get("deployed") if finished else None,
@@ -151,6 +154,17 @@ def _run_directory(path: Path) -> Facts:
         "work": records.work(),
         "parts": {name: describe(place) for name, place in places.items() if place.exists()},
     }
+
+
+def _damage(run: RunDirectory) -> str | None:
+    """What is wrong with the summary and the checkpoints, as far as their checksums tell."""
+    try:
+        run.read_summary()
+        for manifest in sorted(run.path.glob(f"**/[!.]*/{MANIFEST}")):
+            check_manifest(manifest.parent)
+    except (RunError, CheckpointError) as error:
+        return str(error)
+    return None
 
 
 def _runs(paths: Sequence[str], runs_directory: str) -> Facts:
@@ -197,6 +211,8 @@ def _over_runs(results: Sequence[EvaluationResult | None]) -> Facts:
 
 def _dataset(path: Path) -> Facts:
     dataset = EpisodeDataset(path)
+    for index in range(len(dataset)):
+        dataset.whole(index)  # raises where a row is missing or is not as it was written
     return {
         "schema": json.loads(dataset.schema.to_json()),
         "metadata": dataset.metadata,
@@ -219,6 +235,8 @@ def _lerobot(path: Path) -> Facts:
 
 
 def _policy(path: Path) -> Facts:
+    if (path.parent / MANIFEST).is_file():
+        check_manifest(path.parent)
     behaviour, _ = open_policy(path)
     face, policy = behaviour.interface, behaviour.policy
     # An exported one is a graph, which has no parameters to count.
@@ -282,6 +300,8 @@ def _print_run(console: Console, run: Facts) -> None:
         console.print(f"  {part['path']}: {_in_short(part)}")
     if run["working"]:
         console.print(f"at work: {', '.join(run['working'])}")
+    elif run["damaged"]:
+        console.print(f"DAMAGED: {run['damaged']}")
     elif not run["finished"]:
         console.print(f"not finished; to go on: robot-rl train resume={run['path']}")
 

@@ -279,7 +279,7 @@ def _decide(config: DictConfig, run: RunDirectory, memory: MemorySampler) -> Non
         "wall_seconds": sum(float(start["wall_seconds"]) for start in starts),
         "peak_memory_bytes": max(int(start["peak_memory_bytes"]) for start in starts),
     }
-    run.save_json(SUMMARY, {**summarize(config, run, final), **costs})
+    run.save_summary({**summarize(config, run, final), **costs})
     film_final(config, run, load_policy(run)[0], final.results[final.deployed])
 
 

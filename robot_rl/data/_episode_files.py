@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -21,7 +20,7 @@ from zarr.storage import LocalStore
 
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
-from robot_rl.processes.files import locked, new_folder
+from robot_rl.processes.files import locked, new_folder, why_not_written
 from robot_rl.processes.signals import deferred_signals
 
 _FORMAT = "robot_rl episodes"
@@ -37,7 +36,6 @@ META = (
 )
 _UNREADABLE = (OSError, LookupError, ValueError, TypeError, AttributeError)
 RESTORE = "restore it from a copy"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DatasetError(RobotRLError):
@@ -169,14 +167,12 @@ def write_errors(path: Path) -> Iterator[None]:
         with deferred_signals():  # as in `read_errors`
             yield
     except OSError as error:
-        if error.errno in _FULL:
-            raise StorageFull(
-                f"no space left to write to {path}; nothing that was recorded is lost",
-                got=str(error),
-                hint="free some space and append the episode again",
-            ) from error
-        raise DatasetError(
-            f"cannot write to {path}; nothing that was recorded is lost", got=str(error)
+        problem, got, hint, passes = why_not_written(error, path)
+        kind = StorageFull if passes else DatasetError
+        raise kind(
+            f"cannot write to {path}: {problem}; nothing that was recorded is lost",
+            got=got,
+            hint=f"{hint}, and append the episode again",
         ) from error
 
 

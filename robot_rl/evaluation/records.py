@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from robot_rl.evaluation.statistics import EvaluationResult
-from robot_rl.run import ATTEMPTS, FAULTS, SUMMARY, RunDirectory
+from robot_rl.run import ATTEMPTS, FAULTS, RunDirectory, RunError
 
 Record = dict[str, Any]
 
@@ -95,19 +93,14 @@ def read_run(run: RunDirectory) -> RunRecords:
         StatisticsError: A line of `evaluations.jsonl` is no evaluation.
     """
     evaluations = map(EvaluationResult.from_json, run.read_jsonl("evaluations"))
+    summary: Record = {}
+    with suppress(RunError):  # a broken one is no end of the run
+        summary = run.read_summary()
     return RunRecords(
-        summary=_summary(run.path / SUMMARY),
+        summary=summary,
         evaluations=sorted(evaluations, key=lambda e: (e.environment_steps, e.seed_set == "final")),
         episodes=sorted(run.read_jsonl("episodes"), key=lambda e: float(e["environment_steps"])),
         learner=run.read_jsonl("learner"),
         faults=run.read_jsonl(FAULTS),
         attempts=run.read_jsonl(ATTEMPTS),
     )
-
-
-def _summary(path: Path) -> Record:
-    """The summary of a run; a broken one is no end of it."""
-    with suppress(FileNotFoundError, ValueError):
-        content = json.loads(path.read_bytes())
-        return content if isinstance(content, dict) else {}
-    return {}

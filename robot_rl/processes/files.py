@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from robot_rl.errors import RobotRLError
 
@@ -19,6 +21,63 @@ _HINT = "copy the run again, or use an older checkpoint of it (checkpoints/step_
 
 class CheckpointError(RobotRLError):
     """A checkpoint that is absent, cut short or changed since it was written."""
+
+
+class Failure(NamedTuple):
+    """Why the system could not write, in words."""
+
+    problem: str
+    got: object
+    hint: str
+    passes: bool  # whether it is over once the user has made room
+
+
+def why_not_written(error: OSError, place: Path) -> Failure:
+    """Say what an error means that the system gave when it was to write at a place."""
+    match error.errno:
+        case errno.ENOSPC:
+            return _no_space(error, place)
+        case errno.EDQUOT:
+            hint = "free some space of this user, or have the quota raised"
+            return Failure("this user's quota of the disk is used up", error, hint, passes=True)
+        case errno.EFBIG:
+            hint = "raise the limit: ulimit -f"
+            return Failure("the file is as large as a file may be", error, hint, passes=True)
+        case errno.EMFILE | errno.ENFILE:
+            hint = "raise the limit (ulimit -n), or end some programs"
+            return Failure("too many files are open", error, hint, passes=True)
+        case errno.ENOMEM:
+            hint = "end some programs"
+            return Failure("there is no memory left", error, hint, passes=True)
+        case errno.EROFS:
+            hint = "mount it so that it can be written, or choose another place"
+            return Failure("the file system is mounted read-only", error, hint, passes=False)
+        case errno.EACCES | errno.EPERM:
+            hint = "change who may write there, or choose another place"
+            return Failure("this user may not write there", error, hint, passes=False)
+        case errno.ENOENT | errno.ESTALE:
+            hint = "see that its folder was not moved or removed"
+            return Failure("its folder is not there", error, hint, passes=False)
+    hint = "see that the folder can be written, and that its disk is sound"
+    return Failure("the system could not write", error, hint, passes=False)
+
+
+def _no_space(error: OSError, place: Path) -> Failure:
+    there = next((folder for folder in (place, *place.parents) if folder.exists()), Path("/"))
+    found = os.statvfs(there)
+    free = found.f_bavail * found.f_frsize
+    if found.f_files and not found.f_favail:
+        got = f"0 of {found.f_files} inodes and {free} bytes free"
+        hint = "delete files or folders that are not needed; how large they are does not matter"
+        return Failure("the file system has no inodes left for a new file", got, hint, passes=True)
+    return Failure("the disk is full", f"{free} bytes free", "free some space", passes=True)
+
+
+def is_in_place(path: Path, descriptor: int) -> bool:
+    """Whether an open file is still what is found at its path."""
+    with suppress(OSError):
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    return False
 
 
 def locked(descriptor: int) -> bool:

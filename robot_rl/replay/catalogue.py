@@ -13,9 +13,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import secrets
 import shutil
 import sqlite3
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -27,11 +29,13 @@ import numpy.typing as npt
 
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import did_you_mean
+from robot_rl.processes.files import locked
 from robot_rl.replay import AnnotationRefused, StoreError
 from robot_rl.replay.records import Annotations, EpisodeRecord, Session, SessionKey, TableInfo
 from robot_rl.replay.row_file import write_error
 
 FILE = "catalogue.sqlite"
+LOCK = "server.lock"
 VERSION = 2
 _BUSY_SECONDS = 30.0
 _LITTLE_ROOM_BYTES = 1 << 20
@@ -73,7 +77,8 @@ class Catalogue:
     """The open catalogue of a store, which has the `identity` of all its copies.
 
     With `write` it is created where absent, else it is only read. With `durable` what was written
-    is on the disk when a call returns.
+    is on the disk when a call returns. With `still` nothing is written beside it either, as SQLite
+    does for readers; then what comes later may not be seen.
 
     Raises:
         StoreError: There is no store, it is damaged, or of another version. So do all calls where
@@ -87,20 +92,24 @@ class Catalogue:
         write: bool = False,
         durable: bool = False,
         identity: str | None = None,
+        still: bool = False,
     ) -> None:
         self.path = store / FILE
+        self._opened = contextlib.ExitStack()
         with_rows = _has_rows(store) and identity is None
         # A new catalogue over rows would be another store's, which knows none of them.
         if not self.path.is_file() and (with_rows or not write):
             raise _absent(store)
         with self._errors():
             self._connection = sqlite3.connect(
-                self.path,
+                self._opened.enter_context(_unserved(self.path)) if still else self.path,
                 _BUSY_SECONDS,
                 detect_types=sqlite3.PARSE_DECLTYPES,
                 isolation_level=None,
                 check_same_thread=False,
+                uri=still,
             )
+            self._opened.callback(self._connection.close)
         try:
             if write:
                 self.read("PRAGMA journal_mode = WAL")
@@ -126,7 +135,7 @@ class Catalogue:
                 )
             ((self.identity,),) = self.read("SELECT identity FROM about")
         except BaseException:
-            self._connection.close()
+            self.close()
             raise
 
     @contextlib.contextmanager
@@ -306,7 +315,7 @@ class Catalogue:
 
     def close(self) -> None:
         """Release the file."""
-        self._connection.close()
+        self._opened.close()
 
     def _episodes(self, where: str, *values: object) -> list[EpisodeRecord]:
         rows = self.read(f"SELECT * FROM episodes WHERE {where}", *values)
@@ -318,14 +327,43 @@ class Catalogue:
             yield
         except sqlite3.Error as error:
             store, code = self.path.parent, getattr(error, "sqlite_errorcode", 0) & 0xFF
-            no_room = shutil.disk_usage(store).free < _LITTLE_ROOM_BYTES
-            if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and no_room):
+            full = code == sqlite3.SQLITE_FULL
+            if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and store.is_dir():
+                found = os.statvfs(store)
+                few = found.f_bavail * found.f_frsize < _LITTLE_ROOM_BYTES
+                full = few or (found.f_files > 0 and found.f_favail == 0)
+            if full:
                 raise write_error(OSError(errno.ENOSPC, str(error)), store) from error
             hint = "see that the folder can be read and written"
             if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
                 hint = f"make it anew from the rows: robot-rl inspect {store} rebuild=true"
             problem = f"the catalogue of the store {store} cannot be used"
             raise StoreError(problem, got=error, hint=hint) from error
+
+
+@contextlib.contextmanager
+def _unserved(path: Path) -> Iterator[str]:
+    """Give SQLite a catalogue that nobody writes so that it writes nothing there itself."""
+    log = path.with_name(f"{path.name}-wal")
+    if is_served(path.parent):  # who writes has made all that a reader needs
+        yield f"{path.absolute().as_uri()}?mode=ro"
+    elif not log.exists() or not log.stat().st_size:
+        yield f"{path.absolute().as_uri()}?immutable=1"
+    else:  # what a killed server has written last is there alone; to read it SQLite moves it
+        memory = Path("/dev/shm")
+        with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+            for file in (path, log):
+                shutil.copyfile(file, Path(folder) / file.name)
+            yield (Path(folder) / path.name).as_uri()
+
+
+def is_served(store: Path) -> bool:
+    """Return whether a server writes a store now."""
+    try:
+        with (store / LOCK).open("rb") as file:
+            return not locked(file.fileno())
+    except FileNotFoundError:
+        return False
 
 
 def is_store(path: Path) -> bool:

@@ -37,6 +37,7 @@ ACTIVE_SECONDS = 1.0  # longer than the period of any control loop
 # How often the link looks for new rows while they come. Callers do not wake it for a row, as that
 # would take a system call in the control loop.
 LOOK_SECONDS = 0.005
+SPOOL_LOOK_SECONDS = 1.0  # whether the spool is in its place
 CREDIT_ROWS = 512  # on their way without acknowledgement, unless their bytes are more than
 CREDIT_BYTES = 32 << 20
 BATCH_BYTES = PIECE_BYTES - 1  # in one message, unless a single row is larger
@@ -139,8 +140,12 @@ class Link:
     def _run(self) -> None:
         try:
             self._connect()
+            looked_at = time.monotonic()
             while not self.closing:
                 self._wait()
+                if time.monotonic() > looked_at + SPOOL_LOOK_SECONDS:
+                    self.spool.check_in_place()
+                    looked_at = time.monotonic()
                 self._look_at_connection()
                 if self._connection is not None:
                     self._receive(self._connection)

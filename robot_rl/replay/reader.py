@@ -34,7 +34,7 @@ _COUNTS = ("episodes", "sealed", "successes", "steps")
 
 
 class StoreReader(AbstractContextManager["StoreReader"]):
-    """Reads the tables and episodes of the store in a folder.
+    """Reads the tables and episodes of the store in a folder; `still` as for `Catalogue`.
 
     Attributes:
         identity: Name of this store and its copies.
@@ -43,9 +43,9 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         StoreError: There is no store, or it cannot be read; so with all calls.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, still: bool = False) -> None:
         self.path = path
-        self.catalogue = Catalogue(path)
+        self.catalogue = Catalogue(path, still=still)
         self.segments = Segments(path)
         self.identity = self.catalogue.identity
 
@@ -245,7 +245,7 @@ class ReplayedEpisode:
 
 
 def summarize_store(path: Path) -> dict[str, Any]:
-    """Look at every episode of a store.
+    """Look at every episode of a store; nothing is written.
 
     Returns:
         JSON-able: ``identity``; version of the latest ``weights`` by name; ``disk_bytes`` of all
@@ -259,7 +259,7 @@ def summarize_store(path: Path) -> dict[str, Any]:
     Raises:
         StoreError: There is no store, or it cannot be read.
     """
-    with StoreReader(path) as reader:
+    with StoreReader(path, still=True) as reader:
         tables = {name: _table(reader, name) for name in reader.tables()}
         rows = sum(table["rows"] for table in tables.values())
         segments = _stats(segment.path for segment in Segments(path))

@@ -18,7 +18,6 @@ import fcntl
 import json
 import mmap
 import os
-import shutil
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -29,6 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from robot_rl.processes.files import why_not_written
 from robot_rl.replay import FileDamaged, StoreError, StoreFull
 
 VERSION = 2
@@ -36,7 +36,6 @@ COUNTERS = slice(32, 64)
 _MAGIC = b"RRLROWS\0"
 _HEAD = struct.Struct("<8sIIIII")  # magic, version, header, row, description, checksum
 _DESCRIPTION_AT = 64
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BUFFERS_PER_CALL = 512
 
 Buffer = bytes | memoryview
@@ -198,14 +197,8 @@ def is_blank(path: Path) -> bool:
 
 def write_error(error: OSError, store: Path) -> StoreError:
     """Say what a failed write to a store means."""
-    if error.errno in _DISK_FULL:
-        return StoreFull(
-            f"the disk is full: {store} cannot be written",
-            got=f"{shutil.disk_usage(store).free} bytes free",
-            hint="free some space; nothing that was acknowledged is lost",
-        )
-    return StoreError(
-        f"the store {store} cannot be written",
-        got=error,
-        hint="see that the folder can be written, and that its disk is sound",
-    )
+    problem, got, hint, passes = why_not_written(error, store)
+    if passes:
+        problem, hint = f"{problem}: {store} cannot be written", f"{hint}; nothing that was"
+        return StoreFull(problem, got=got, hint=f"{hint} acknowledged is lost")
+    return StoreError(f"the store {store} cannot be written: {problem}", got=got, hint=hint)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.1
+LOOK_SECONDS = 1.0  # whether the store is in its place
 MAXIMUM_WAITING = 1024  # for weights
 DRAIN_MESSAGES = 128
 # Most commits stay below 2 MiB: for a larger write Linux takes pages of 2 MiB for its cache, which
@@ -136,9 +137,17 @@ class ReplayServer:
         self._decoder = Decoder(*self._handlers, payload_bytes=message_bytes)
 
     def run(self, stop: StopEvent) -> None:
-        """Serve until `stop` is set; then commit what was received and close."""
+        """Serve until `stop` is set; then commit what was received and close.
+
+        Raises:
+            StoreError: The store is not in its place any more.
+        """
+        looked_at = time.monotonic()
         try:
             while not stop.is_set():
+                if time.monotonic() > looked_at + LOOK_SECONDS:
+                    self._writer.check_in_place()
+                    looked_at = time.monotonic()
                 if self._listener.poll(IDLE_SECONDS):
                     self._drain()
                 self._commit()

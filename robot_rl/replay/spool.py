@@ -23,7 +23,7 @@ import numpy as np
 from msgspec.structs import asdict
 
 from robot_rl.data.schema import RowSchema, SchemaMismatch
-from robot_rl.processes.files import locked
+from robot_rl.processes.files import is_in_place, locked
 from robot_rl.replay import FileDamaged, RowRefused, SpoolError
 from robot_rl.replay.messages import Open, Opened
 from robot_rl.replay.records import MAXIMUM_EPISODE_METADATA
@@ -165,6 +165,15 @@ class Spool:
         for sequence in [s for s in self._facts if s < following]:
             del self._facts[sequence]
         return True
+
+    def check_in_place(self) -> None:
+        """Raise `SpoolError` where the file is not at its path any more."""
+        if self._file is not None and not is_in_place(self._file.path, self._file.fileno()):
+            raise SpoolError(
+                f"{self.place} was moved, removed or replaced while it was used",
+                got=f"{self.end - self.first} rows in it",
+                hint="put it back, and start again",
+            )
 
     def close(self) -> None:
         """Release it; raises `SpoolError` if the rows that are left cannot get to the disk."""

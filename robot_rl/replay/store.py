@@ -23,6 +23,7 @@ import numpy as np
 
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
+from robot_rl.processes.files import is_in_place
 from robot_rl.replay import (
     AnnotationRefused,
     ReplayError,
@@ -32,7 +33,7 @@ from robot_rl.replay import (
     StoreError,
     StoreFull,
 )
-from robot_rl.replay.catalogue import Catalogue
+from robot_rl.replay.catalogue import LOCK, Catalogue
 from robot_rl.replay.messages import Append
 from robot_rl.replay.records import Annotations, EpisodeRecord, Session, SessionKey, TableInfo
 from robot_rl.replay.row_file import write_error
@@ -199,6 +200,15 @@ class StoreWriter:
         else is what is there now.
         """
         return {table.info.name: table.statistics() for table in self._state.tables.values()}
+
+    def check_in_place(self) -> None:
+        """Raise `StoreError` where the folder is not at its path any more."""
+        if not is_in_place(self.path / LOCK, self._lock_file.fileno()):
+            raise StoreError(
+                f"the store {self.path} was moved, removed or replaced while it was served",
+                hint="put it back, and start the replay server again; rows that are not"
+                " acknowledged wait at their actors",
+            )
 
     def close(self) -> None:
         """Release the store; what was not forced to the disk is, best effort."""

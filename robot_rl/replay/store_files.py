@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from robot_rl.processes.files import flush_to_disk, locked, replace_bytes
 from robot_rl.replay import NotEnoughData, StoreError, StoreInUse, WeightsRefused
+from robot_rl.replay.catalogue import LOCK
 from robot_rl.replay.records import EpisodeRecord, SessionKey, WeightsRecord
 from robot_rl.replay.row_file import RowFile, write_error
 
@@ -240,7 +241,7 @@ def lock_store(path: Path) -> IO[bytes]:
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        file = (path / "server.lock").open("wb")
+        file = (path / LOCK).open("wb")
     except OSError as error:
         problem, hint = f"the store {path} cannot be opened", "see that it can be written"
         raise StoreError(problem, got=error, hint=hint) from error

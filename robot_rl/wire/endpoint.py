@@ -20,7 +20,7 @@ from robot_rl.processes.waiting import wait_until
 from robot_rl.wire import AddressInUse, AddressRefused, KeysRefused, ServerUnreachable
 from robot_rl.wire.keys import Admission, ClientKeys, ServerKeys
 from robot_rl.wire.messages import DEFAULT_PAYLOAD_BYTES, PIECE_BYTES, Frame
-from robot_rl.wire.peers import Peers
+from robot_rl.wire.peers import CURVE_BYTES, Peers
 
 ENDPOINT_FILE = "endpoint.json"
 _HINT = "start it; that of a store with: robot-rl replay"
@@ -228,14 +228,15 @@ class Listener:
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in _OPTIONS.items():
             self._socket.setsockopt(option, value)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes + CURVE_BYTES)
         self._socket.setsockopt(zmq.SNDHWM, unread_messages)
         self._socket.setsockopt(zmq.IPV6, host.startswith("["))
         self.poller = zmq.Poller()
         self.poller.register(self._socket, zmq.POLLIN)
         self.admission: Admission | None = None
         self._held_bytes = held_bytes
-        self._unread: dict[bytes, tuple[zmq.MessageTracker, int]] = {}  # oldest first
+        # Large messages on their way, oldest first: to whom, and how many bytes.
+        self._unread: list[tuple[bytes, int, zmq.MessageTracker]] = []
         encrypted = keys is not None
         self.peers = Peers(self._context, self._socket, encrypted, held_bytes, memory_bytes)
         try:
@@ -285,7 +286,8 @@ class Listener:
             parts.append(self._socket.recv(copy=False))
             more = parts[-1].more
         frames = [part.buffer for part in parts]
-        self.peers.note_message(client, parts[0].get(zmq.SRCFD), frames)
+        with suppress(zmq.ZMQError):  # of a peer that had gone before ZeroMQ looked who it is
+            self.peers.note_message(client, parts[0].get(zmq.SRCFD), frames)
         if more:
             self.peers.end(client, "a message of it has too many parts")
             while self._socket.getsockopt(zmq.RCVMORE):
@@ -296,8 +298,8 @@ class Listener:
         """Send a message; return False where the client is gone or does not read."""
         size = sum(map(len, frames))
         large = size >= _LARGE_BYTES
-        if large and not self._has_room(client, size):
-            return False
+        if large:
+            self._make_room(size)
         try:
             tracker = self._socket.send_multipart(
                 [client, *frames], zmq.NOBLOCK, copy=False, track=large
@@ -305,20 +307,16 @@ class Listener:
         except zmq.ZMQError:
             return False
         if large:
-            self._unread[client] = tracker, size
+            self._unread.append((client, size, tracker))
         return True
 
-    def _has_room(self, client: bytes, size: int) -> bool:
-        """Whether a client has read the large message before; make room for one where it has."""
-        self._unread = {c: waits for c, waits in self._unread.items() if not waits[0].done}
-        if client in self._unread:
-            return False
-        total = size + sum(waiting for _, waiting in self._unread.values())
-        while self._unread and total > self._held_bytes:
-            oldest = next(iter(self._unread))
-            total -= self._unread.pop(oldest)[1]
-            self.peers.end(oldest, "it does not read what it has asked for")
-        return True
+    def _make_room(self, size: int) -> None:
+        """Hang up on those who have not read large messages for longest, where they are many."""
+        self._unread = [waits for waits in self._unread if not waits[2].done]
+        while self._unread and size + sum(w[1] for w in self._unread) > self._held_bytes:
+            client = self._unread[0][0]
+            self._unread = [waits for waits in self._unread if waits[0] != client]
+            self.peers.end(client, "it does not read what it has asked for")
 
     def close(self) -> None:
         """Send what waits to be sent, for a moment, and stop listening."""

@@ -37,7 +37,7 @@ _TRIM_SECONDS = 1.0
 _MOST_HANDSHAKE_BYTES = 4096
 _RECEIVED_AT = 128  # of ``tcpi_bytes_received`` in Linux's ``struct tcp_info``
 _INFO_BYTES = 136
-_CURVE_BYTES = 33  # that encryption adds to a frame
+CURVE_BYTES = 33  # that encryption adds to a frame
 _MONITOR = "inproc://robot_rl.peers"
 
 
@@ -92,7 +92,7 @@ class Peers:
         """Take in that the server has received a whole message."""
         size = 0
         for frame in frames:
-            length = len(frame) + _CURVE_BYTES * self.encrypted
+            length = len(frame) + CURVE_BYTES * self.encrypted
             size += length + (2 if length < 256 else 9)
         with self._lock:
             self._take_accepted()

@@ -1,7 +1,7 @@
 """Peers that take connections and memory and give nothing for it, in a process of their own.
 
-`python slow_peers.py ADDRESS COUNT SECONDS [KIND…]` opens so many connections, which go on being slow for
-so long. One that the server closes comes again. It prints as JSON how many were opened, by kind.
+`python slow_peers.py ADDRESS COUNT SECONDS [KIND…]` opens so many connections, which go on being
+slow for so long. One that the server closes comes again. It prints as JSON how many were opened.
 """
 
 from __future__ import annotations
