@@ -32,6 +32,7 @@ _STATUS_SECONDS = 0.25
 # Numbers of the observation that a page shows.
 _SHOWN = ("state/tcp_pose", "state/tcp_velocity", "state/tcp_wrench")
 _MOST_POINTS = 400
+_MOST_PENDING = 64
 
 
 class Request(msgspec.Struct, tag_field="do", tag=str.lower):
@@ -96,6 +97,8 @@ class Page:
     def put(self, key: str, message: str | bytes) -> None:
         """Send a message as soon as the page takes one, unless a newer one of this key comes."""
         self._pending[key] = message
+        if len(self._pending) > _MOST_PENDING:  # lists that a page asks for and does not take
+            del self._pending[next(iter(self._pending))]
         self._filled.set()
 
     async def write(self) -> None:

@@ -19,6 +19,7 @@ import aiohttp
 from aiohttp import WSMsgType, web
 
 from robot_rl.console.client import LoopClient
+from robot_rl.console.connections import Connections
 from robot_rl.console.episodes import SPEEDS, EpisodeLibrary, EpisodePlayer
 from robot_rl.console.gate import Gate
 from robot_rl.console.link import ConsoleError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 _PAGE = Path(__file__).parent / "page"
 _MOST_MESSAGE_BYTES = 4096
+_MOST_ASKED = 64  # that one page waits for
 _PING_SECONDS = 30.0
 _SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob:; frame-ancestors 'none'",
@@ -42,6 +44,7 @@ _HOP_HEADERS = frozenset(
     ("connection", "content-encoding", "content-length", "keep-alive", "transfer-encoding")
 )
 _MOST_VIEWER_BYTES = 64 << 20
+_MOST_SAID_BYTES = 1 << 20  # to a viewer, in one message
 # Without viser's own panel and notices, for the console has the buttons; and see viewer.js.
 _ADDED_TO_PAGE = (
     b"<style>.mantine-Paper-root,.mantine-Notifications-root{display:none!important}</style>"
@@ -78,14 +81,16 @@ class ConsoleServer:
         """Serve until `stop` is set; `ready` hears of the port, which is any free one for 0."""
         session = aiohttp.ClientSession()
         proxies = {name: ViewerProxy(scene.port, session) for name, scene in self.scenes.items()}
-        runner = web.AppRunner(self._application(proxies), access_log=None, shutdown_timeout=1.0)
+        connections = Connections()
+        app = self._application(proxies, connections)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
+        assert runner.server is not None
         works = [self._client.run(), self._player.run(), *self._pages.works(), stop.wait()]
         tasks = [asyncio.ensure_future(work) for work in works]
         try:
-            site = web.TCPSite(runner, host, port, ssl_context=encryption)
             try:
-                await site.start()
+                listening = await connections.listen(runner.server, host, port, encryption)
             except OSError as error:
                 raise ConsoleError(
                     f"the console cannot listen on {host}:{port}",
@@ -93,8 +98,12 @@ class ConsoleServer:
                     hint="choose another port with console.port=PORT, or any free one with"
                     " console.port=0",
                 ) from error
-            ready(runner.addresses[0][1])
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            ready(listening.sockets[0].getsockname()[1])
+            tasks.append(asyncio.create_task(connections.watch()))
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                listening.close()
             for task in done:
                 task.result()
         finally:
@@ -104,8 +113,10 @@ class ConsoleServer:
             await session.close()
             await runner.cleanup()
 
-    def _application(self, proxies: dict[str, ViewerProxy]) -> web.Application:
-        app = web.Application(middlewares=[self.gate.middleware])
+    def _application(
+        self, proxies: dict[str, ViewerProxy], connections: Connections
+    ) -> web.Application:
+        app = web.Application(middlewares=[connections.middleware, self.gate.middleware])
         app.on_response_prepare.append(_secure)
         app.router.add_get("/socket", self._socket)
         for name in ("", *sorted(path.name for path in _PAGE.iterdir())):
@@ -135,6 +146,8 @@ class ConsoleServer:
             async for message in browser:
                 if message.type != WSMsgType.TEXT:
                     continue
+                if len(asking) >= _MOST_ASKED:
+                    await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
                 task = asyncio.create_task(self._pages.answer(page, message.data))
                 asking.add(task)
                 task.add_done_callback(asking.discard)
@@ -183,7 +196,7 @@ class ViewerProxy:
         joined = self.session.ws_connect(address, protocols=protocols, max_msg_size=most)
         async with joined as viewer:
             chosen = [viewer.protocol] if viewer.protocol else []
-            browser = web.WebSocketResponse(protocols=chosen, max_msg_size=most)
+            browser = web.WebSocketResponse(protocols=chosen, max_msg_size=_MOST_SAID_BYTES)
             await browser.prepare(request)
             both = ((browser, viewer), (viewer, browser))
             ways = [asyncio.create_task(_pass_on(*ends)) for ends in both]

@@ -41,8 +41,8 @@ def why_not_written(error: OSError, place: Path) -> Failure:
             hint = "free some space of this user, or have the quota raised"
             return Failure("this user's quota of the disk is used up", error, hint, passes=True)
         case errno.EFBIG:
-            hint = "raise the limit: ulimit -f"
-            return Failure("the file is as large as a file may be", error, hint, passes=True)
+            hint = "free some space, or raise the limit of a file's size: ulimit -f"
+            return Failure("no space left in the file", error, hint, passes=True)
         case errno.EMFILE | errno.ENFILE:
             hint = "raise the limit (ulimit -n), or end some programs"
             return Failure("too many files are open", error, hint, passes=True)

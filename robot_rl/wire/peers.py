@@ -33,7 +33,7 @@ STALL_SECONDS = 10.0
 _LEAST_BYTES = 1 << 16
 _LOOK_SECONDS = 0.05
 _TRIM_SECONDS = 1.0
-# Which may be anything: what a connection has sent before its first message is not known exactly.
+# More than any: how many it had is known once nothing of a later message waits.
 _MOST_HANDSHAKE_BYTES = 4096
 _RECEIVED_AT = 128  # of ``tcpi_bytes_received`` in Linux's ``struct tcp_info``
 _INFO_BYTES = 136
@@ -146,10 +146,7 @@ class Peers:
             with connection:
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
             (peer.received,) = struct.unpack_from("Q", info, _RECEIVED_AT)
-            peer.handshake = min(peer.handshake, peer.received - peer.taken)
-            if peer.held <= 0 or peer.received - peer.moved >= _LEAST_BYTES:
-                peer.moved, peer.moved_at = peer.received, now
-            elif self._idle_at > peer.moved_at and now > peer.moved_at + STALL_SECONDS:
+            if self._is_stalled(peer, now):
                 self._end(peer, f"it has stayed in a message for {STALL_SECONDS:g} s")
         # Of what comes in tiny parts much more is kept than was sent.
         most = 0 if self._is_out_of_memory(now) else self.held_bytes
@@ -160,6 +157,18 @@ class Peers:
                 break
             total -= peer.held
             self._end(peer, f"{peer.held} bytes of it wait, and there is no more room")
+
+    def _is_stalled(self, peer: _Peer, now: float) -> bool:
+        """Whether a peer stays in the middle of a message that the server could receive."""
+        if peer.client is None:
+            shaking_hands = now < peer.heard_at + STALL_SECONDS
+            rests = shaking_hands or peer.received == peer.moved
+        else:
+            peer.handshake = min(peer.handshake, peer.received - peer.taken)
+            rests = peer.held <= 0
+        if rests or peer.received - peer.moved >= _LEAST_BYTES:
+            peer.moved, peer.moved_at = peer.received, now
+        return self._idle_at > peer.moved_at and now > peer.moved_at + STALL_SECONDS
 
     def _is_out_of_memory(self, now: float) -> bool:
         if self.memory_bytes is None or _own_memory() <= self.memory_bytes:

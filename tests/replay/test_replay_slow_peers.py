@@ -39,12 +39,12 @@ def slow_peers(server, count, seconds, *kinds):
     """So many slow connections for so long; gives their process."""
     script = Path(__file__).with_name("slow_peers.py")
     words = [read_endpoint(server.store).address, str(count), str(seconds), *kinds]
-    process = subprocess.Popen([sys.executable, str(script), *words], stdout=subprocess.PIPE)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    command = [sys.executable, str(script), *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def stream(schema, make_episode):
                         sent.append(schema.pack(row))
                         most = max(most, reserved_bytes(server.process.pid))
                         time.sleep(0.02)
-                told = json.loads(peers.communicate()[0])
+                told = json.loads(peers.stdout.read())
             assert server.process.poll() is None
             # They have left, and with them all that they had taken.
             assert wait_until(lambda: process.num_fds() <= descriptors + 5, 2 * STALL_SECONDS)
@@ -88,13 +88,15 @@ def test_slow_peers_take_no_memory_and_keep_nobody_waiting(start_server, stream)
     assert statistics["connections_ended"] > 0
 
 
+@pytest.mark.faults
 def test_a_connection_that_stays_in_a_message_is_ended(start_server, stream):
     kinds = ("announces 1 MiB", "drips parts", "announces before it is ready")
     assert set(kinds) <= set(KINDS)
-    _, _, statistics = stream(start_server(), 30, STALL_SECONDS + 3, *kinds)
+    _, _, statistics = stream(start_server(), 30, 2 * STALL_SECONDS + 4, *kinds)
     assert statistics["connections_ended"] >= 20
 
 
+@pytest.mark.faults
 def test_who_says_nothing_may_stay(start_server, stream):
     _, _, statistics = stream(start_server(), 20, STALL_SECONDS + 2, "is silent")
     assert statistics["connections_ended"] == 0
