@@ -161,7 +161,7 @@ def _damage(run: RunDirectory) -> str | None:
     try:
         run.read_summary()
         for manifest in sorted(run.path.glob(f"**/[!.]*/{MANIFEST}")):
-            check_manifest(manifest.parent)
+            check_manifest(manifest.parent.resolve())  # one generation, which stays
     except (RunError, CheckpointError) as error:
         return str(error)
     return None
@@ -298,11 +298,16 @@ def _print_run(console: Console, run: Facts) -> None:
     console.print("in it, of which robot-rl inspect PATH says more:")
     for part in run["parts"].values():
         console.print(f"  {part['path']}: {_in_short(part)}")
+    if run["damaged"]:
+        console.print(f"DAMAGED: {run['damaged']}")
+    else:
+        console.print(
+            "checksums of checkpoints, demonstrations and summary are right;"
+            " records (*.jsonl), films and stored rows have none"
+        )
     if run["working"]:
         console.print(f"at work: {', '.join(run['working'])}")
-    elif run["damaged"]:
-        console.print(f"DAMAGED: {run['damaged']}")
-    elif not run["finished"]:
+    elif not run["finished"] and not run["damaged"]:
         console.print(f"not finished; to go on: robot-rl train resume={run['path']}")
 
 
@@ -341,6 +346,8 @@ def _print_episodes(console: Console, dataset: Facts) -> None:
     console.print(f"\n{name} {dataset['path']}")
     _print_schema(console, dataset["schema"])
     console.print(_counts(dataset))
+    if name == "LeRobot dataset":
+        console.print("its tables and videos were not read through")
     if "sources" in dataset:
         counts = ", ".join(f"{name} {count}" for name, count in dataset["sources"].items())
         console.print(f"by source: {counts}")
@@ -380,7 +387,7 @@ def _print_counts(console: Console, table: Facts) -> None:
         of = f"{len(missing)} episodes: {', '.join(map(str, list(missing)[:10]))}"
         console.print(f"DAMAGED: {sum(missing.values())} rows are missing, of {of}")
     else:
-        console.print("no row is missing")
+        console.print("no row is missing; what is in them has no checksum and was not read")
     for name, values in table["annotations"].items():
         console.print(f"annotation {name}: {values} values")
     if table["evicted_rows"]:

@@ -6,7 +6,6 @@ import asyncio
 import ssl
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from aiohttp import web
 
@@ -31,11 +30,11 @@ class Connections:
     """Bounds the connections of a server: those that are not used make room for others."""
 
     def __init__(self) -> None:
-        self._server: web.Server[Any] | None = None
+        self._server: web.Server | None = None
         self._uses: dict[asyncio.BaseTransport, _Use] = {}
 
     async def listen(
-        self, server: web.Server[Any], host: str, port: int, encryption: ssl.SSLContext | None
+        self, server: web.Server, host: str, port: int, encryption: ssl.SSLContext | None
     ) -> asyncio.Server:
         """Let a server's connections come in; raises `OSError`."""
         self._server = server

@@ -281,11 +281,12 @@ class Listener:
         except zmq.Again:
             self.peers.note_idle()
             return None
-        parts, more = [], True
+        parts: list[zmq.Frame] = []
+        more = True
         while more and len(parts) < _MOST_PARTS:
             parts.append(self._socket.recv(copy=False))
             more = parts[-1].more
-        frames = [part.buffer for part in parts]
+        frames: list[Frame] = [part.buffer for part in parts]
         with suppress(zmq.ZMQError):  # of a peer that had gone before ZeroMQ looked who it is
             self.peers.note_message(client, parts[0].get(zmq.SRCFD), frames)
         if more:
@@ -306,7 +307,7 @@ class Listener:
             )
         except zmq.ZMQError:
             return False
-        if large:
+        if tracker is not None:
             self._unread.append((client, size, tracker))
         return True
 

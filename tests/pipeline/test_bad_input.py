@@ -121,12 +121,17 @@ def test_a_run_whose_store_is_gone(capsys):
     assert "this is another store than the one that was learned from (got: " in said
 
 
-def test_a_half_written_summary_is_no_end(capsys):
+def test_a_half_written_summary_is_damaged(capsys):
     Path("runs/latest/summary.json").write_text('{"task": "rea')
     assert cli.main(["inspect", "runs/latest"]) == 0
-    assert "not finished; to go on: robot-rl train resume=" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "DAMAGED: " in said
+    assert "summary.json is damaged" in said
+    assert "not finished" not in said
     assert cli.main(["inspect", "runs/latest", "json=true"]) == 0
-    assert json.loads(capsys.readouterr().out)["finished"] is False
+    found = json.loads(capsys.readouterr().out)
+    assert found["finished"] is False
+    assert "summary.json is damaged" in found["damaged"]
 
 
 def test_a_checkpoint_that_a_run_does_not_have(capsys):
