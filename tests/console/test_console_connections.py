@@ -1,0 +1,107 @@
+"""Connections to the console's web server that are slow, half-open or too many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+
+import aiohttp
+import pytest
+from console_links import WAIT_SECONDS, make_run
+
+from robot_rl.console import connections
+from robot_rl.console.connections import MOST_CONNECTIONS
+from robot_rl.console.episodes import EpisodeLibrary
+from robot_rl.console.gate import Gate
+from robot_rl.console.link import loop_folder
+from robot_rl.console.server import ConsoleServer
+
+HALVES = [b"", b"G", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ", b"\x16\x03\x01"]
+
+
+@pytest.fixture
+def serving(tmp_path):
+    """Run `use` with the port of a console that is served."""
+    run = make_run(tmp_path / "run")
+
+    def serve(use):
+        async def main():
+            library, gate = EpisodeLibrary(run, None), Gate(None, secure=False)
+            server = ConsoleServer(run, {}, loop_folder(run, 1), library, {}, gate)
+            stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
+            serving = asyncio.create_task(server.serve("127.0.0.1", 0, None, stop, port.set_result))
+            await asyncio.wait_for(use(await port), WAIT_SECONDS)
+            stop.set()
+            await serving
+
+        asyncio.run(main())
+
+    return serve
+
+
+@contextlib.contextmanager
+def half_open(port, count):
+    with contextlib.ExitStack() as opened:
+        places = [
+            opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            for _ in range(count)
+        ]
+        for number, place in enumerate(places):
+            with contextlib.suppress(OSError):  # it has been closed already
+                place.sendall(HALVES[number % len(HALVES)])
+        yield places
+
+
+async def closed(places):
+    """How many of these the server has closed."""
+
+    def is_closed(place):
+        place.setblocking(False)
+        try:
+            return place.recv(4096) == b"" or is_closed(place)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    return sum(map(is_closed, places))
+
+
+def test_a_page_stays_and_another_comes_in_beside_many_half_open_connections(serving):
+    async def use(port):
+        address = f"http://127.0.0.1:{port}"
+        async with (
+            aiohttp.ClientSession() as browser,
+            browser.ws_connect(f"{address}/socket") as page,
+        ):
+            with contextlib.ExitStack() as held:
+                many = half_open(port, 2 * MOST_CONNECTIONS)
+                places = await asyncio.to_thread(held.enter_context, many)
+                async with aiohttp.ClientSession() as other, other.get(f"{address}/") as answer:
+                    assert answer.status == 200
+                await page.send_json({"do": "nothing of the kind"})
+                while json.loads((await page.receive()).data)["type"] != "problem":
+                    await page.send_json({"do": "shown"})
+                while await closed(places) < MOST_CONNECTIONS:
+                    await asyncio.sleep(0.1)
+
+    serving(use)
+
+
+def test_who_asks_nothing_whole_is_closed_and_a_page_is_not(serving, monkeypatch):
+    monkeypatch.setattr(connections, "MOST_IDLE_SECONDS", 1.0)
+
+    async def use(port):
+        async with (
+            aiohttp.ClientSession() as browser,
+            browser.ws_connect(f"http://127.0.0.1:{port}/socket") as page,
+        ):
+            with half_open(port, 8) as places:
+                while await closed(places) < 8:
+                    await asyncio.sleep(0.1)
+            assert not page.closed
+            await page.send_json({"do": "nothing of the kind"})
+
+    serving(use)
