@@ -56,7 +56,7 @@ _LOOK_SECONDS = 0.01
 _MOST_MESSAGES = 64
 _WAITING_MESSAGES = 4
 _MOST_BYTES = 4096
-_MOST_WAITING_BYTES = 64 << 20  # of pictures that a console does not read, and of what it says
+_MOST_WAITING_BYTES = 256 << 20  # of pictures that consoles do not read, and of what they say
 _MOST_CONSOLES = 16
 _MOST_COLUMNS = 64
 
