@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from robot_rl.data import lerobot
-from robot_rl.data.episodes import Episode, NotADataset
+from robot_rl.data.episodes import Episode, NotADataset, is_ours
 from robot_rl.data.foreign import open_foreign
 from robot_rl.data.foreign.mapped import MappedEpisodes
 from robot_rl.data.foreign.mapping import propose
@@ -84,7 +84,7 @@ def import_dataset(path: str, out: str, *, table: str | None, map: str | None) -
     store = _store_at(Path(out))
     live = is_store(store) or store != Path(out)
     source: EpisodeSource
-    if (place / "zarr.json").is_file():
+    if is_ours(place):
         source = DatasetEpisodes(place, Selection())
     elif (place / lerobot.OWN_PATH).is_file():
         source = lerobot.open_lerobot(place)

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 from zarr.codecs import ZstdCodec
-from zarr.errors import BaseZarrError
 from zarr.storage import LocalStore
 
 from robot_rl.data.schema import RowSchema
@@ -34,7 +33,6 @@ META = (
     ("meta/task", "string"),
     ("meta/instruction", "string"),
 )
-_UNREADABLE = (OSError, LookupError, ValueError, TypeError, AttributeError)
 RESTORE = "restore it from a copy"
 
 
@@ -48,6 +46,10 @@ class NotADataset(DatasetError):
 
 class DatasetDamaged(DatasetError):
     """Committed rows are missing or fail their checksum; the message names the field."""
+
+
+class OutsideDataset(DatasetError):
+    """A dataset names a file that is not in its folder."""
 
 
 class StorageFull(DatasetError):
@@ -138,9 +140,20 @@ def read_attributes(path: Path) -> tuple[RowSchema, dict[str, Any]]:
         if attributes["format"] != _FORMAT:
             raise ValueError(f"format {attributes['format']!r}")
         schema, metadata = str(attributes["schema"]), dict(attributes["metadata"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise NotADataset(f"{path} is no episode dataset", got=f"{error!r}", hint=hint) from error
     return RowSchema.from_json(schema), metadata
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a folder is a dataset of this program, or was one before it was damaged."""
+    try:
+        content = json.loads((path / "zarr.json").read_text(encoding="utf-8"))
+        told = content["attributes"].get("format") == _FORMAT
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        told = False
+    # Of those of others, none says who acted in an episode.
+    return told or (path / "meta/source").is_dir()
 
 
 def lock(path: Path) -> int:
@@ -180,17 +193,37 @@ def write_errors(path: Path) -> Iterator[None]:
 def read_errors(path: Path, name: str) -> Iterator[None]:
     """Turn what goes wrong while reading the array `name` into `DatasetDamaged`."""
     # zarr works in a thread of its own, which no signal ends.
-    with damage(f"{path}: {name!r}", also=(BaseZarrError, RuntimeError)), deferred_signals():
+    with damage(f"{path}: {name!r}"), deferred_signals():
         yield
 
 
 @contextlib.contextmanager
-def damage(
-    what: object, *, also: tuple[type[Exception], ...] = (), hint: str = RESTORE
-) -> Iterator[None]:
-    """Turn what goes wrong while reading into `DatasetDamaged`; `also` errors of this kind."""
-    unreadable: tuple[type[Exception], ...] = (*_UNREADABLE, *also)
+def damage(what: object, *, hint: str = RESTORE) -> Iterator[None]:
+    """Turn what goes wrong while reading into `DatasetDamaged`, whatever the reader raises."""
     try:
         yield
-    except unreadable as error:
-        raise DatasetDamaged(f"{what} cannot be read", got=repr(error)[:500], hint=hint) from error
+    except RobotRLError:
+        raise
+    except Exception as error:  # damaged files bring about any, down to a SyntaxError
+        got = " ".join(repr(error).split())[:300]
+        raise DatasetDamaged(f"{what} cannot be read", got=got, hint=hint) from error
+
+
+def inside(folder: Path, name: str | Path) -> Path:
+    """The path of a file that a dataset names, or has as a link, in its own folder.
+
+    Raises:
+        OutsideDataset: It lies elsewhere.
+        DatasetDamaged: No file can have this name.
+    """
+    with damage(f"{folder}: the file {str(name)[:100]!r}", hint="correct the name"):
+        path = (folder / name).resolve()
+        root = folder.resolve()
+    if not path.is_relative_to(root):
+        raise OutsideDataset(
+            f"{folder} names a file outside of its folder",
+            got=str(name)[:200] if ".." in str(name) else path,
+            expected="files in the folder of the dataset alone",
+            hint=f"if the file is yours, copy all into one folder: cp -rL {folder} COPY",
+        )
+    return folder / name

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from robot_rl.data.episodes import DatasetDamaged, DatasetError, Episode
-from robot_rl.data.foreign import ALL, ForeignDataset
+from robot_rl.data.foreign.dataset import ALL, ForeignDataset, first_readable
 from robot_rl.data.foreign.mapping import (
     ABSOLUTE,
     ANY,
@@ -27,6 +27,8 @@ from robot_rl.data.foreign.mapping import (
     parts,
     read_mapping,
 )
+from robot_rl.data.foreign.pictures import as_camera, camera_form, is_picture
+from robot_rl.data.pictures import PictureError, PictureForm
 from robot_rl.data.schema import (
     LAST_COMMAND,
     OBJECT_POSES,
@@ -56,7 +58,7 @@ class MappedEpisodes:
 
     An episode ends at its first step that terminated, or as `close_episode` says. The first
     `last_command` is that of an arm at rest with open grippers. All but the pictures is checked at
-    once. `report` says what was found and left out, in lines for a person.
+    once. Episodes that cannot be read are left out.
 
     Raises:
         SchemaMismatch: The mapping does not fit the dataset, or the actions their bounds.
@@ -66,7 +68,11 @@ class MappedEpisodes:
     def __init__(self, dataset: ForeignDataset, file: Path) -> None:
         self._dataset, self._file = dataset, file
         self._mapping = mapping = read_mapping(file, dataset)
-        first, _ = next(dataset.episodes(self._columns(mapping.observations), mapping.episodes))
+        self._forms: dict[str, PictureForm] = {}  # of the cameras
+        # Episodes that cannot be read are left out; what is wrong in others is an error.
+        self._lost: dict[str, str] = {}
+        wanted = self._columns(mapping.observations)
+        first = first_readable(dataset, wanted, mapping.episodes).columns
         seen = {name: self._seen(name, first) for name in mapping.observations}
         fields = [Field(name, a.dtype.name, a.shape[1:]) for name, a in seen.items()]
         self._names = tuple(self._converted(self._numbers(mapping.action, first)))
@@ -77,7 +83,13 @@ class MappedEpisodes:
             "action_convention": mapping.action_convention,
             "action_range": [self._low.tolist(), self._high.tolist()],
         }
-        self.report = self._checked()
+        self._notes = self._checked()
+
+    @property
+    def report(self) -> list[str]:
+        """What was found and left out, in lines for a person; whole after `episodes`."""
+        lost = [f"{name} left out: {why}" for name, why in self._lost.items()]
+        return [*self._notes, *self._dataset.notes, *lost]
 
     def __len__(self) -> int:
         return self._dataset.counts[self._mapping.episodes]
@@ -94,7 +106,7 @@ class MappedEpisodes:
         read = self._read(states or [*self._mapping.observations], counts)
         found = [(action, episode.success and len(episode.rows)) for action, episode in read]
         notes = [f"{count:,} {what}" for what, count in counts.items() if count]
-        if not any(success for _, success in found):
+        if not found or not any(success for _, success in found):
             raise DatasetError(
                 f"none of the {len(self)} demonstrations is a success by {self._mapping.success!r}",
                 got="; ".join(notes) or None,
@@ -119,18 +131,23 @@ class MappedEpisodes:
     def _read(self, names: Sequence[str], counts: Counter[str]) -> Iterator[tuple[Array, Episode]]:
         """Yield the scaled actions (T, d) of each episode, and it, without rows if none is left."""
         given = self._dataset.episodes(self._columns(names), self._mapping.episodes)
-        for number, (values, instruction) in enumerate(given):
+        for number, episode in enumerate(given):
+            if episode.unreadable:
+                whys = sorted({*episode.unreadable.values()})
+                self._lost.setdefault(episode.name, "; ".join(whys))
+                continue
             try:
-                action, rows, success = self._rows(values, names, counts)
+                action, rows, success = self._rows(episode.columns, names, counts)
                 self.schema.check(rows)
-            except (SchemaMismatch, ValueError) as error:
+            except (SchemaMismatch, PictureError, ValueError) as error:
                 problem, _, _ = str(error).partition(";")  # without the array
                 raise DatasetDamaged(
                     f"episode {number} cannot be imported: {problem}",
                     hint=f"leave it out or mend it, or correct {self._file}",
                 ) from error
             counts["episodes without a step left out"] += not len(rows)
-            yield action, Episode(rows, number, instruction, success, SOURCE_DEMONSTRATION)
+            told = episode.instruction
+            yield action, Episode(rows, number, told, success, SOURCE_DEMONSTRATION)
 
     def _columns(self, observations: Iterable[str]) -> set[str]:
         """The dataset's columns that these observations and all else are made of."""
@@ -212,6 +229,13 @@ class MappedEpisodes:
     def _numbers(self, named: Any, values: Mapping[str, Array]) -> Array:
         """The numbers (T, n) or (T + 1, n) of one or more columns, side by side."""
         columns = [(values[name], numbers) for name, numbers in parts(named)]
+        for (name, _), (column, _) in zip(parts(named), columns, strict=True):
+            if is_picture(column):
+                raise SchemaMismatch(
+                    f"{self._file}: {name} is a picture, and no row of numbers",
+                    got=f"{column.dtype} {column.shape[1:]}",
+                    hint=f"name it images/CAMERA: {name}",
+                )
         count = min(len(column) for column, _ in columns)
         flat = [column[:count].reshape(count, -1)[:, numbers] for column, numbers in columns]
         numbers = np.concatenate(flat, axis=1)
@@ -233,17 +257,22 @@ class MappedEpisodes:
                     expected="7 for each object: x, y, z and a quaternion xyzw",
                 )
             return numbers.reshape(len(numbers), -1, 7)
-        pictures = values.get(str(named), np.zeros(0))
-        if pictures.ndim == 4 and pictures.shape[1] == 3 != pictures.shape[3]:
-            pictures = np.moveaxis(pictures, 1, 3)
-        is_camera = re.fullmatch(r"images(/[\w-]+)+", name)
-        if pictures.dtype != np.uint8 or pictures.shape[3:] != (3,) or not is_camera:
+        column = values.get(str(named))
+        if column is None or not re.fullmatch(r"images(/[\w-]+)+", name):
             raise SchemaMismatch(
                 f"{self._file}: {name!r} cannot be an observation",
-                got=f"{named}, {pictures.dtype} {pictures.shape[1:]}",
-                expected="state/NAME, or images/CAMERA of a column uint8 (height, width, 3)",
+                got=named if column is None else f"{named}, {column.dtype} {column.shape[1:]}",
+                expected="state/NAME, or images/CAMERA of one whole column",
             )
-        return pictures
+        try:
+            if name not in self._forms:
+                self._forms[name] = camera_form(name, column)
+            return as_camera(name, column, self._forms[name])
+        except PictureError as error:
+            raise SchemaMismatch(
+                f"{self._file}: {name!r} cannot be an observation: {error}",
+                got=f"{named}, {column.dtype} {column.shape[1:]}",
+            ) from error
 
     def _bounds(self) -> Array:
         """The values (2, d) that become -1 and 1."""

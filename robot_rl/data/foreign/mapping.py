@@ -6,6 +6,7 @@ in, and `read_mapping` reads it. What cannot be told is never guessed.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -16,7 +17,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from robot_rl.data.foreign import ALL, ForeignDataset
+from robot_rl.data.foreign.dataset import ALL, ForeignDataset
+from robot_rl.data.foreign.pictures import camera_name, is_picture
 from robot_rl.data.schema import Array, SchemaMismatch
 from robot_rl.errors import did_you_mean
 
@@ -38,7 +40,7 @@ _TEXT = """\
 # {kind}: {count} episodes, {steps:,} steps. Replace each {blank}, correct what is wrong, then run
 #     robot-rl import {path} {out} map={file}
 # Its columns are below. Instead of one you may name a part, as in NAME[0:3], or a list of both.
-{columns}
+{columns}{notes}
 
 task: {task}  # as in task=NAME; with robot=gym the environment's id, as in robot.id=
 control_rate_hz: {control_rate_hz}  # steps per second of the recording
@@ -46,7 +48,9 @@ control_rate_hz: {control_rate_hz}  # steps per second of the recording
 # Where all steps lie in a row, this is what ends an episode. If that is only its termination, and
 # some were cut short, add timeouts or episode_ends to the file: nothing else tells them apart.
 episodes: {episodes}
-observations:  # state/NAME or images/CAMERA, named as the robot or the environment names them
+# state/NAME or images/CAMERA, named as the robot or the environment names them. images/NAME_depth
+# is depth: uint16 in millimetres, or floats in metres.
+observations:
 {seen}
 action: {action}
 # environment: what a Gymnasium environment takes; its names are action_0, action_1, ...
@@ -100,35 +104,37 @@ def propose(path: Path, out: Path, file: Path, dataset: ForeignDataset) -> None:
         DatasetDamaged: The dataset cannot be read.
     """
     choice = next(iter(dataset.counts))
-    first, _ = next(dataset.episodes(dataset.columns, choice))
+    survey = _survey(dataset, choice)
+    first = survey.first
     told: dict[str, Any] = {key.name: BLANK for key in fields(ForeignMapping)}
     for key, names in _CALLED.items():
-        told[key] = next((name for name in names if name in dataset.columns), BLANK)
+        told[key] = next((name for name in names if name in first), BLANK)
     told.update(dataset.answers)
-    if (action := told["action"]) in dataset.columns:
+    if (action := told["action"]) in first:
         numbered = (f"action_{i}" for i in range(first[action][0].size))
         told["action_names"] = list(dataset.columns[action] or numbered)
     if dataset.rate:
         told["control_rate_hz"] = dataset.rate
     if ALL in dataset.counts:
         told["episodes"] = ALL
-    seen = [f"  {_flow(own)}: {_flow(name)}" for own, name in dataset.observed.items()]
+    observed = {own: name for own, name in dataset.observed.items() if name.split("[")[0] in first}
     for name, column in first.items():
         if called := _OBSERVED.fullmatch(name):
-            kind = "images" if column.dtype == np.uint8 and column.ndim == 4 else "state"
             own = re.sub(r"[^\w-]+", "_", called[1] or "observation")
-            seen.append(f"  {_flow(f'{kind}/{own}')}: {_flow(name)}")
-    columns, steps = _columns(dataset, first)
+            observed[camera_name(own, column) if is_picture(column) else f"state/{own}"] = name
+    seen = [f"  {_flow(own)}: {_flow(name)}" for own, name in observed.items()]
+    notes = [f"# {_line(note)}." for note in dataset.notes]
     text = _TEXT.format(
-        kind=dataset.kind,
+        kind=_line(dataset.kind),
         count=dataset.counts[choice],
-        choices=", ".join(f"{name} ({count})" for name, count in dataset.counts.items()),
-        steps=steps,
+        choices=_line(", ".join(f"{name} ({count})" for name, count in dataset.counts.items())),
+        steps=survey.steps,
         blank=BLANK,
         path=path,
         out=out,
         file=file,
-        columns="\n".join(columns),
+        columns="\n".join(survey.lines),
+        notes="".join(f"\n{note}" for note in notes),
         seen="\n".join(seen) or f"  state/observation: {BLANK}",
         **{key: _flow(value) for key, value in told.items()},
     )
@@ -148,7 +154,7 @@ def read_mapping(file: Path, dataset: ForeignDataset) -> ForeignMapping:
     keys = {field.name: str(field.type) for field in fields(ForeignMapping)}
     try:
         told = dict(yaml.safe_load(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         raise SchemaMismatch(
             f"the mapping file {file} cannot be read", got=" ".join(repr(error).split())
         ) from error
@@ -164,6 +170,8 @@ def read_mapping(file: Path, dataset: ForeignDataset) -> ForeignMapping:
     for key, kinds in keys.items():
         if type(told[key]).__name__.replace("int", "float") not in kinds:
             raise SchemaMismatch(f"{file}: {key} is not right", got=repr(told[key]), expected=kinds)
+    if named := [key for key in told["observations"] if not isinstance(key, str)]:
+        raise SchemaMismatch(f"{file}: an observation has no name", got=named, expected="a text")
     mapping = ForeignMapping(**told)
     _check(file, mapping, dataset)
     return mapping
@@ -202,27 +210,67 @@ def _check(file: Path, mapping: ForeignMapping, dataset: ForeignDataset) -> None
     for key, value in {**{key: told[key] for key in allowed}, **mapping.observations}.items():
         known = allowed.get(key, columns)
         for name, _ in parts(value):
+            if name in dataset.unreadable:
+                raise SchemaMismatch(
+                    f"{file}: {key} names a column that cannot be read",
+                    got=f"{name}: {dataset.unreadable[name]}",
+                    hint="name another one, or mend the files",
+                )
             if name not in known:
                 valid = f"one of {', '.join(sorted(known))}"
                 valid += ", or any COLUMN" if key == "success" else ""
                 raise SchemaMismatch(f"{file}: {key} is not right", got=name, expected=valid)
 
 
-def _columns(dataset: ForeignDataset, first: Mapping[str, Array]) -> tuple[list[str], int]:
-    """A line for each column, with its range where it is no picture, and the number of steps."""
-    spans = {name: (np.inf, -np.inf) for name, column in first.items() if column.ndim < 3}
-    steps = 0
-    for values, _ in dataset.episodes(spans, next(iter(dataset.counts))):
-        steps += min(map(len, values.values()), default=0)
-        for name, column in values.items():
+@dataclass(frozen=True)
+class _Survey:
+    """What the columns of a dataset are, and which of them cannot be read."""
+
+    first: Mapping[str, Array]  # of each column that can be read, what its first episode has
+    lines: list[str]  # for a person, one a column
+    steps: int
+
+
+def _survey(dataset: ForeignDataset, choice: str) -> _Survey:
+    first, lost = _first(dataset, choice)
+    spans = {name: (np.inf, -np.inf) for name, c in first.items() if not is_picture(c)}
+    steps, counts = 0, dict.fromkeys(spans, 0)
+    for episode in dataset.episodes(spans, choice):
+        steps += min(map(len, episode.columns.values()), default=0)
+        for name, why in episode.unreadable.items():
+            counts[name] += 1
+            lost[name] = f"{why}; {counts[name]} of {dataset.counts[choice]} episodes lack it"
+        for name, column in episode.columns.items():
             low, high = spans[name]
             spans[name] = np.minimum(low, column.min()), np.maximum(high, column.max())
     ranges = {name: "  {:.4g} to {:.4g}".format(*span) for name, span in spans.items()}
-    return [
-        f"#   {name}  {column.dtype} {column.shape[1:]}{ranges.get(name, '')}"
-        f"  {' '.join(dataset.columns[name])}".rstrip()
-        for name, column in first.items()
-    ], steps
+    lines = []
+    for name, c in first.items():
+        line = f"{name}  {c.dtype} {c.shape[1:]}{ranges.get(name, '')}"
+        line += f"  {' '.join(dataset.columns[name])}"
+        lines.append(line + (f"  (unreadable in part: {lost[name]})" if name in lost else ""))
+    unreadable = {**dataset.unreadable, **{n: why for n, why in lost.items() if n not in first}}
+    lines += [f"{name}  unreadable: {why}" for name, why in unreadable.items()]
+    return _Survey(first, [f"#   {_line(line)}" for line in lines], steps)
+
+
+def _first(dataset: ForeignDataset, choice: str) -> tuple[dict[str, Array], dict[str, str]]:
+    """Each column in the first episode of which it can be read; and of the others why not."""
+    missing, lost, found = dict.fromkeys(dataset.columns), dict[str, str](), dict[str, Array]()
+    for number in range(dataset.counts[choice]):
+        if number and not missing:
+            break
+        # What was found is not read again: pictures take long.
+        episode = next(itertools.islice(dataset.episodes(missing, choice), number, None))
+        found |= {name: c for name, c in episode.columns.items() if len(c)}
+        lost = {**episode.unreadable, **lost}
+        missing = dict.fromkeys(name for name in missing if name not in found)
+    return {name: found[name] for name in dataset.columns if name in found}, lost
+
+
+def _line(text: str) -> str:
+    """A text that is not ours, as a part of one line."""
+    return " ".join(re.sub(r"[^\x20-\x7e\xa0-\U0010ffff]", " ", text).split(" ")).rstrip()
 
 
 def _flow(value: Any) -> str:

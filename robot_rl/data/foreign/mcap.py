@@ -8,9 +8,7 @@ each file an episode. All else is what a topic said last at that moment.
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data._episode_files import damage
-from robot_rl.data.episodes import DatasetError
+from robot_rl.data._episode_files import damage, inside
+from robot_rl.data.episodes import DatasetDamaged, DatasetError
+from robot_rl.data.foreign.dataset import ALL, Episodes, ForeignDataset, ForeignEpisode, reason
 from robot_rl.data.schema import Array
 from robot_rl.errors import require
 from robot_rl.safety import rotations
@@ -41,6 +40,26 @@ _OBSERVED = {
 _PICTURE = re.compile(r"([\w/-]+)/color/image_raw")
 _PLACE = ("x", "y", "z", "qx", "qy", "qz", "qw")
 _COLORS = {"rgb8": slice(None), "bgr8": slice(None, None, -1)}
+
+
+def open_mcap(path: Path) -> ForeignDataset:
+    """Open a file or a folder, as `Recording` says."""
+    recording = Recording(path)
+    kind, answers = "MCAP", {"control_rate_hz": recording.rate, "action": recording.acting}
+    if recording.left_out:
+        kind += f", without {recording.left_out} episodes of which actions were lost"
+    if recording.ours:
+        own = {"action_convention": "joint", "action_low": -1.0, "action_high": 1.0}
+        answers |= own | {"reward": "success", "terminated": "terminated", "success": "success"}
+    else:
+        answers["action_convention"] = "absolute"
+
+    def episodes(names: Collection[str], _: str) -> Episodes:
+        return recording.episodes(names)
+
+    counts, columns = {ALL: len(recording)}, recording.columns
+    observed = recording.observed
+    return ForeignDataset(kind, counts, columns, episodes, None, answers, observed)
 
 
 def _vector(part: Any) -> list[float]:
@@ -98,8 +117,9 @@ class Recording:
 
     def __init__(self, path: Path) -> None:
         require("mcap_ros2", "mcap")
-        self._path, self._files = path, sorted(path.glob("*.mcap")) if path.is_dir() else [path]
-        with self._reading():
+        files = (inside(path, file) for file in path.glob("*.mcap"))
+        self._path, self._files = path, sorted(files) if path.is_dir() else [path]
+        with damage(self._path):
             kinds = dict(topic for file in self._files for topic in _topics(file))
         leading = [t for end in (_ACTION, _TARGET) for t in kinds if t.endswith(f"/{end}")]
         space, slash, self.acting = [*leading, ""][0].rpartition("/")
@@ -129,19 +149,26 @@ class Recording:
     def __len__(self) -> int:
         return sum(self._whole)
 
-    def episodes(self, names: Collection[str]) -> Iterator[dict[str, Array]]:
+    def episodes(self, names: Collection[str]) -> Episodes:
         """Yield these columns of each episode; the recorder's observations are one longer.
 
-        Raises:
-            DatasetDamaged: A message cannot be read, or has fewer or more numbers than another.
+        A column of which a message cannot be read, or has fewer or more numbers than another, is
+        unreadable in that episode.
         """
         asked = [name for name in names if name not in _TOLD]
         read = self._read({*asked, _POSE, _TARGET} if _LEAD in asked else asked)
-        for episode, whole in zip(read, self._whole, strict=True):
-            if whole:
-                with self._reading():
-                    columns = {name: self._column(name, episode.seen) for name in asked}
-                yield columns | (_told(episode) if self.ours else {})
+        for number, (episode, whole) in enumerate(zip(read, self._whole, strict=True)):
+            if not whole:
+                continue
+            columns, unreadable = dict[str, Array](), dict[str, str]()
+            for name in asked:
+                try:
+                    with damage(f"{name!r} of {self._path}"):
+                        columns[name] = self._column(name, episode.seen)
+                except DatasetDamaged as error:
+                    unreadable[name] = reason(error)
+            told = _told(episode) if self.ours else {}
+            yield ForeignEpisode(f"episode {number}", columns | told, unreadable)
 
     def _add(self, name: str, message: Any) -> None:
         """Take up a column, and what it is of an observation."""
@@ -204,19 +231,12 @@ class Recording:
         from mcap_ros2.decoder import DecoderFactory
 
         factory, topics = DecoderFactory(), [self._space + name for name in wanted]
-        with self._reading(), file.open("rb") as opened:
+        with damage(self._path), file.open("rb") as opened:
             for schema, channel, message in make_reader(opened).iter_messages(topics=topics):
                 decode = factory.decoder_for(channel.message_encoding, schema)
                 if decode is not None:
                     name = self._name(channel.topic)
                     yield name, message.log_time, partial(decode, message.data)
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        from mcap.exceptions import McapError
-
-        with damage(self._path, also=(McapError, struct.error, ValueError, KeyError)):
-            yield
 
     def _name(self, topic: str) -> str:
         return topic.removeprefix(self._space)

@@ -102,8 +102,11 @@ class Feature:
     """One feature of a LeRobot dataset."""
 
     key: str  # its name
-    dtype: str  # NumPy's name, ``"video"``, or ``"image"`` of pictures beside the numbers
-    shape: tuple[int, ...]  # of one frame; (n,), or (height, width, 3) of a camera
+    # NumPy's name, ``"video"``, or ``"image"`` of pictures beside the numbers; "" is as stored.
+    dtype: str
+    # Of one frame: (n,), or (height, width, 3) of a camera. Of a dataset of others (-1,) and () are
+    # as stored.
+    shape: tuple[int, ...]
     names: tuple[str, ...] | None = None  # what the numbers are called, where they have names
     # The fields of a row that it holds, each flattened, side by side.
     fields: tuple[Field, ...] = ()

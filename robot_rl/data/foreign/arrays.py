@@ -1,0 +1,191 @@
+"""Episodes in arrays: a group each, as robomimic and Minari have them, or one after the other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robot_rl.data._episode_files import damage
+from robot_rl.data.episodes import DatasetDamaged, DatasetError
+from robot_rl.data.foreign.dataset import Episodes, ForeignDataset, ForeignEpisode, reason
+from robot_rl.data.schema import Array
+
+# What says where episodes end that lie one after the other: rows before each end, a number for
+# each row, or flags of which any is true at the end. Terminations alone miss episodes cut short.
+ENDS, _NUMBERS = "episode_ends", ("episode_index", "episode_id", "episode")
+_TERMINATIONS = ("terminals", "terminations", "terminated")
+_FLAGS = (*_TERMINATIONS, "timeouts", "truncations", "truncated", "dones", "done")
+_NEXT = "next_"  # robomimic, D4RL: what was seen after the action of the same row
+_ABSENT = "it is not there"
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Arrays or HDF5 datasets by name, and why others of that group or file cannot be read."""
+
+    name: str  # of the group or file
+    found: Mapping[str, Any]
+    unreadable: Mapping[str, str]
+
+    @property
+    def steps(self) -> int:
+        """Number of actions, or else what most of them have."""
+        lengths = [len(array) for name, array in self.found.items() if name != ENDS]
+        named = [len(self.found[name]) for name in ("actions", "action") if name in self.found]
+        return named[0] if named else max(lengths, key=lengths.count, default=0)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one episode in arrays."""
+
+    name: str
+    arrays: Arrays
+    start: int
+    stop: int
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing else is in the arrays: observations may then be one longer."""
+        return self.stop - self.start == self.arrays.steps
+
+    def problem(self, name: str) -> str | None:
+        """Why a column cannot be read, as far as its description says it."""
+        if name not in self.arrays.found:
+            return self.arrays.unreadable.get(name, _ABSENT)
+        array, steps = self.arrays.found[name], self.arrays.steps
+        if array.dtype.kind not in "biuf":
+            return f"it holds no numbers, but {array.dtype}"
+        if not 0 <= len(array) - steps <= self.is_alone or 0 in array.shape[1:]:
+            return f"its shape is {array.shape}, for {steps} steps"
+        return None
+
+    def column(self, name: str) -> Array:
+        """Read a column, or raise `DatasetDamaged`."""
+        if problem := self.problem(name):
+            raise DatasetDamaged(problem)
+        arrays = self.arrays.found
+        with damage(f"{name!r} of {self.name}"):
+            stop = None if self.is_alone else self.stop
+            column: Array = np.asarray(arrays[name][self.start : stop])
+            if len(column) == self.stop - self.start and self.problem(_NEXT + name) is None:
+                following = arrays[_NEXT + name][self.stop - 1 : self.stop]
+                column = np.concatenate([column, following])
+            return column
+
+
+def whole_parts(found: Sequence[Arrays], notes: list[str]) -> dict[str, Part]:
+    """One episode each, but for what has no step."""
+    parts = {a.name: Part(a.name, a, 0, a.steps) for a in found if a.steps}
+    for arrays in found:
+        if arrays.name not in parts:
+            why = "; ".join(sorted({*arrays.unreadable.values()})) or "it has no steps"
+            notes.append(f"{arrays.name} is left out: {why}")
+    return parts
+
+
+def dataset_of(
+    path: Path,
+    kind: str,
+    choices: Mapping[str, Sequence[Part]],
+    notes: list[str],
+    answers: Mapping[str, Any],
+    rate: float | None = None,
+) -> ForeignDataset:
+    """The dataset of a file or folder, with its choices of episodes.
+
+    Raises:
+        DatasetError: There is no episode, or none of its columns can be read.
+    """
+    counts = {choice: len(parts) for choice, parts in choices.items() if parts}
+    if not counts:
+        raise DatasetError(
+            f"there is no episode in {path}",
+            got="; ".join([kind, *notes]),
+            hint="look into the file: it may be empty, cut short, or of another layout",
+        )
+    parts = choices[next(iter(counts))]
+    each = {id(part.arrays): part.arrays for part in parts}.values()
+    names = dict.fromkeys(n for arrays in each for n in (*arrays.found, *arrays.unreadable))
+    columns, unreadable = dict[str, tuple[str, ...]](), dict[str, str]()
+    for name in names:
+        if name.rpartition("/")[2].startswith(_NEXT) and name.replace(_NEXT, "", 1) in names:
+            continue
+        problems = [part.problem(name) for part in parts]
+        if None in problems:
+            columns[name] = ()
+        else:
+            unreadable[name] = next((p for p in problems if p != _ABSENT), None) or _ABSENT
+    if not columns:
+        raise _nothing_readable(path, unreadable)
+
+    def episodes(wanted: Collection[str], choice: str) -> Episodes:
+        for part in choices[choice]:
+            values: dict[str, Array] = {}
+            lost: dict[str, str] = {}
+            for name in wanted:
+                try:
+                    values[name] = part.column(name)
+                except DatasetDamaged as error:
+                    lost[name] = reason(error)
+            yield ForeignEpisode(part.name, values, lost)
+
+    return ForeignDataset(
+        kind, counts, columns, episodes, rate, answers, unreadable=unreadable, notes=tuple(notes)
+    )
+
+
+def flat_dataset(path: Path, kind: str, arrays: Arrays, notes: list[str]) -> ForeignDataset:
+    """Cut arrays of all episodes where one ends; flags may leave the last one open.
+
+    Raises:
+        DatasetError: Nothing says where episodes end, or there is none.
+    """
+    if arrays.unreadable and not arrays.steps:
+        raise _nothing_readable(path, arrays.unreadable)
+    steps, by, ends = arrays.steps, "", list[int]()
+    number = next((name for name in _NUMBERS if name in arrays.found), "")
+    flags = [name for name in _FLAGS if name in arrays.found]
+    with damage(f"{path}: what says where its episodes end"):
+        if ENDS in arrays.found:
+            by, ends = ENDS, np.ravel(arrays.found[ENDS]).astype(np.int64).tolist()
+        elif number:
+            column = np.ravel(arrays.found[number])
+            by, ends = number, [*(np.flatnonzero(column[1:] != column[:-1]) + 1), len(column)]
+        elif flags:
+            ended = np.any([np.ravel(arrays.found[name]) != 0 for name in flags], axis=0)
+            by, ends = " or ".join(flags), (np.flatnonzero(ended) + 1).tolist()
+    edges = sorted({0, *ends, steps})
+    wrong = ends != sorted(ends) or edges[0] < 0 or edges[-1] > steps
+    if not ends or wrong or (by == ENDS and ends[-1] < steps):
+        damaged = [f"{n}: {why}" for n, why in arrays.unreadable.items() if n in (ENDS, *_FLAGS)]
+        got = f"{by} with the last ends {ends[-3:]}" if ends else ""
+        got = got or f"no end in {by or [*arrays.found, *arrays.unreadable]}"
+        raise DatasetError(
+            f"nothing in {path} says where each episode of its {steps} steps ends",
+            got="; ".join([got, *damaged]),
+            expected=f"one of {', '.join((ENDS, *_NUMBERS, *_FLAGS))}",
+            hint="add one, or write a folder with one file an episode",
+        )
+    least = 1 if by in (ENDS, number) else 2  # flags may stay true after an end
+    pairs = [(i, j) for i, j in itertools.pairwise(edges) if j - i >= least]
+    if short := len(edges) - 1 - len(pairs):
+        kind += f", without {short} episodes of a single step by {by}"
+    certain = by == ENDS or number or not {*flags} <= {*_TERMINATIONS}
+    known = {name: array for name, array in arrays.found.items() if name != ENDS}
+    kept = Arrays(arrays.name, known, arrays.unreadable)
+    parts = [Part(f"episode {n}", kept, i, j) for n, (i, j) in enumerate(pairs)]
+    return dataset_of(path, kind, {by: parts}, notes, {"episodes": by} if certain else {})
+
+
+def _nothing_readable(path: Path, unreadable: Mapping[str, str]) -> DatasetDamaged:
+    return DatasetDamaged(
+        f"no column of {path} can be read",
+        got="; ".join(f"{name}: {why}" for name, why in unreadable.items())[:500],
+        hint="write arrays of numbers, without Python objects, of one row a step",
+    )

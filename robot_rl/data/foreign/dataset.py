@@ -1,0 +1,87 @@
+"""What the readers of others' formats give: columns as they are, and why others cannot be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from robot_rl.data._episode_files import DatasetDamaged
+from robot_rl.data.schema import Array
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class ForeignEpisode:
+    """What was asked of one episode."""
+
+    name: str  # what it is called there
+    # (T, ...) each, or (T + 1, ...) with what followed the last action.
+    columns: Mapping[str, Array]
+    unreadable: Mapping[str, str] = field(default_factory=dict)  # the other columns, and why
+    instruction: str = ""  # what the robot was told to do
+
+
+Episodes = Iterator[ForeignEpisode]
+
+
+@dataclass(frozen=True)
+class ForeignDataset:
+    """A dataset of others."""
+
+    kind: str  # the format, in words, and what else it says of itself
+    # The choices of episodes that the mapping file has, and how many each takes.
+    counts: Mapping[str, int]
+    # What the numbers of each column are called, () where they have no names.
+    columns: Mapping[str, tuple[str, ...]]
+    # Given names of columns and a choice, yields the episodes. It raises `DatasetDamaged` where
+    # what it reads contradicts itself; what it cannot read it says in the episode.
+    episodes: Callable[[Collection[str], str], Episodes]
+    rate: float | None = None  # steps per second [Hz]; None where nothing says it
+    # Values that the metadata gives to keys of the mapping file.
+    answers: Mapping[str, Any] = field(default_factory=dict)
+    # Observations, and the columns that these are for certain.
+    observed: Mapping[str, str] = field(default_factory=dict)
+    # Columns that no episode has in a form that can be read, and why.
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    notes: Collection[str] = ()  # what else is missing or cannot be read, for a person
+
+
+def reason(error: BaseException) -> str:
+    """Why something cannot be read, on one line and without advice."""
+    told, _, _ = str(error).partition("; next: ")
+    return " ".join(told.split())
+
+
+def parsed(text: object, what: str, notes: list[str]) -> dict[str, Any]:
+    """A JSON object that a dataset may have; {}, and a note, where it is none."""
+    if isinstance(text, Mapping):
+        return dict(text)
+    try:
+        content = json.loads(text if isinstance(text, bytes) else str(text))
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        notes.append(f"{what} is not used: it is no JSON object")
+        return {}
+    return content
+
+
+def first_readable(dataset: ForeignDataset, names: Collection[str], choice: str) -> ForeignEpisode:
+    """The first episode of which these columns can be read.
+
+    Raises:
+        DatasetDamaged: There is none; it says why of the first one.
+    """
+    why: dict[str, str] = {}
+    for episode in dataset.episodes(names, choice):
+        if not episode.unreadable:
+            return episode
+        why = why or {episode.name: "; ".join(sorted({*episode.unreadable.values()}))}
+    raise DatasetDamaged(
+        f"no episode has all of {', '.join(sorted(names))} in a form that can be read",
+        got=", ".join(f"{name}: {told}" for name, told in why.items()) or "no episode",
+        hint="leave out of the mapping what it marks as unreadable, or mend the files",
+    )
