@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 LENGTHS = (6, 4, 8)
 """Actions of the three episodes; the first and the third terminate with a success."""
 RATE = 20.0
+CAMERA = "observation.images.front"
 
 
 def recorded() -> list[dict[str, np.ndarray]]:
@@ -134,3 +135,91 @@ def write_npz_folder(path: Path) -> None:
         names = {"seen": "obs/place", "action": "action", "reached": "success"}
         columns = {theirs: episode[ours] for ours, theirs in names.items()}
         np.savez(path / f"take_{number + 8}.npz", **columns)
+
+
+def write_video(path: Path, pictures: list[np.ndarray]) -> None:
+    """One more camera of a LeRobot dataset: uint8 (height, width, 3) each."""
+    import av
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=int(RATE), options={"tune": "zerolatency"})
+        stream.height, stream.width, _ = pictures[0].shape
+        stream.pix_fmt = "yuv420p"
+        for picture in pictures:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode(None))
+
+
+def pictures(count: int) -> list[np.ndarray]:
+    """Pictures that get brighter from step to step."""
+    return [np.full((32, 48, 3), 20 + 10 * step, np.uint8) for step in range(count)]
+
+
+def edit(path: Path, change) -> None:
+    """Change the content of a JSON file."""
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def write_lerobot_21_with_camera(path: Path) -> None:
+    write_lerobot_21(path)
+    template = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+    feature = {"dtype": "video", "shape": [32, 48, 3], "names": ["height", "width", "channels"]}
+    edit(path / "meta/info.json", lambda c: c["features"].update({CAMERA: feature}))
+    edit(path / "meta/info.json", lambda c: c.update(video_path=template))
+    for number, steps in enumerate(LENGTHS):
+        file = f"videos/chunk-000/{CAMERA}/episode_{number:06d}.mp4"
+        write_video(path / file, pictures(steps))
+    (path / "meta/tasks.jsonl").write_text('{"task_index": 0, "task": "reach the goal"}\n')
+
+
+def write_lerobot_30(path: Path) -> None:
+    """LeRobot v3.0, as its release 0.4.4 writes it: all episodes in one file, and one video."""
+    write_lerobot_21_with_camera(path)
+    tables = [pq.read_table(file) for file in sorted(path.glob("data/*/*.parquet"))]
+    for file in [*path.glob("data/*/*.parquet"), *path.glob("videos/*/*/*.mp4")]:
+        file.unlink()
+    pq.write_table(pa.concat_tables(tables), path / "data/chunk-000/file-000.parquet")
+    steps = [picture for count in LENGTHS for picture in pictures(count)]
+    write_video(path / f"videos/{CAMERA}/chunk-000/file-000.mp4", steps)
+    ends = np.cumsum(LENGTHS)
+    starts, none = ends - LENGTHS, np.zeros(len(LENGTHS), np.int64)
+    records = {
+        "episode_index": np.arange(len(LENGTHS)),
+        "tasks": [["reach the goal"]] * len(LENGTHS),
+        "length": np.array(LENGTHS),
+        "data/chunk_index": none,
+        "data/file_index": none,
+        "dataset_from_index": starts,
+        "dataset_to_index": ends,
+        f"videos/{CAMERA}/chunk_index": none,
+        f"videos/{CAMERA}/file_index": none,
+        f"videos/{CAMERA}/from_timestamp": starts / RATE,
+    }
+    (path / "meta/episodes/chunk-000").mkdir(parents=True)
+    pq.write_table(pa.table(records), path / "meta/episodes/chunk-000/file-000.parquet")
+    tasks = pa.table({"task_index": [0], "__index_level_0__": ["reach the goal"]})
+    pq.write_table(tasks, path / "meta/tasks.parquet")
+    (path / "meta/tasks.jsonl").unlink()
+    (path / "meta/episodes.jsonl").unlink()
+    template = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+    video = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+    told = {"codebase_version": "v3.0", "data_path": template, "video_path": video}
+    edit(path / "meta/info.json", lambda c: c.update(told))
+
+
+def write_zarr(path: Path, zarr_format: int, brightest: float = 255.0) -> None:
+    """As diffusion_policy writes it; colours are floats, as in its `pusht_cchi_v7_replay.zarr`."""
+    import zarr
+
+    root = zarr.open_group(str(path), mode="w", zarr_format=zarr_format)
+    columns = flat({"seen": "state", "action": "action", "reached": "success"})
+    shade = np.concatenate([pictures(steps) for steps in LENGTHS]).astype(np.float32)
+    columns["img"] = shade * (brightest / 255.0)
+    with zarr.config.set({"array.write_empty_chunks": True}):
+        for name, column in columns.items():
+            chunks = (5, *column.shape[1:])
+            root.create_array(f"data/{name}", data=column, chunks=chunks)
+        root.create_array("meta/episode_ends", data=np.cumsum(LENGTHS))

@@ -35,8 +35,8 @@ class Arrays:
     @property
     def steps(self) -> int:
         """Number of actions, or else what most of them have."""
-        lengths = [len(array) for name, array in self.found.items() if name != ENDS]
-        named = [len(self.found[name]) for name in ("actions", "action") if name in self.found]
+        lengths = [array.shape[0] for name, array in self.found.items() if name != ENDS]
+        named = [self.found[name].shape[0] for name in ("actions", "action") if name in self.found]
         return named[0] if named else max(lengths, key=lengths.count, default=0)
 
 
@@ -61,7 +61,7 @@ class Part:
         array, steps = self.arrays.found[name], self.arrays.steps
         if array.dtype.kind not in "biuf":
             return f"it holds no numbers, but {array.dtype}"
-        if not 0 <= len(array) - steps <= self.is_alone or 0 in array.shape[1:]:
+        if not 0 <= array.shape[0] - steps <= self.is_alone or 0 in array.shape[1:]:
             return f"its shape is {array.shape}, for {steps} steps"
         return None
 
@@ -151,7 +151,8 @@ def flat_dataset(path: Path, kind: str, arrays: Arrays, notes: list[str]) -> For
     steps, by, ends = arrays.steps, "", list[int]()
     number = next((name for name in _NUMBERS if name in arrays.found), "")
     flags = [name for name in _FLAGS if name in arrays.found]
-    with damage(f"{path}: what says where its episodes end"):
+    where = damage(f"{path}: what says where its episodes end")
+    with where, np.errstate(invalid="ignore"):  # an end that is no number comes out below 0
         if ENDS in arrays.found:
             by, ends = ENDS, np.ravel(arrays.found[ENDS]).astype(np.int64).tolist()
         elif number:

@@ -49,10 +49,15 @@ class ForeignDataset:
     notes: Collection[str] = ()  # what else is missing or cannot be read, for a person
 
 
+def one_line(text: str) -> str:
+    """A text that is not ours, without what would begin another line or command a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 def reason(error: BaseException) -> str:
     """Why something cannot be read, on one line and without advice."""
     told, _, _ = str(error).partition("; next: ")
-    return " ".join(told.split())
+    return one_line(told)
 
 
 def parsed(text: object, what: str, notes: list[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from robot_rl.data.episodes import DatasetDamaged, DatasetError, Episode
-from robot_rl.data.foreign.dataset import ALL, ForeignDataset, first_readable
+from robot_rl.data.foreign.dataset import ALL, ForeignDataset, first_readable, one_line
 from robot_rl.data.foreign.mapping import (
     ABSOLUTE,
     ANY,
@@ -89,7 +89,7 @@ class MappedEpisodes:
     def report(self) -> list[str]:
         """What was found and left out, in lines for a person; whole after `episodes`."""
         lost = [f"{name} left out: {why}" for name, why in self._lost.items()]
-        return [*self._notes, *self._dataset.notes, *lost]
+        return [one_line(text) for text in (*self._notes, *self._dataset.notes, *lost)]
 
     def __len__(self) -> int:
         return self._dataset.counts[self._mapping.episodes]

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from robot_rl.data.foreign.dataset import ALL, ForeignDataset
+from robot_rl.data.episodes import DatasetDamaged
+from robot_rl.data.foreign.dataset import ALL, ForeignDataset, one_line
 from robot_rl.data.foreign.pictures import camera_name, is_picture
 from robot_rl.data.schema import Array, SchemaMismatch
 from robot_rl.errors import did_you_mean
@@ -34,6 +35,7 @@ _CALLED = {
     "terminated": ("next.terminated", "terminated", "terminations", "terminals"),
     "success": ("next.success", "success", "is_success", "infos/success", "infos/is_success"),
 }
+_MEANT = {name for names in _CALLED.values() for name in names}
 _OBSERVED = re.compile(r"(?:observations?|obs)(?:[./](?:images?[./])?(.+))?")
 _PART = re.compile(r"(.+)\[(\d*):(\d*)\]")
 _TEXT = """\
@@ -118,16 +120,18 @@ def propose(path: Path, out: Path, file: Path, dataset: ForeignDataset) -> None:
     if ALL in dataset.counts:
         told["episodes"] = ALL
     observed = {own: name for own, name in dataset.observed.items() if name.split("[")[0] in first}
-    for name, column in first.items():
-        if called := _OBSERVED.fullmatch(name):
-            own = re.sub(r"[^\w-]+", "_", called[1] or "observation")
+    others = {n: c for n, c in first.items() if n not in _MEANT and c.dtype != np.bool_}
+    named = {n: called[1] for n in others if (called := _OBSERVED.fullmatch(n))}
+    if not observed:  # where nothing is called an observation, all else may be one
+        for name, part in (named or dict(zip(others, others, strict=True))).items():
+            column, own = others[name], re.sub(r"[^\w-]+", "_", part or "observation")
             observed[camera_name(own, column) if is_picture(column) else f"state/{own}"] = name
     seen = [f"  {_flow(own)}: {_flow(name)}" for own, name in observed.items()]
-    notes = [f"# {_line(note)}." for note in dataset.notes]
+    notes = [f"# {one_line(note)}." for note in dataset.notes]
     text = _TEXT.format(
-        kind=_line(dataset.kind),
+        kind=one_line(dataset.kind),
         count=dataset.counts[choice],
-        choices=_line(", ".join(f"{name} ({count})" for name, count in dataset.counts.items())),
+        choices=one_line(", ".join(f"{name} ({count})" for name, count in dataset.counts.items())),
         steps=survey.steps,
         blank=BLANK,
         path=path,
@@ -210,7 +214,7 @@ def _check(file: Path, mapping: ForeignMapping, dataset: ForeignDataset) -> None
     for key, value in {**{key: told[key] for key in allowed}, **mapping.observations}.items():
         known = allowed.get(key, columns)
         for name, _ in parts(value):
-            if name in dataset.unreadable:
+            if name not in known and name in dataset.unreadable:
                 raise SchemaMismatch(
                     f"{file}: {key} names a column that cannot be read",
                     got=f"{name}: {dataset.unreadable[name]}",
@@ -251,7 +255,7 @@ def _survey(dataset: ForeignDataset, choice: str) -> _Survey:
         lines.append(line + (f"  (unreadable in part: {lost[name]})" if name in lost else ""))
     unreadable = {**dataset.unreadable, **{n: why for n, why in lost.items() if n not in first}}
     lines += [f"{name}  unreadable: {why}" for name, why in unreadable.items()]
-    return _Survey(first, [f"#   {_line(line)}" for line in lines], steps)
+    return _Survey(first, [f"#   {one_line(line)}" for line in lines], steps)
 
 
 def _first(dataset: ForeignDataset, choice: str) -> tuple[dict[str, Array], dict[str, str]]:
@@ -265,12 +269,13 @@ def _first(dataset: ForeignDataset, choice: str) -> tuple[dict[str, Array], dict
         found |= {name: c for name, c in episode.columns.items() if len(c)}
         lost = {**episode.unreadable, **lost}
         missing = dict.fromkeys(name for name in missing if name not in found)
+    if not found:
+        raise DatasetDamaged(
+            "no column of any episode can be read",
+            got="; ".join(sorted({*lost.values()}))[:500],
+            hint="copy or download the dataset again",
+        )
     return {name: found[name] for name in dataset.columns if name in found}, lost
-
-
-def _line(text: str) -> str:
-    """A text that is not ours, as a part of one line."""
-    return " ".join(re.sub(r"[^\x20-\x7e\xa0-\U0010ffff]", " ", text).split(" ")).rstrip()
 
 
 def _flow(value: Any) -> str:

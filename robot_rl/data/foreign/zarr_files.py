@@ -6,9 +6,11 @@ import itertools
 import json
 import math
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import zarr
 from zarr.storage import LocalStore
 
@@ -17,9 +19,13 @@ from robot_rl.data._episode_files import damage, inside
 from robot_rl.data.episodes import DatasetDamaged
 from robot_rl.data.foreign.arrays import ENDS, Arrays, flat_dataset
 from robot_rl.data.foreign.dataset import ForeignDataset, reason
+from robot_rl.data.schema import Array
 
 _DESCRIPTIONS = (".zarray", "zarr.json")
 _CODE = "pickle"  # a codec that runs code
+# How a chunk of blosc begins: versions, flags and size of an item, then the bytes of the numbers,
+# of a block, and of the chunk.
+_HEADER = struct.Struct("<4x3I")
 
 
 def is_zarr(path: Path) -> bool:
@@ -37,31 +43,65 @@ def open_zarr(path: Path) -> ForeignDataset:
         store = LocalStore(path, read_only=True)
     for name in sorted(_names(path / "data")):
         try:
-            array = _array(store, path, f"data/{name}")
+            array = _Column(store, path, f"data/{name}")
         except DatasetDamaged as error:
             unreadable[name] = reason(error)
             continue
         if array.shape:
             found[name] = array
-            if absent := _absent_chunks(array, path / "data" / name):
+            if absent := array.absent:
                 notes.append(
                     f"{name} lacks {absent} files: the format says that each number in them is"
-                    f" {array.fill_value}"
+                    f" {array.array.fill_value}"
                 )
-    ends = _array(store, path, ENDS_PATH)
-    with damage(path / ENDS_PATH):
-        found[ENDS] = ends[:]
-    version = ends.metadata.zarr_format
-    kind = f"diffusion_policy, zarr format {version}"
+    ends = _Column(store, path, ENDS_PATH)
+    found[ENDS] = ends[:]
+    kind = f"diffusion_policy, zarr format {ends.array.metadata.zarr_format}"
     return flat_dataset(path, kind, Arrays(path.name, found, unreadable), notes)
 
 
-def _array(store: LocalStore, path: Path, name: str) -> zarr.Array[Any]:
-    with damage(f"{path / name}", hint="copy or download the folder again"):
-        array = zarr.open_array(store, path=name, mode="r")
-        if _CODE in str(array.metadata.to_dict()):
-            raise ValueError("its codec runs code")
-        return array
+class _Column:
+    """An array on disk, whose chunks are looked at before their numbers are believed."""
+
+    def __init__(self, store: LocalStore, path: Path, name: str) -> None:
+        self._folder = path / name
+        with damage(self._folder, hint="copy or download the folder again"):
+            self.array = array = zarr.open_array(store, path=name, mode="r")
+            self.shape, self.dtype = array.shape, np.dtype(array.dtype)
+            described = str(array.metadata.to_dict())
+            if _CODE in described:
+                raise ValueError("its codec runs code")
+            self._is_blosc = "blosc" in described and array.shards is None
+
+    def __getitem__(self, rows: slice) -> Array:
+        with damage(self._folder):
+            if self._is_blosc:
+                self._check_whole(range(*rows.indices(self.shape[0])))
+            return np.asarray(self.array[rows])
+
+    def _check_whole(self, rows: range) -> None:
+        """Refuse chunks that were cut: blosc would fill them with whatever the memory holds."""
+        each = self.array.chunks[0]
+        others = [
+            range(-(-n // c)) for n, c in zip(self.shape[1:], self.array.chunks[1:], strict=True)
+        ]
+        for key in itertools.product(range(rows.start // each, -(-rows.stop // each)), *others):
+            file = self._folder / self.array.metadata.encode_chunk_key(key)
+            if not file.exists():
+                continue
+            with file.open("rb") as opened:
+                header = opened.read(_HEADER.size)
+            size = _HEADER.unpack(header)[-1] if len(header) == _HEADER.size else _HEADER.size
+            if file.stat().st_size < size:
+                raise ValueError(f"{file.name} is cut short: {file.stat().st_size} of {size} bytes")
+
+    @property
+    def absent(self) -> int:
+        """Number of its files that are not there."""
+        rows = self.array.shards or self.array.chunks
+        expected = math.prod(-(-size // each) for size, each in zip(self.shape, rows, strict=True))
+        there = (name for _, _, files in os.walk(self._folder) for name in files)
+        return expected - sum(name != "zarr.json" and name[0] != "." for name in there)
 
 
 def _names(data: Path) -> set[str]:
@@ -80,16 +120,9 @@ def _is_group(file: Path) -> bool:
 
 def _check_links(path: Path) -> None:
     """Refuse links to files elsewhere: zarr follows them."""
-    for folder, folders, files in itertools.chain(*(os.walk(path / p) for p in ("data", "meta"))):
-        for name in (*folders, *files):
-            entry = Path(folder) / name
-            if entry.is_symlink():
-                inside(path, entry)
-
-
-def _absent_chunks(array: zarr.Array[Any], folder: Path) -> int:
-    """Number of files of an array that are not there."""
-    rows = array.shards or array.chunks
-    expected = math.prod(-(-size // each) for size, each in zip(array.shape, rows, strict=True))
-    there = (name for _, _, files in os.walk(folder) for name in files)
-    return expected - sum(name != "zarr.json" and name[0] != "." for name in there)
+    for part in ("data", "meta"):
+        for folder, folders, files in os.walk(inside(path, part)):
+            for name in (*folders, *files):
+                entry = Path(folder) / name
+                if entry.is_symlink():
+                    inside(path, entry)
