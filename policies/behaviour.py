@@ -18,7 +18,7 @@ from policies.columns import (
     LATENT,
     instruction_features,
 )
-from policies.errors import PolicyError
+from policies.errors import CheckpointError, PolicyError, RobotRLError
 
 if TYPE_CHECKING:  # torch takes seconds, and a policy that was exported does without it
     import torch
@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # torch takes seconds, and a policy that was exported does wi
 MODES = ("mean", "sample", "base", "noise")
 NOISES = ("none", "normal", "uniform")
 FORMAT_VERSION = 3
+_INTERFACE = ("task", "control_rate_hz", "action_names")
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,22 @@ class Interface:
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> Interface:
-        """Take it from the JSON values of a policy's description."""
-        names = tuple(str(name) for name in described["action_names"])
-        return cls(str(described["task"]), float(described["control_rate_hz"]), names)
+        """Take it from the JSON values of a policy's description; `CheckpointError` of others."""
+        task, rate, names = (described.get(key) for key in _INTERFACE)
+        is_rate = type(rate) in (int, float) and 0 < rate < math.inf
+        texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        if (
+            not isinstance(task, str)
+            or not is_rate
+            or not texts
+            or not 0 < len({*names}) == len(names)
+        ):
+            raise CheckpointError(
+                "the policy's description is damaged",
+                got={key: described.get(key) for key in _INTERFACE},
+                expected="a name, a rate above 0 [Hz], and a name for each column of an action",
+            )
+        return cls(task, float(rate), tuple(names))
 
 
 @dataclass(frozen=True)
@@ -233,13 +247,28 @@ class Behaviour:
         try:
             interface = Interface.of(content)
             exploration = Exploration(**content["exploration"])
-            execute_steps, version = int(content["execute_steps"]), int(content["version"])
+            execute_steps, version = content["execute_steps"], content["version"]
+            is_version = type(version) is int and 0 <= version < 2**63
+            if type(execute_steps) is not int or not is_version:
+                raise TypeError(f"execute_steps {execute_steps!r}, version {version!r}")
             seen = content.get("vision")
             vision = None if seen is None else build_image_encoder(seen)
             policy = build(content["policy"], base)
-        except (KeyError, TypeError) as error:
-            raise PolicyError("the policy's description is damaged", got=repr(error)) from error
-        return cls(policy, interface, execute_steps, exploration, version, vision)
+        except RobotRLError:
+            raise
+        except Exception as error:  # a class may raise any for options that are not its own
+            got = " ".join(repr(error).split())[:300]
+            raise CheckpointError("the policy's description is damaged", got=got) from error
+        made = cls(policy, interface, execute_steps, exploration, version, vision)
+        for key, told, found in (
+            ("action_names", len(interface.action_names), policy.action_dimension),
+            ("observation", content.get("observation"), made.observation),
+        ):
+            if told != found:
+                raise CheckpointError(
+                    f"the policy's {key} is not that of its networks", got=told, expected=found
+                )
+        return made
 
     def expect(
         self,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,9 +24,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from policies.behaviour import Behaviour
-from policies.errors import PolicyError
+from policies.errors import CheckpointError, PolicyError, RobotRLError
 from policies.policy import ChunkPolicy
 
 DESCRIPTION_FILE = "policy.json"
@@ -36,6 +37,8 @@ _CHECKSUM_KEY = "crc32"
 _VISION = "vision/"
 _BASE_KEY = "base_crc32"
 _FOLDER_KEY = "base_folder"
+# The bytes of tensors that are made for a file, beside which a few pass, and per byte of it.
+_LEAST_BOUND, _MOST_TIMES = 1 << 28, 8
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,11 @@ class StoredBase:
         """Read a folder that `save` wrote.
 
         Raises:
-            PolicyError: As `load`; or it holds no chunk policy.
+            CheckpointError: As `load`; or it holds no chunk policy.
         """
         policy = load(folder).policy
         if not isinstance(policy, ChunkPolicy):
-            raise PolicyError(
+            raise CheckpointError(
                 f"the policy in {folder} cannot be a base", got=policy.kind, expected="chunks"
             )
         return cls(policy, checksum(folder))
@@ -67,12 +70,13 @@ def checksum(folder: Path | str) -> str:
     """Read the checksum of a policy folder from its header.
 
     Raises:
-        PolicyError: The file is missing, truncated or damaged.
+        CheckpointError: The file is missing, truncated or damaged.
     """
     path = Path(folder) / TENSOR_FILE
     with _reported(path), path.open("rb") as file:
         start = file.read(8)
-        header = start + file.read(int.from_bytes(start, "little"))
+        length, most = int.from_bytes(start, "little"), path.stat().st_size
+        header = start + file.read(min(length, most))
     return _metadata(header, str(path))[_CHECKSUM_KEY]
 
 
@@ -104,19 +108,24 @@ def from_bytes(
         base: Gives the base that they may refer to; asked only then.
 
     Raises:
-        PolicyError: Truncated or damaged bytes, an unknown kind, tensors that do not fit it, or
+        CheckpointError: Truncated or damaged bytes, an unknown kind, tensors that do not fit it, or
             a base that is not the one they refer to.
     """
+    with _judged(source):
+        return _read(data, source, base)
+
+
+def _read(data: bytes, source: str, base: BaseSource | None) -> Behaviour:
     metadata = _metadata(data, source)
     try:
         tensors = load_tensors(data)
     except (SafetensorError, ValueError, KeyError) as error:
-        raise PolicyError(
+        raise CheckpointError(
             f"{source} is truncated or damaged", got=f"{len(data)} bytes, {error}"
         ) from error
     checksum = _checksum(metadata[_HEADER_KEY], tensors)
     if checksum != metadata[_CHECKSUM_KEY]:
-        raise PolicyError(
+        raise CheckpointError(
             f"{source} is truncated or damaged",
             got=f"checksum {checksum}",
             expected=f"checksum {metadata[_CHECKSUM_KEY]}",
@@ -124,19 +133,20 @@ def from_bytes(
     apart, referred = metadata.get(_BASE_KEY), None
     if apart is not None:
         if base is None:
-            raise PolicyError(
+            raise CheckpointError(
                 f"{source} refers to a base that is stored apart", got="no base", expected=apart
             )
         stored = base()
         if stored.checksum != apart:
-            raise PolicyError(
+            raise CheckpointError(
                 f"{source} was made for another base",
                 got=f"a base with checksum {stored.checksum}",
                 expected=f"checksum {apart}",
                 hint="copy checkpoints/bc of the run that wrote it",
             )
         referred = stored.policy
-    behaviour = Behaviour.from_json(_parse(metadata[_HEADER_KEY], source), referred)
+    with _Bounded(_LEAST_BOUND + _MOST_TIMES * len(data)):
+        behaviour = Behaviour.from_json(_parse(metadata[_HEADER_KEY], source), referred)
     _fill(behaviour, referred is not None, tensors, source)
     # Worked out here, in the thread that reads weights, and not in the control loop.
     _ = behaviour.encoder_id
@@ -165,7 +175,7 @@ def load(folder: Path | str) -> Behaviour:
     """Read a policy folder.
 
     Raises:
-        PolicyError: A missing, truncated or damaged file, files of two checkpoints, an unknown
+        CheckpointError: A missing, truncated or damaged file, files of two checkpoints, an unknown
             kind, or tensors that do not fit it; names the file and the key.
     """
     path = Path(folder)
@@ -176,11 +186,17 @@ def load(folder: Path | str) -> Behaviour:
         content = _parse(description.read_bytes(), str(description))
     metadata = _metadata(data, source)
     if content != _parse(metadata[_HEADER_KEY], source):
-        raise PolicyError(
+        raise CheckpointError(
             f"{DESCRIPTION_FILE} and {TENSOR_FILE} in {path} do not describe one policy",
             hint="take both files from one checkpoint; policy.json is not meant to be edited",
         )
     place = metadata.get(_FOLDER_KEY)
+    if place is not None and Path(place).is_absolute():
+        raise CheckpointError(
+            f"{source} names a folder of its base that no copy would have",
+            got=place,
+            expected="one that is relative to its own",
+        )
     base = None if place is None else partial(StoredBase.load, path / place)
     return from_bytes(data, source, base)
 
@@ -204,7 +220,7 @@ def _fill(
     own = _carried(behaviour, without_base)
     missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
     if missing or unknown:
-        raise PolicyError(
+        raise CheckpointError(
             f"the tensors of {source} do not fit its description",
             got=f"unknown {unknown}" if unknown else f"missing {missing}",
             expected=f"the {len(own)} tensors of its kind",
@@ -212,13 +228,13 @@ def _fill(
     for name, tensor in tensors.items():
         mine = own[name]
         if tensor.shape != mine.shape or tensor.dtype != mine.dtype:
-            raise PolicyError(
+            raise CheckpointError(
                 f"the tensor {name!r} of {source} has another shape or dtype",
                 got=f"{tensor.dtype} {tuple(tensor.shape)}",
                 expected=f"{mine.dtype} {tuple(mine.shape)}",
             )
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise PolicyError(
+            raise CheckpointError(
                 f"the tensor {name!r} of {source} is not finite", expected="finite numbers"
             )
     for name, tensor in tensors.items():
@@ -238,14 +254,14 @@ def _metadata(data: bytes, source: str) -> dict[str, str]:
     """Read the metadata in the safetensors header: 8 bytes of length, then the header."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or len(data) < 8 + length:
-        raise PolicyError(
+        raise CheckpointError(
             f"{source} is truncated or damaged",
             got=f"{len(data)} bytes",
             expected=f"at least {8 + length} bytes",
         )
     metadata = _parse(data[8 : 8 + length], source).get("__metadata__")
     if not isinstance(metadata, dict) or not {_HEADER_KEY, _CHECKSUM_KEY} <= metadata.keys():
-        raise PolicyError(
+        raise CheckpointError(
             f"{source} is not a policy", got="no description in its header", expected=_HEADER_KEY
         )
     return {str(name): str(value) for name, value in metadata.items()}
@@ -254,11 +270,56 @@ def _metadata(data: bytes, source: str) -> dict[str, str]:
 def _parse(text: bytes | str, source: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
-    except ValueError as error:  # JSON and UTF-8 errors alike
-        raise PolicyError(f"{source} is truncated or damaged", got=repr(error)) from error
+    except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors alike
+        raise CheckpointError(f"{source} is truncated or damaged", got=repr(error)) from error
     if not isinstance(content, dict):
-        raise PolicyError(f"{source} is not a policy", got=type(content).__name__, expected="dict")
+        raise CheckpointError(
+            f"{source} is not a policy", got=type(content).__name__, expected="dict"
+        )
     return content
+
+
+class _Bounded(TorchDispatchMode):
+    """Ends the making of tensors that are many times what a file could fill."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most, self._made = most, 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch, and count what it has made of no tensor."""
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and not any(isinstance(given, Tensor) for given in args):
+            self._made += made.nbytes
+            if self._made > self._most:
+                raise CheckpointError(
+                    "the policy's description asks for far more weights than there are",
+                    got=f"{self._made:,} bytes and more",
+                    expected=f"at most {self._most:,}",
+                )
+        return made
+
+
+@contextmanager
+def _judged(source: str) -> Iterator[None]:
+    """Turn whatever a file that somebody forged brings about into a `CheckpointError`."""
+    try:
+        yield
+    except PolicyError as error:
+        if isinstance(error, CheckpointError) and source in str(error):
+            raise
+        raise CheckpointError(f"{source} is no policy that can run: {error}") from error
+    except RobotRLError:  # such as a class that is not in the registry, or a missing extra
+        raise
+    except Exception as error:
+        got = " ".join(repr(error).split())[:300]
+        raise CheckpointError(f"{source} is damaged, or was forged", got=got) from error
 
 
 @contextmanager
@@ -267,7 +328,7 @@ def _reported(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise PolicyError(
+        raise CheckpointError(
             f"the policy file {path} cannot be read",
             got=error.strerror,
             expected=f"a folder with {DESCRIPTION_FILE} and {TENSOR_FILE}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
@@ -13,6 +14,7 @@ from torch import Tensor
 from policies import registry
 from policies.denoisers import MLPDenoiser
 from policies.encoders import Normalizer, ObservationBatch, StateEncoder, build_encoder
+from policies.errors import PolicyError
 from policies.networks import seeded, to_device
 from policies.policy import ChunkPolicy
 from policies.processes.base import Process, build_process
@@ -40,6 +42,10 @@ class DiffusionPolicy(ChunkPolicy):
     ) -> None:
         super().__init__()
         self.encoder, self.process = encoder, process
+        if exploration_std is not None and not 0.0 < exploration_std < math.inf:
+            raise PolicyError(
+                "exploration_std is out of range", got=exploration_std, expected="above 0, or null"
+            )
         self.exploration_std, self.stochastic = exploration_std, exploration_std is not None
         self.action_normalizer = action_normalizer
         self.horizon, self.action_dimension = process.horizon, process.action_dimension

@@ -54,6 +54,10 @@ class PolicyError(RobotRLError):
     """A policy, checkpoint or observation that does not fit."""
 
 
+class CheckpointError(PolicyError):
+    """A checkpoint that is absent, cut short or changed, or whose policy cannot be made."""
+
+
 class MissingExtra(RobotRLError):
     """An optional package is not installed, or does not load."""
 

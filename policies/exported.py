@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from policies.behaviour import Behaviour, Interface
 from policies.columns import looked_up
-from policies.errors import PolicyError, require
+from policies.errors import CheckpointError, MissingExtra, PolicyError, require
 
 if TYPE_CHECKING:
     from policies.policy import Policy
@@ -150,36 +150,38 @@ def describe(folder: Path) -> dict[str, Any]:
     """Read `policy.json` of a folder.
 
     Raises:
-        PolicyError: It is damaged, or of another format.
+        CheckpointError: It is damaged, or of another format.
     """
     path = folder / DESCRIPTION_FILE
     try:
-        description = json.loads(path.read_bytes())
-        version = description["exported"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PolicyError(f"{path} is no exported policy", got=repr(error)) from error
+        description = dict(json.loads(path.read_bytes()))
+        version, _ = description["exported"], description[IDENTITY]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is no exported policy", got=repr(error)[:300]) from error
     if version != FORMAT_VERSION:
-        raise PolicyError(
+        raise CheckpointError(
             f"the format of {path} differs",
             got=version,
             expected=FORMAT_VERSION,
             hint="export the policy again with this version of robot_rl",
         )
-    return dict(description)
+    return description
 
 
 def load(folder: Path) -> Behaviour:
     """Read an exported policy; it acts as a behaviour, but is not trained or saved.
 
     Raises:
-        PolicyError: A file is missing, damaged, or of another export.
+        CheckpointError: A file is missing, damaged, or of another export.
         MissingExtra: onnxruntime is not installed.
     """
     description = describe(folder)
     try:
         for name, expected in description[GRAPHS].items():
+            if name not in (VISION_GRAPH, PLAN_GRAPH, ACT_GRAPH):
+                raise ValueError(f"{name!r} is no graph")
             if (found := checksum(folder / name)) != expected:
-                raise PolicyError(
+                raise CheckpointError(
                     f"{folder / name} is damaged, or of another export",
                     got=found,
                     expected=expected,
@@ -189,11 +191,16 @@ def load(folder: Path) -> Behaviour:
         policy = ExportedPolicy(folder, description["policy"])
         interface = Interface.of(description)
         steps, version = int(description["execute_steps"]), int(description["version"])
-    except (KeyError, TypeError, ValueError, OSError) as error:
-        raise PolicyError(f"{folder / DESCRIPTION_FILE} is damaged", got=repr(error)) from error
-    # They answer what a runner and a behaviour ask, but are no modules.
-    acting, sees = cast("Policy", policy), cast("ImageEncoder | None", vision)
-    return Behaviour(acting, interface, steps, version=version, vision=sees)
+        if len(interface.action_names) != policy.action_dimension:
+            raise ValueError(f"{policy.action_dimension} actions, {interface.action_names}")
+        # They answer what a runner and a behaviour ask, but are no modules.
+        acting, sees = cast("Policy", policy), cast("ImageEncoder | None", vision)
+        return Behaviour(acting, interface, steps, version=version, vision=sees)
+    except (CheckpointError, MissingExtra):
+        raise
+    except Exception as error:  # onnxruntime has errors of its own
+        got = " ".join(repr(error).split())[:300]
+        raise CheckpointError(f"{folder / DESCRIPTION_FILE} is damaged", got=got) from error
 
 
 def identity(folder: Path) -> str:

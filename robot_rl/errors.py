@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from policies.errors import CheckpointError as CheckpointError
 from policies.errors import MissingExtra as MissingExtra
 from policies.errors import RobotRLError as RobotRLError
 from policies.errors import did_you_mean as did_you_mean

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,6 +61,13 @@ class DDIM(Process):
                 got=f"steps {steps}, eta {eta}",
                 expected=f"steps in 1 ... {train_steps}, eta in [0, 1]",
             )
+        bounds = None if std_bounds is None else [float(bound) for bound in std_bounds]
+        if bounds is not None and not (len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] < math.inf):
+            raise PolicyError(
+                "the process's std_bounds are out of range",
+                got=std_bounds,
+                expected="the least and the largest standard deviation",
+            )
         super().__init__(denoiser, steps, deterministic=eta == 0 and std_bounds is None)
         self.train_steps, self.prediction = int(train_steps), prediction
         # It is kept with the policy: then it is no matter of diffusers' version, and who only runs
@@ -72,7 +80,7 @@ class DDIM(Process):
             "prediction": prediction,
             "schedule": schedule,
             "spacing": spacing,
-            "std_bounds": None if std_bounds is None else list(std_bounds),
+            "std_bounds": bounds,
             "noise_table": _checked(table, self.train_steps, self.steps),
         }
         self._schedule(**self.options["noise_table"])

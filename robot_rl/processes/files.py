@@ -13,14 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import CheckpointError as CheckpointError
 
 MANIFEST = "manifest.json"
 _HINT = "copy the run again, or use an older checkpoint of it (checkpoints/step_*)"
-
-
-class CheckpointError(RobotRLError):
-    """A checkpoint that is absent, cut short or changed since it was written."""
 
 
 class Failure(NamedTuple):
