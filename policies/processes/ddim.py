@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -168,11 +169,13 @@ def _checked(table: Mapping[str, Any], train_steps: int, steps: int) -> dict[str
     alphas = [float(alpha) for alpha in table["alphas"]]
     timesteps = [int(step) for step in table["timesteps"]]
     sizes = (len(alphas), len(timesteps))
-    in_range = all(0 < a <= 1 for a in alphas) and all(0 <= t < train_steps for t in timesteps)
-    if sizes != (train_steps, steps) or not in_range:
+    in_range = all(0 < a < 1 for a in alphas) and all(0 <= t < train_steps for t in timesteps)
+    falling = all(later <= each for each, later in itertools.pairwise(alphas))
+    falling = falling and all(later < each for each, later in itertools.pairwise(timesteps))
+    if sizes != (train_steps, steps) or not (in_range and falling):
         raise PolicyError(
             "the policy's noise table does not fit its process",
             got=f"{sizes[0]} steps of diffusion, {sizes[1]} of denoising",
-            expected=f"{train_steps} with products in (0, 1], and {steps} of them",
+            expected=f"{train_steps} with falling products in (0, 1), and {steps} of them",
         )
     return {"alphas": alphas, "timesteps": timesteps}
