@@ -88,15 +88,12 @@ class Interface:
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> Interface:
         """Take it from the JSON values of a policy's description; `CheckpointError` of others."""
-        task, rate, names = (described.get(key) for key in _INTERFACE)
+        values: list[Any] = [described.get(key) for key in _INTERFACE]
+        task, rate, names = values
         is_rate = type(rate) in (int, float) and 0 < rate < math.inf
-        texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
-        if (
-            not isinstance(task, str)
-            or not is_rate
-            or not texts
-            or not 0 < len({*names}) == len(names)
-        ):
+        texts = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+        distinct = texts and 0 < len({*names}) == len(names)
+        if not (isinstance(task, str) and is_rate and distinct):
             raise CheckpointError(
                 "the policy's description is damaged",
                 got={key: described.get(key) for key in _INTERFACE},

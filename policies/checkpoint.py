@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from policies.behaviour import Behaviour
 from policies.errors import CheckpointError, PolicyError, RobotRLError
@@ -279,14 +279,14 @@ def _parse(text: bytes | str, source: str) -> dict[str, Any]:
     return content
 
 
-class _Bounded(TorchDispatchMode):
+class _Bounded(TorchFunctionMode):
     """Ends the making of tensors that are many times what a file could fill."""
 
     def __init__(self, most: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._most, self._made = most, 0
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self,
         func: Callable[..., Any],
         types: Sequence[type],
