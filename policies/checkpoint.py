@@ -283,7 +283,7 @@ class _Bounded(TorchFunctionMode):
     """Ends the making of tensors that are many times what a file could fill."""
 
     def __init__(self, most: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._most, self._made = most, 0
 
     def __torch_function__(
