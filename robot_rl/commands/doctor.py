@@ -276,7 +276,7 @@ _WIDTH = 12
 
 def examine(name: str, *arguments: str) -> Finding:
     """Run a probe in a process of its own."""
-    command = [sys.executable, "-m", __name__, name, *arguments]
+    command = [sys.executable, "-P", "-m", __name__, name, *arguments]
     return ask(command, _SECONDS, shown=bool(arguments) and sys.stderr.isatty())
 
 

@@ -213,11 +213,12 @@ class ProcessGroup:
 def start_process(
     arguments: Sequence[str], module: str = COMMAND, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m MODULE ARGUMENTS`, which ends when the pipe to its standard input closes.
+    """Start `python -P -m MODULE ARGUMENTS`, which ends when the pipe to its standard input closes.
 
-    The options are those of `subprocess.Popen`.
+    What lies in the working folder is no module: it may be a run from elsewhere. The options are
+    those of `subprocess.Popen`.
     """
     # One computing thread each: with several, processes that share cores stall one another.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", ENDS_WITH_INPUT: "1"}
-    command = [sys.executable, "-m", module, *arguments]
+    command = [sys.executable, "-P", "-m", module, *arguments]
     return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, **options)
