@@ -131,6 +131,19 @@ def _run_command(name: str, command: Command, words: list[str]) -> None:
     paths = [word for word in words if "=" not in word or Path(word).is_dir()]
     _check_count(name, command, paths)
     words = [word for word in words if word not in paths]
+    from omegaconf.errors import OmegaConfBaseException  # late: Hydra takes a moment
+
+    try:
+        _configured(name, command, words, paths)
+    except OmegaConfBaseException as error:
+        raise UsageError(
+            "the configuration lacks a setting, or has another kind of value for it",
+            got=" ".join(str(error).split()),
+            hint="if it is that of a run, another version of robot_rl or somebody has changed it",
+        ) from error
+
+
+def _configured(name: str, command: Command, words: list[str], paths: list[str]) -> None:
     # Before the import: a mistyped word is answered at once.
     config = command_config(command, words, *paths[:1])
     run = f" run={config.run}" if command.measures else ""

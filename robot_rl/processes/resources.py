@@ -26,7 +26,8 @@ def find_resource(relative: str | Path) -> Path:
     own, which may add files to `hardware`. `ResourceNotFound` lists what was searched.
     """
     wanted = Path(relative)
-    if wanted.is_absolute() or not wanted.parts or wanted.parts[0] not in RESOURCE_FOLDERS:
+    inside = not wanted.is_absolute() and ".." not in wanted.parts
+    if not inside or wanted.parts[:1] not in [(name,) for name in RESOURCE_FOLDERS]:
         raise ResourceNotFound(
             "only the folders that robot_rl ships can be asked for",
             got=relative,
