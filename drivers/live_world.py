@@ -1,4 +1,8 @@
-"""A task's MuJoCo world in real time: what the simulated arm and the twin's controller share."""
+"""A task's MuJoCo world in real time, and the devices that look at a copy of it.
+
+The simulated arm and the twin's controller own a world each. What moves in it arrives at a
+simulated gripper or camera as one vector, so that each can be killed alone.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +12,31 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from drivers.errors import DriverError
+from drivers.errors import DriverError, DriverTimeout
 from drivers.gripper.base import check_position
+from drivers.topics import OverTopics
 from robot_rl.env.robot import GRIPPER_ACTION
 from robot_rl.env.sim.robot import FINGER_STROKE
 from robot_rl.env.sim.task import put_in_world
 from robot_rl.env.sim.world import GripperMotor, SceneState
 from robot_rl.env.task import Task
+from robot_rl.processes.waiting import wait_until
 from robot_rl.safety.rotations import Vector as Vector
+
+if TYPE_CHECKING:
+    from robot_rl.ros.client import RosClient
+    from robot_rl.ros.sensors import Sensor
 
 # The wrench is the mean over this long, as a wrist sensor's filter gives it [s].
 _WRENCH_SECONDS = 0.1
 # A world that is this far behind the clock lets time pass instead of hurrying after it [s].
 _LONGEST_LAG = 0.03
 _REST_SPEED = 2e-3  # of the fingers [m/s]
+_STALE_S = 0.5  # age of a state of the world
 
 
 class Scene(NamedTuple):
@@ -132,3 +143,51 @@ class LiveWorld(ABC):
     def _brake(self) -> None:
         self._world.set_braking(True)
         self._world.set_target(self._world.tcp_pose())
+
+
+@dataclass(eq=False, kw_only=True)
+class SimDevice(OverTopics):
+    """A device whose world looks like the one that the simulated arm's node owns."""
+
+    task: Task  # the simulated one, the same as the arm's
+    model: str  # path of the arm's MJCF, beginning with `hardware/`
+    # What moves the fingers where the task's action has a gripper column; in other tasks they do
+    # not move.
+    gripper: GripperMotor
+    namespace: str = ""  # of the arm's node
+
+    def __post_init__(self) -> None:
+        from robot_rl.ros.episodes import SceneMirror
+
+        self._mirror = SceneMirror(self.task, self.model, self.gripper)
+        self._world = self._mirror.task.world
+
+    def listen(self, name: str = "sim_device") -> RosClient:
+        """Begin to listen to the world anew."""
+        client = super().listen(name)
+        self._mirror.listen(client, _STALE_S)
+        return client
+
+    def wait(self, timeout_s: float) -> int:
+        """Show the next state of the world, and return its stamp [ns].
+
+        Raises `DriverTimeout`, or `MeasuredTwice` where several nodes tell the state.
+        """
+        sensor = self._sensor()
+        seen = sensor.count
+        if not wait_until(lambda: sensor.count != seen, timeout_s, every_s=0.001):
+            raise sensor.conflict() or DriverTimeout(
+                f"no new simulated state on {sensor.topic}",
+                got=f"none within {timeout_s:g} s",
+                hint="does the simulated arm's node run, in the same namespace?",
+            )
+        return self._mirror.update()
+
+    def update(self) -> int:
+        """Show the newest state, waiting for the first one; returns and raises as `wait`."""
+        return self._mirror.update() if self._sensor().count else self.wait(_STALE_S)
+
+    def _sensor(self) -> Sensor:
+        self.check_connected("the simulated device")
+        assert self._mirror.sensor is not None  # since it listens
+        return self._mirror.sensor

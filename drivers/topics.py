@@ -1,24 +1,15 @@
-"""Drivers that reach their device over ROS topics: what they share, and the simulated devices.
-
-The node of the simulated arm owns the world (`drivers/arm/sim_node.py`); what moves in it arrives
-as one vector, so that a simulated gripper or camera can be killed alone.
-"""
+"""What drivers share that reach their device over ROS topics."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from drivers.errors import DriverError, DriverTimeout
+from drivers.errors import DriverError
 from robot_rl.processes.waiting import wait_until
 
 if TYPE_CHECKING:
-    from robot_rl.env.sim.world import GripperMotor
-    from robot_rl.env.task import Task
     from robot_rl.ros.client import RosClient
-    from robot_rl.ros.sensors import Sensor
 
-_STALE_S = 0.5
 _FOUND_S = 5.0  # what runs is found within
 
 
@@ -64,51 +55,3 @@ class OverTopics:
         client, self._client = self._client, None
         if client is not None:
             client.close()
-
-
-@dataclass(eq=False, kw_only=True)
-class SimDevice(OverTopics):
-    """A device whose world looks like the one that the simulated arm's node owns."""
-
-    task: Task  # the simulated one, the same as the arm's
-    model: str  # path of the arm's MJCF, beginning with `hardware/`
-    # What moves the fingers where the task's action has a gripper column; in other tasks they do
-    # not move.
-    gripper: GripperMotor
-    namespace: str = ""  # of the arm's node
-
-    def __post_init__(self) -> None:
-        from robot_rl.ros.episodes import SceneMirror
-
-        self._mirror = SceneMirror(self.task, self.model, self.gripper)
-        self._world = self._mirror.task.world
-
-    def listen(self, name: str = "sim_device") -> RosClient:
-        """Begin to listen to the world anew."""
-        client = super().listen(name)
-        self._mirror.listen(client, _STALE_S)
-        return client
-
-    def wait(self, timeout_s: float) -> int:
-        """Show the next state of the world, and return its stamp [ns].
-
-        Raises `DriverTimeout`, or `MeasuredTwice` where several nodes tell the state.
-        """
-        sensor = self._sensor()
-        seen = sensor.count
-        if not wait_until(lambda: sensor.count != seen, timeout_s, every_s=0.001):
-            raise sensor.conflict() or DriverTimeout(
-                f"no new simulated state on {sensor.topic}",
-                got=f"none within {timeout_s:g} s",
-                hint="does the simulated arm's node run, in the same namespace?",
-            )
-        return self._mirror.update()
-
-    def update(self) -> int:
-        """Show the newest state, waiting for the first one; returns and raises as `wait`."""
-        return self._mirror.update() if self._sensor().count else self.wait(_STALE_S)
-
-    def _sensor(self) -> Sensor:
-        self.check_connected("the simulated device")
-        assert self._mirror.sensor is not None  # since it listens
-        return self._mirror.sensor

@@ -52,6 +52,7 @@ class DiffusionPolicy(ChunkPolicy):
         self.noise_shape = process.noise_shape
 
     @classmethod
+    @registry.factory
     def create(
         cls,
         arrays: Mapping[str, npt.NDArray[Any]],

@@ -1,118 +1,108 @@
 """The one registry: what a configuration or a checkpoint may name, and how it is made.
 
-A name is the dotted path of a class or function, such as `policies.diffusion.create`. It is looked
-up in robot_rl's own packages, in the packages of the entry points `robot_rl.plugins`, and in the
-folders of `ROBOT_RL_PATH`, and nowhere else: neither a checkpoint nor the configuration of a run
-can name `os.system`. A plug-in and a folder are laid out alike: Python modules, and `configs/` with
-files for the groups of robot_rl's own. This module loads nothing until a name asks for it.
+A name is the dotted path of a class, such as `robot_rl.env.sim.domain.Domain`. It is looked up in
+robot_rl's own packages, in the packages of the entry points `robot_rl.plugins`, and in the folders
+of `ROBOT_RL_PATH`, and nowhere else: see `policies.places`.
+
+Whoever makes a part says its family: the base class or the protocol that it must have. A class that
+is a part of another one is of the family that its parameter is annotated with. All names are looked
+up and checked before anything is made, so a file from elsewhere can name parts, and call nothing
+else. A function makes a part only if it is marked with `factory`.
+
+This module loads nothing until a name asks for it.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
 import inspect
-import os
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
-from policies.errors import RobotRLError, did_you_mean
+from policies.errors import did_you_mean
+from policies.places import ENTRY_POINTS as ENTRY_POINTS
+from policies.places import OWN_PACKAGES as OWN_PACKAGES
+from policies.places import PATH_VARIABLE as PATH_VARIABLE
+from policies.places import RegistryError as RegistryError
+from policies.places import add_folder as add_folder
+from policies.places import add_package as add_package
+from policies.places import config_folders as config_folders
+from policies.places import folders as folders
+from policies.places import imported
+from policies.places import is_registered as is_registered
+from policies.places import make_importable as make_importable
+from policies.places import may_import as may_import
 
-PATH_VARIABLE = "ROBOT_RL_PATH"
-"""Folders of the user's own, separated as in PATH; child processes inherit it."""
-
-ENTRY_POINTS = "robot_rl.plugins"
-OWN_PACKAGES = ("robot_rl", "policies", "drivers")
 CLASS = "class"
 """The key that names the class of a part which is made later, by what it is a part of."""
 
+TARGET = "_target_"
+"""The key that names the class of a part which a configuration describes."""
+
 T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class RegistryError(RobotRLError):
-    """A name that is not in the registry, or arguments that do not fit what it names."""
+class _Part(NamedTuple):
+    """A part that was looked up and checked, and is not made yet."""
+
+    name: str
+    target: Callable[..., Any]
+    signature: inspect.Signature | None  # None: a class of a compiled module
+    values: Mapping[str, Any]  # its arguments; parts among them, in mappings and lists too
 
 
-def folders() -> tuple[Path, ...]:
-    """Return the folders of `ROBOT_RL_PATH`, absolute.
+def factory(function: Function) -> Function:
+    """Let a configuration name this function in place of the class that it is annotated to return.
 
-    Raises:
-        RegistryError: One of them is not there, or has nothing of use in it.
+    Where it is a class method, this stands below `classmethod`.
     """
-    named = [text for text in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if text]
-    found: dict[Path, None] = {}
-    for folder in (Path(text).expanduser().resolve() for text in named):
-        # Also the `configs` in a folder of the user's own stands for that folder.
-        inner = folder.name == "configs" and not (folder / "configs").is_dir()
-        found[folder.parent if inner else folder] = None
-    for folder in found:
-        if not (folder / "configs").is_dir() and not any(folder.glob("*.py")):
-            raise RegistryError(
-                "this is no folder of your own: it has neither configs/ nor Python modules"
-                if folder.is_dir()
-                else "a folder of your own is not there",
-                got=str(folder),
-                hint=f"correct --config-dir or {PATH_VARIABLE}: see examples/1_task",
-            )
-    return tuple(found)
+    function.makes_part = True  # type: ignore[attr-defined]
+    return function
 
 
-def add_folder(folder: str) -> None:
-    """Put a folder in front of `ROBOT_RL_PATH`, for this process and those that it starts.
+def find(name: object, family: type[T]) -> Callable[..., T]:
+    """Return the class of a dotted name, or the factory, which must be one of a family.
+
+    A class is of the family of a base class if it inherits from it, and of the family of a protocol
+    if it has its methods. A factory is of the family of what it is annotated to return.
 
     Raises:
-        RegistryError: It is not there, or has nothing of use in it.
-    """
-    before = os.environ.get(PATH_VARIABLE)
-    os.environ[PATH_VARIABLE] = os.pathsep.join([folder, *([before] if before else [])])
-    # Absolute: a child may work in another folder.
-    os.environ[PATH_VARIABLE] = os.pathsep.join(str(each) for each in folders())
-
-
-def config_folders() -> tuple[Path, ...]:
-    """Return the `configs/` folders of plug-ins and of `ROBOT_RL_PATH`."""
-    specs = [importlib.util.find_spec(name) for name in _plugins()]
-    places = [Path(p) for s in specs if s is not None for p in s.submodule_search_locations or ()]
-    return tuple(each / "configs" for each in (*folders(), *places) if (each / "configs").is_dir())
-
-
-def find(name: object) -> Callable[..., Any]:
-    """Return the class or function of a dotted name.
-
-    Raises:
-        RegistryError: It is not in the registry, or cannot be imported.
+        RegistryError: It is not in the registry, cannot be imported, or is another thing.
     """
     module_name, dot, attribute = str(name).rpartition(".")
     if not dot:
         raise RegistryError("a class is not named in full", got=name, expected="module.Class")
-    module = _imported(str(name), module_name)
-    target = getattr(module, attribute, None)
+    module = imported(str(name), module_name)
+    target: Any = getattr(module, attribute, None)
     if not _is_ours(target):
         own = [n for n, each in vars(module).items() if n[0] != "_" and _is_ours(each)]
         raise RegistryError(
-            f"module {module_name!r} has no class or function {attribute!r}",
+            f"module {module_name!r} has no class {attribute!r}",
             got=name,
             hint=did_you_mean(attribute, own) or "check the spelling",
         )
-    return cast("Callable[..., Any]", target)
+    kind = _annotation(target, "return") if _is_factory(target) else target
+    if (lacking := _lacking(kind, family)) is not None:
+        methods = f" or has its methods, {', '.join(_methods(family))}" * _is_protocol(family)
+        raise RegistryError(
+            f"{name} is no {family.__name__}",
+            got=f"a class without {', '.join(lacking)}" if lacking else None,
+            expected=f"a class that inherits from {family.__module__}.{family.__qualname__}"
+            f"{methods}; or a function with @registry.factory that returns one",
+        )
+    found: Callable[..., T] = target
+    return found
 
 
 def find_class(name: object, family: type[T]) -> type[T]:
-    """Return the class of a dotted name, which must be a subclass of `family`.
-
-    Raises:
-        RegistryError: As `find`, or it is another thing.
-    """
-    found = find(name)
-    if isinstance(found, type) and issubclass(found, family):
+    """As `find`, for a class alone."""
+    found = find(name, family)
+    if isinstance(found, type):
         return found
-    raise RegistryError(
-        f"{name} is no {family.__name__}",
-        expected=f"a subclass of {family.__module__}.{family.__qualname__}",
-    )
+    raise RegistryError(f"{name} is no class", expected=f"a {family.__name__}")
 
 
 def name_of(made: type) -> str:
@@ -122,138 +112,72 @@ def name_of(made: type) -> str:
         RegistryError: It would not: nobody could read what is saved under this name.
     """
     name = f"{made.__module__}.{made.__qualname__}"
-    if find(name) is not made:
+    if find(name, made) is not made:
         raise RegistryError("another class has this name", got=name)
     return name
 
 
-def make(config: Mapping[str, Any], **arguments: Any) -> Any:
-    """Call what `config["_target_"]` names with the other keys as arguments.
+def make(config: Mapping[str, Any], family: type[T], **arguments: Any) -> T:
+    """Make the part of a family that a configuration describes.
 
-    The configuration is a plain dict or a Hydra node. Nested mappings that have a `_target_` of
-    their own are made first. Lists are passed as lists. Further arguments replace those of the
-    configuration.
+    `config["_target_"]` names its class, the other keys are its arguments. The configuration is a
+    plain dict or a Hydra node. Mappings in it that have a `_target_` of their own are parts of the
+    part, and made first. Further arguments replace those of the configuration.
 
     Raises:
-        RegistryError: No `_target_`, as `find`, or arguments that the target does not take or
-            misses.
+        RegistryError: No `_target_`, as `find`, or arguments that the class does not take or
+            misses. Then nothing was made.
     """
-    plain = _plain(config)
-    if not isinstance(plain, dict) or "_target_" not in plain:
-        raise RegistryError(
-            "a configuration cannot be made into an object",
-            got=sorted(plain) if isinstance(plain, dict) else plain,
-            expected="a key `_target_` with the dotted name of a class or function",
-        )
-    name = plain.pop("_target_")
-    return _called(name, find(name), {**{k: _made(v) for k, v in plain.items()}, **arguments})
+    part = _looked_up(_described(config), (family,), arguments)
+    _check_complete(part)
+    made: T = _made(part)
+    return made
+
+
+def try_parts(config: Mapping[str, Any], family: type[Any]) -> None:
+    """Make only the parts of a part, which check what they are given.
+
+    Raises:
+        RobotRLError: As `make`, or what they raise.
+    """
+    for inner in _inner(_looked_up(_described(config), (family,), {}).values):
+        _check_complete(inner)
+        _made(inner)
 
 
 def build(family: type[T], config: Mapping[str, Any], **arguments: Any) -> T:
     """Make a part, such as a denoiser: the class that `config["class"]` names, with its options.
 
-    It must be a subclass of `family`. The arguments are what a part is told by what it is part of.
+    The arguments are what a part is told by what it is part of.
 
     Raises:
         RegistryError: As `find`, or options that the class does not take.
     """
-    options = dict(config)
+    options = {**config, **arguments}
     name = options.pop(CLASS, None)
-    made: T = _called(str(name), find_class(name, family), {**options, **arguments})
-    return made
+    target = find_class(name, family)
+    part = _Part(str(name), target, _checked_signature(str(name), target, options), options)
+    _check_complete(part)
+    return target(**options)
 
 
-def takes(config: Mapping[str, Any], argument: str) -> bool:
-    """Whether what `config["_target_"]` names has a parameter of this name."""
-    return argument in inspect.signature(find(config.get("_target_"))).parameters
+def takes(config: Mapping[str, Any], family: type[Any], argument: str) -> bool:
+    """Whether the class of a part of this family has a parameter of this name."""
+    return argument in inspect.signature(find(config.get(TARGET), family)).parameters
 
 
-def check_arguments(config: Mapping[str, Any]) -> None:
-    """Check that what `config["_target_"]` names takes the other keys; nothing is made.
+def check_arguments(config: Mapping[str, Any], family: type[Any]) -> None:
+    """Check all that `make` would, but for arguments that are missing; nothing is made.
 
     Raises:
-        RegistryError: As `find`, or it, or a part in it with a `_target_`, does not.
+        RegistryError: As `make`.
     """
-    name, values = config.get("_target_"), {k: v for k, v in config.items() if k != "_target_"}
-    _checked_signature(str(name), find(name), values)
-    for value in values.values():
-        if isinstance(value, Mapping) and "_target_" in value:
-            check_arguments(value)
-
-
-@functools.cache
-def _plugins() -> tuple[str, ...]:
-    """Names of the packages that the entry points name."""
-    from importlib.metadata import entry_points  # late: it takes a moment
-
-    found = entry_points(group=ENTRY_POINTS)
-    return tuple(sorted({each.module.partition(".")[0] for each in found}))
-
-
-def make_importable(module_name: str) -> Path | None:
-    """Let a module in a folder of the user's own be imported by its name; returns that folder."""
-    root = module_name.partition(".")[0]
-    folder = None if root in OWN_PACKAGES else _own_folder(root)
-    if folder is not None and str(folder) not in sys.path:
-        sys.path.append(str(folder))  # last: it hides no module that is there already
-    return folder
-
-
-def _own_folder(root: str) -> Path | None:
-    """The folder of `ROBOT_RL_PATH` that has this module or package."""
-    own = (f for f in folders() if (f / f"{root}.py").is_file() or (f / root).is_dir())
-    return next(own, None)
-
-
-def _is_registered(module_name: str) -> bool:
-    root = module_name.partition(".")[0]
-    return root in OWN_PACKAGES or _own_folder(root) is not None or root in _plugins()
+    _looked_up(_described(config), (family,), {})
 
 
 def _is_ours(target: Any) -> bool:
     """Whether the registry's own code defines it: `my_task.Popen`, merely imported, is no task."""
-    return callable(target) and _is_registered(str(getattr(target, "__module__", "")))
-
-
-def _imported(name: str, module_name: str) -> Any:
-    root = module_name.partition(".")[0]
-    if not _is_registered(module_name):
-        own, plugins = (", ".join(map(str, each)) or "none" for each in (folders(), _plugins()))
-        raise RegistryError(
-            f"{name!r} is not in the registry",
-            got=f"a module {root!r} that nobody has added",
-            expected=f"a module of {', '.join(OWN_PACKAGES)}, of a plug-in ({plugins}),"
-            f" or in a folder of {PATH_VARIABLE} ({own})",
-            hint=f"name the folder with {root}.py: {PATH_VARIABLE}=FOLDER, or --config-dir FOLDER",
-        )
-    folder = make_importable(module_name)
-    try:
-        module = importlib.import_module(module_name)
-    except RobotRLError:
-        raise
-    except Exception as error:  # whatever the code of a user's own module does
-        got, hint = repr(error), "mend that module, or install what it imports"
-        if isinstance(error, ModuleNotFoundError):
-            # A missing dependency of an existing module is another problem than a wrong name.
-            ours = error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
-            got, install = f"no module named {error.name!r}", "install the package that provides"
-            hint = "check the spelling" if ours else f"{install} {error.name!r}"
-        raise RegistryError(f"{name!r} cannot be imported", got=got, hint=hint) from error
-    if folder is not None:
-        _check_not_hidden(root, folder)
-    return module
-
-
-def _check_not_hidden(root: str, folder: Path) -> None:
-    """Check that a module of the user's is the one that was imported under its name."""
-    spec = sys.modules[root].__spec__
-    places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
-    if not any(place and Path(place).resolve().is_relative_to(folder) for place in places):
-        raise RegistryError(
-            f"the module {root!r} of {folder} is hidden by another of that name",
-            got=places[0] if places else "a module without a file",
-            hint="rename yours",
-        )
+    return callable(target) and is_registered(str(getattr(target, "__module__", "")))
 
 
 def _plain(config: Any) -> Any:
@@ -264,14 +188,145 @@ def _plain(config: Any) -> Any:
     return dict(config) if isinstance(config, Mapping) else config
 
 
-def _made(value: Any) -> Any:
+def _described(config: Mapping[str, Any]) -> dict[str, Any]:
+    plain = _plain(config)
+    if isinstance(plain, dict) and TARGET in plain:
+        return plain
+    raise RegistryError(
+        "a configuration cannot be made into an object",
+        got=sorted(plain) if isinstance(plain, dict) else plain,
+        expected=f"a key `{TARGET}` with the dotted name of a class",
+    )
+
+
+def _looked_up(
+    config: Mapping[str, Any], families: Sequence[type], arguments: Mapping[str, Any]
+) -> _Part:
+    """Look up a part of one of the families, and its own parts; nothing is made."""
+    name, values = str(config[TARGET]), {**config, **arguments}
+    del values[TARGET]
+    target = _found_in(name, families)
+    signature = _checked_signature(name, target, values)
+    for key in config.keys() - arguments.keys() - {TARGET}:
+        if _has_parts(values[key]):
+            within = list(_families(_annotation(target, key)))
+            values[key] = _parts_in(values[key], within, f"{key} of {name}")
+    return _Part(name, target, signature, values)
+
+
+def _found_in(name: str, families: Sequence[type]) -> Callable[..., Any]:
+    for family in families[:-1]:
+        with suppress(RegistryError):
+            return find(name, family)
+    return find(name, families[-1])
+
+
+def _has_parts(value: Any) -> bool:
     if isinstance(value, Mapping):
-        if "_target_" in value:
-            return make(value)
-        return {name: _made(item) for name, item in value.items()}
+        return TARGET in value or any(map(_has_parts, value.values()))
+    return isinstance(value, list) and any(map(_has_parts, value))
+
+
+def _parts_in(value: Any, families: Sequence[type], where: str) -> Any:
+    """Look up the parts in a value, which mappings and lists may hold."""
+    if isinstance(value, list):
+        return [_parts_in(item, families, where) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if TARGET not in value:
+        return {name: _parts_in(item, families, where) for name, item in value.items()}
+    if families:
+        return _looked_up(value, families, {})
+    raise RegistryError(
+        f"{where} can be no part",
+        got=f"{TARGET}: {value[TARGET]}",
+        expected="a value; or a parameter whose annotation names the class of a part",
+        hint="in a class of your own, import the class of the annotation at the top of the module",
+    )
+
+
+def _families(annotation: Any) -> Iterator[type]:
+    """The classes of the registry in an annotation such as `Sequence[Camera] | None`."""
+    if isinstance(annotation, type) and _is_ours(annotation):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _families(argument)
+
+
+def _annotation(target: Any, parameter: str) -> Any:
+    """What a parameter, or `return`, is annotated with; None where it is not known at run time."""
+    for kind in target.__mro__ if isinstance(target, type) else (target,):
+        own = getattr(kind, "__dict__", {})
+        # The fields of a dataclass are its arguments; some may be those of another module.
+        place = kind if "__dataclass_fields__" in own else own.get("__init__", kind)
+        annotations = getattr(place, "__annotations__", {})
+        if parameter in annotations:
+            alone = SimpleNamespace(__annotations__={parameter: annotations[parameter]})
+            with suppress(NameError, TypeError):
+                return get_type_hints(alone, vars(sys.modules[place.__module__]))[parameter]
+            return None
+    return None
+
+
+def _is_factory(target: Any) -> bool:
+    return not isinstance(target, type) and getattr(target, "makes_part", None) is True
+
+
+def _is_protocol(family: type) -> bool:
+    return bool(getattr(family, "_is_protocol", False))
+
+
+def _methods(protocol: type) -> list[str]:
+    members = {name: each for kind in protocol.__mro__ for name, each in vars(kind).items()}
+    return sorted(n for n, each in members.items() if n[0] != "_" and inspect.isfunction(each))
+
+
+def _lacking(kind: Any, family: type) -> list[str] | None:
+    """None of a class of the family; the methods that another one lacks, if the family says any."""
+    if not isinstance(kind, type):
+        return []
+    if not _is_protocol(family):
+        return None if issubclass(kind, family) else []
+    return [name for name in _methods(family) if not hasattr(kind, name)] or None
+
+
+def _check_complete(part: _Part) -> None:
+    """Say what a part misses before a call hides that in a traceback."""
+    name, target, signature, values = part
+    if missing := sorted(getattr(target, "__abstractmethods__", ())):
+        raise RegistryError(
+            f"the class {name} is not complete", hint=f"give it a method {', '.join(missing)}"
+        )
+    if signature is not None:
+        try:
+            signature.bind(**values)
+        except TypeError as error:
+            raise RegistryError(
+                f"{name}: {error}",
+                got=sorted(values),
+                expected=list(signature.parameters),
+                hint="add it to its config",
+            ) from error
+    for inner in _inner(values):
+        _check_complete(inner)
+
+
+def _inner(value: Any) -> Iterator[_Part]:
+    if isinstance(value, _Part):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _inner(item)
+
+
+def _made(value: Any) -> Any:
+    if isinstance(value, _Part):
+        return value.target(**{name: _made(item) for name, item in value.values.items()})
+    if not any(True for _ in _inner(value)):
+        return value
     if isinstance(value, list):
         return [_made(item) for item in value]
-    return value
+    return {name: _made(item) for name, item in value.items()}
 
 
 def _checked_signature(
@@ -294,23 +349,3 @@ def _checked_signature(
             hint=did_you_mean(unknown[0], accepted),
         )
     return signature
-
-
-def _called(name: str, target: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    """Call it, but say what does not fit before the call hides that in a traceback."""
-    missing = sorted(getattr(target, "__abstractmethods__", ()))
-    if missing:
-        raise RegistryError(
-            f"the class {name} is not complete", hint=f"give it a method {', '.join(missing)}"
-        )
-    signature = _checked_signature(name, target, values)
-    if signature is None:
-        return target(**values)  # a class of a compiled module; its own error is all there is
-    accepted = list(signature.parameters)
-    try:
-        signature.bind(**values)
-    except TypeError as error:
-        raise RegistryError(
-            f"{name}: {error}", got=sorted(values), expected=accepted, hint="add it to its config"
-        ) from error
-    return target(**values)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from policies.errors import PolicyError, installing, require
 from policies.instructions import read_tokenizer
+from policies.registry import factory
 from policies.vla import VLAPolicy, around
 from policies.vla_backbone import VLABackbone
 
@@ -255,6 +256,7 @@ _BYTES = 256
 _IMAGE_TOKEN = _BYTES + 1
 
 
+@factory
 def create(
     arrays: Mapping[str, npt.NDArray[Any]],
     keys: Mapping[str, int],
@@ -281,6 +283,7 @@ def create(
     return around(backbone, read_tokenizer(tokenizer or path), arrays, keys, **options)
 
 
+@factory
 def create_tiny(
     arrays: Mapping[str, npt.NDArray[Any]],
     keys: Mapping[str, int],

@@ -75,7 +75,7 @@ def own_file(named: str | Path) -> Path:
 
 
 def read_cell(named: str) -> Cell:
-    """Read a cell; its folder joins the registry. `ConfigError` where it is not there or none."""
+    """Read a cell, and nothing beside it; `ConfigError` where it is not there or none."""
     path = Path(named).expanduser().resolve()
     path = own_file(path) if path.exists() else path
     if not path.is_file():
@@ -97,8 +97,6 @@ def read_cell(named: str) -> Cell:
     if not plain or not isinstance(choices, dict):
         expected = "a mapping, with `choices: {robot: ur}` and values such as `robot: ...`"
         raise ConfigError(f"{path} is no cell", got=found, expected=expected)
-    if (path.parent / "configs").is_dir() or any(path.parent.glob("*.py")):
-        registry.add_folder(str(path.parent))
     return Cell(path, {group: str(choice) for group, choice in choices.items()}, values)
 
 
@@ -157,6 +155,9 @@ def composed(overrides: Sequence[str], cell: Cell | None = None) -> DictConfig:
     config = _compose(words) if cell is None else _with_cell(cell, groups, words)
     defaults = _defaults_once(config_places(), tuple(words)) if cell is None else _defaults(config)
     given = [override for override in parsed if override.key_or_group not in groups]
+    for override in given:
+        if override.key_or_group == "robot.id":
+            _name_environment(override.value())
     for override in given:
         _apply(override, config, defaults)
     if cell is not None:
@@ -287,9 +288,26 @@ def missing_keys(config: DictConfig) -> list[str]:
 
 
 def named_cell(overrides: Sequence[str]) -> Cell | None:
-    """Read the cell that overrides name last, if any."""
+    """Read the cell that overrides name last, if any; its folder joins the registry.
+
+    No other cell brings code: a run keeps a copy of its own, and may be from another machine.
+    """
     named = [o.value() for o in map(parse, overrides) if o.key_or_group == "cell"][-1:]
-    return read_cell(str(named[0])) if named and named[0] is not None else None
+    if not named or named[0] is None:
+        return None
+    cell = read_cell(str(named[0]))
+    folder = cell.path.parent
+    if (folder / "configs").is_dir() or any(folder.glob("*.py")):
+        registry.add_folder(str(folder))
+    robot = cell.values.get("robot")
+    _name_environment(robot.get("id") if isinstance(robot, dict) else None)
+    return cell
+
+
+def _name_environment(id: object) -> None:
+    """Let the package of a Gymnasium environment be imported, whose id the user has given."""
+    if isinstance(id, str) and (package := re.match(r"[\w.]+(?=[:/])", id)):
+        registry.add_package(package[0])
 
 
 def is_task_named(overrides: Sequence[str], cell: Cell | None) -> bool:
@@ -329,7 +347,9 @@ def flatten(config: DictConfig | Mapping[str, Any], prefix: str = "") -> dict[st
 
 
 def _compose(overrides: Sequence[str]) -> DictConfig:
-    return copy.deepcopy(_composed_once(config_places(), tuple(overrides)))
+    config = copy.deepcopy(_composed_once(config_places(), tuple(overrides)))
+    _name_environment(config.robot.get("id"))  # of a file of robot_rl or of the user's own
+    return config
 
 
 @functools.cache  # Hydra takes half a second, and a command asks for the same ones again and again

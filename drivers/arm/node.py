@@ -31,7 +31,7 @@ from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64, String
 from std_srvs.srv import Trigger
 
-from drivers.arm.base import Rest
+from drivers.arm.base import Arm, Rest
 from drivers.arm.parameters import ArmParameters
 from drivers.errors import DriverError, DriverFault
 from drivers.gripper.base import check_position
@@ -63,6 +63,7 @@ class ArmNode(DeviceNode):
     `reset.joints`, and the other `reset.*` of `ResetOptions`; `stop_folder`.
     """
 
+    driver_family: ClassVar[type[Any]] = Arm
     default_rate_hz: ClassVar[float] = 100.0
     guard: ArmGuard  # of this driver's arm, from the first configure on
 

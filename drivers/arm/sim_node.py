@@ -11,7 +11,6 @@ from typing import Any
 from drivers.arm.node import ArmNode
 from drivers.arm.sim import SimArm
 from drivers.errors import DriverError
-from robot_rl.ros.device_node import ParameterError
 from robot_rl.ros.node_process import run_node
 from robot_rl.ros.scene_topics import SceneTopics
 from robot_rl.safety import ArmState, Mode
@@ -20,20 +19,11 @@ from robot_rl.safety import ArmState, Mode
 class SimArmNode(ArmNode):
     """See the module."""
 
+    driver_family = SimArm
+
     def __init__(self, name: str = "arm", **options: Any) -> None:
         super().__init__(name, **options)
         self._scene_topics = SceneTopics(self)
-
-    def setup(self) -> None:
-        """Make the guard of the simulated arm; `ParameterError` where the driver is another."""
-        if not isinstance(self.driver, SimArm):
-            raise ParameterError(
-                "the node of the simulated arm has another driver",
-                got=type(self.driver).__name__,
-                expected="drivers.arm.sim.SimArm",
-                hint="use arm_node for this driver",
-            )
-        super().setup()
 
     def make_topics(self) -> None:
         """Add what only a simulation has."""

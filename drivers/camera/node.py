@@ -16,7 +16,7 @@ from typing import Any
 
 from sensor_msgs.msg import CameraInfo, Image
 
-from drivers.camera.base import RATES, Frame, View
+from drivers.camera.base import RATES, Camera, Frame, View
 from drivers.errors import DriverTimeout
 from robot_rl.calibration.board import Intrinsics
 from robot_rl.ros import qos
@@ -38,6 +38,7 @@ class CameraNode(DeviceNode):
     see `View`; `first_frame_s`, how long it may take to begin.
     """
 
+    driver_family = Camera
     default_rate_hz = 200.0
 
     def __init__(self, name: str = "camera_node", **options: Any) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from drivers.camera.base import RATES, Frame
 from drivers.errors import DriverError, DriverTimeout, check_ranges
-from drivers.topics import SimDevice
+from drivers.live_world import SimDevice
 from robot_rl.calibration.board import Intrinsics
 from robot_rl.env.sim.cameras import SceneRenderer
 

@@ -22,7 +22,7 @@ from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64
 
 from drivers.errors import DriverError
-from drivers.gripper.base import GripperState, check_position
+from drivers.gripper.base import Gripper, GripperState, check_position
 from robot_rl.ros import qos
 from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.messages import joint_state_message
@@ -40,6 +40,7 @@ class GripperNode(DeviceNode):
     itself.
     """
 
+    driver_family = Gripper
     default_rate_hz = 50.0
     highest_rate_hz = 200.0
 

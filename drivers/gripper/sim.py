@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from drivers.gripper.base import GripperState, check_position
-from drivers.topics import SimDevice
+from drivers.live_world import SimDevice
 from robot_rl.env.sim.robot import FINGER_STROKE
 
 _RATE_HZ = 50.0

@@ -18,7 +18,7 @@ from rclpy.task import Future
 from std_msgs.msg import Float64
 from std_srvs.srv import Trigger
 
-from drivers.teleop.base import TeleopState, Vector
+from drivers.teleop.base import TeleopDevice, TeleopState, Vector
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.ros import qos
 from robot_rl.ros.device_node import DeviceNode
@@ -35,6 +35,7 @@ class TeleopNode(DeviceNode):
     velocities of the largest action; `drives_gripper`, whether the gripper is told directly.
     """
 
+    driver_family = TeleopDevice
     default_rate_hz = 50.0
     highest_rate_hz = 250.0
 

@@ -29,7 +29,7 @@ from drivers.errors import DriverError
 from drivers.twin.realsense_camera import CAMERAS_TOPIC, FROZEN, SILENT
 from drivers.twin.ur_controller import UrController
 from robot_rl.ros import qos
-from robot_rl.ros.device_node import DeviceNode, ParameterError
+from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.node_process import run_node
 from robot_rl.ros.scene_topics import SceneTopics
 
@@ -37,6 +37,7 @@ from robot_rl.ros.scene_topics import SceneTopics
 class TwinNode(DeviceNode):
     """See the module. Parameters (ROS), beside those of `DeviceNode`: `episode_seed`, `delay_s`."""
 
+    driver_family = UrController
     default_rate_hz: ClassVar[float] = 50.0
 
     def __init__(self, name: str = "twin", **options: Any) -> None:
@@ -44,15 +45,6 @@ class TwinNode(DeviceNode):
         self._scene_topics = SceneTopics(self)
         text = "how long sim/delay_packets holds the packets back [s]"
         self.parameter("delay_s", 1.0, text, low=0.01, high=60.0, read_only=False)
-
-    def setup(self) -> None:
-        """Check the driver: `ParameterError` where it is no controller."""
-        if not isinstance(self.driver, UrController):
-            raise ParameterError(
-                "the node of a twin has another driver",
-                got=type(self.driver).__name__,
-                expected="drivers.twin.ur_controller.UrController",
-            )
 
     def make_topics(self) -> None:
         """Make the topics of the scene and the services of the faults."""

@@ -19,10 +19,10 @@ from drivers.camera.base import Frame, Image
 from drivers.camera.realsense import RealSenseCamera
 from drivers.camera.sim import SimCamera
 from drivers.errors import DriverError, DriverTimeout
+from robot_rl.env.sim.world import GripperMotor
+from robot_rl.env.task import Task
 
 if TYPE_CHECKING:
-    from robot_rl.env.sim.world import GripperMotor
-    from robot_rl.env.task import Task
     from robot_rl.ros.client import RosClient
 
 # What the cell's node says of its cameras: one of these, or nothing.

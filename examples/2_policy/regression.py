@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from policies import registry
 from policies.encoders import Normalizer, ObservationBatch, StateEncoder, build_encoder
 from policies.networks import mlp, seeded
 from policies.policy import ChunkPolicy
@@ -74,6 +75,7 @@ class RegressionPolicy(ChunkPolicy):
         return (error * valid).sum() / valid.sum().clamp(min=1)
 
 
+@registry.factory
 def create(
     arrays: Mapping[str, npt.NDArray[Any]],
     keys: Mapping[str, int],

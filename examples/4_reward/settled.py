@@ -6,9 +6,10 @@ import numpy as np
 
 from robot_rl.data.schema import Observation
 from robot_rl.env.task import Outcome
+from robot_rl.rewards.source import RewardSource
 
 
-class SettledReward:
+class SettledReward(RewardSource):
     """The task's own success, held back until the TCP is slow.
 
     Args:
@@ -17,13 +18,9 @@ class SettledReward:
 
     version = 1000  # `reward_version` of the rows that it judges
     observed = ("state/tcp_velocity",)
-    alarm: str | None = None
 
     def __init__(self, speed: float) -> None:
         self._speed = speed
-
-    def reset(self, observation: Observation) -> None:
-        """Nothing to begin."""
 
     def judge(self, observation: Observation, task: Outcome) -> Outcome:
         """Judge the step that led to this observation; `task` is what its own detector says."""

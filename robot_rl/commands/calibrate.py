@@ -9,18 +9,21 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import yaml
 from PIL import Image as Picture
 
+from drivers.arm.base import Arm
+from drivers.camera.base import Camera
 from policies import registry
 from robot_rl.calibration.board import Board, BoardNotFound, CalibrationError, Intrinsics, estimate
 from robot_rl.calibration.hand_eye import View, solve
 from robot_rl.calibration.views import ViewFolder
 from robot_rl.processes.files import replace_text
+from robot_rl.ros.nodes import Driver
 from robot_rl.safety import rotations
 
 _DOTS_PER_METRE = 300 / 0.0254
@@ -78,7 +81,7 @@ def _record(folder: ViewFolder, board: Board, camera: str | None, arm: str | Non
             hint="leave both out to work with the views that are in the folder",
         )
     with ExitStack() as connected:
-        eye, hand = (_connected(file, connected) for file in (camera, arm))
+        eye, hand = _connected(camera, Camera, connected), _connected(arm, Arm, connected)
         if (known := eye.intrinsics()) is not None:
             folder.set_intrinsics(known)
         print(
@@ -90,7 +93,10 @@ def _record(folder: ViewFolder, board: Board, camera: str | None, arm: str | Non
             _take_view(folder, board, eye, hand)
 
 
-def _connected(file: str, connected: ExitStack) -> Any:
+Connected = TypeVar("Connected", bound=Driver)
+
+
+def _connected(file: str, family: type[Connected], connected: ExitStack) -> Connected:
     try:
         config = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
@@ -99,7 +105,7 @@ def _connected(file: str, connected: ExitStack) -> Any:
             got=error,
             expected="a YAML file with _target_ and the driver's arguments",
         ) from error
-    driver = registry.make(config)
+    driver = registry.make(config, family)
     connected.callback(driver.close)
     driver.connect()
     return driver

@@ -6,12 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from policies import registry
 from robot_rl.console.episodes import EpisodeLibrary
 from robot_rl.console.link import loop_folder
 from robot_rl.env.sim.task import SimTask
+from robot_rl.env.task import Task
 from robot_rl.errors import require
 from robot_rl.processes.machine import yield_to_control_loop
 from robot_rl.processes.resources import find_resource
@@ -91,6 +92,6 @@ def _scenes(config: DictConfig) -> dict[str, Any]:
     from robot_rl.console.scene import RobotScene
 
     form = config.task.get("environment")  # which a task of a real robot has not
-    task = registry.make(OmegaConf.to_container(form, resolve=True)) if form else None  # type: ignore[arg-type]
+    task = registry.make(form, Task) if form else None
     simulated = task if isinstance(task, SimTask) else None
     return {name: RobotScene(find_resource(model), simulated) for name in (LIVE, REPLAY)}

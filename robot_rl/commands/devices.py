@@ -35,6 +35,7 @@ def devices_of(*words: str) -> tuple[dict[str, tuple[str, ...]], list[str]]:
 
     from robot_rl.config import composed, is_task_named, missing_keys, named_cell
     from robot_rl.ros.nodes import node_table
+    from robot_rl.safety.limits import PoseLimits
 
     cell = named_cell(words)
     config = composed(words, cell)
@@ -42,7 +43,7 @@ def devices_of(*words: str) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     for above, part in parts.items():
         if (limits := part.robot.get("limits")) and not OmegaConf.missing_keys(limits):
             try:
-                registry.make(limits)
+                registry.make(limits, PoseLimits)
             except RobotRLError as error:
                 raise RobotRLError(f"{above}robot.limits: {error}") from error
         if is_task_named(words, cell) and part.robot.get("_target_") == _ON_TOPICS:
@@ -69,14 +70,16 @@ def _check_task(config: Any, arms: list[str]) -> None:
     from robot_rl.env.factory import check_observed, task_form
     from robot_rl.env.robot import state_fields
     from robot_rl.env.several_arms import of_arm
+    from robot_rl.env.task import Task, TaskView
+    from robot_rl.safety.limits import PoseLimits
 
     tracked, robot = config.task[task_form(config)], config.robot
     open_keys = OmegaConf.missing_keys(tracked)
     if open_keys and "task" not in tracked:
         return
-    task = registry.make(tracked.task if open_keys else tracked)
+    task: Any = registry.make(tracked.task, TaskView) if open_keys else registry.make(tracked, Task)
     if not (open_keys or robot.joints or OmegaConf.missing_keys(robot.limits)):
-        task.check_start(registry.make(robot.limits))
+        task.check_start(registry.make(robot.limits, PoseLimits))
     if OmegaConf.is_missing(robot, "joint_names"):
         return
     measured = {"pose": robot.pose, "velocity": robot.twist, "wrench": robot.wrench}
@@ -94,7 +97,9 @@ def _check_task(config: Any, arms: list[str]) -> None:
 
 def look(kind: str, driver: str, shown: str = "{}") -> str:
     """Say what one of `devices_of` is and does; `RobotRLError` with the way to mend it."""
+    from drivers.camera.base import View
     from robot_rl.config import NOT_GIVEN
+    from robot_rl.ros.nodes import Driver
 
     given = json.loads(driver).items()
     if open_keys := [key for key, value in given if value in ("???", NOT_GIVEN)]:
@@ -103,8 +108,8 @@ def look(kind: str, driver: str, shown: str = "{}") -> str:
         )
     published = json.loads(shown)
     check_positive("frame_rate_hz", published.pop("frame_rate_hz", 1.0))
-    view = registry.make({"_target_": "drivers.camera.base.View", **published})
-    made = registry.make(json.loads(driver))
+    view = registry.make({"_target_": "drivers.camera.base.View", **published}, View)
+    made: Any = registry.make(json.loads(driver), Driver)
     name = type(made).__name__
     if kind == "simulated":
         return f"{name}, its settings and its library; it is simulated, and starts with a command"

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 
 from robot_rl.config import check_least, on_stepped_clock
 from robot_rl.data.schema import Observation
-from robot_rl.env.factory import check_device, make_env
+from robot_rl.env.factory import check_device, check_env, make_env
 from robot_rl.env.gym import ANY, LAST, NO_SUCCESS, REWARDED, TERMINATED, GymError, GymRobot
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.errors import require
@@ -43,8 +43,12 @@ _RELATIVE, _ABSOLUTE, _GRAY_LEVELS = 1e-3, 1e-5, 1.0
 
 
 def check_robot(config: DictConfig) -> None:
-    """Raise `RobotRLError` where a command's nodes cannot be started, or its device not be used."""
+    """Raise `RobotRLError` for a device, a robot, a task or nodes that cannot be used, or together.
+
+    Nothing is started.
+    """
     check_device(config)
+    check_env(config)
     check_least(config, {"recorder.minutes": 0, "recorder.segment_s": 1})
     if config.recorder.minutes and "namespace" not in config.robot:
         words = f"robot={config.choices.robot} has no topics: recorder.minutes records nothing"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -145,6 +147,7 @@ def compose_for_run(
         result.nodes, result.arms, result.cell = found.nodes, found.arms, found.cell
     may_differ = (*MAY_DIFFER, *(ELSEWHERE if elsewhere else ()))
     compare_run(result, run_config, may_differ=may_differ)
+    check_code(result)
     OmegaConf.set_struct(result, True)
     check_missing(result)
     return result
@@ -159,9 +162,41 @@ def _check_own_choices(run_config: DictConfig) -> None:
             raise ConfigError(
                 f"the run was made with {group}={choice}, which is not here",
                 expected=f"one of {', '.join(here)}",
-                hint=f"name the folder with configs/{group}/{choice}.yaml:"
-                f" --config-dir FOLDER, or {registry.PATH_VARIABLE}=FOLDER",
+                hint=_naming(run_config, f"configs/{group}/{choice}.yaml"),
             )
+
+
+def _naming(run_config: DictConfig, file: str) -> str:
+    """How to name the folder of the user's own with a file that a run needs."""
+    cell = run_config.get("cell")
+    made_with = f"; it was made with cell={shlex.quote(str(cell))}" if cell else ""
+    options = f"cell=FOLDER, --config-dir FOLDER or {registry.PATH_VARIABLE}=FOLDER"
+    return f"if you trust its code, name the folder with {file}: {options}{made_with}"
+
+
+def check_code(config: DictConfig) -> None:
+    """Raise `ConfigError` where a run names a class of code that this command does not name."""
+    found = OmegaConf.to_container(config)
+    for where, name in _targets(found):
+        if not registry.is_registered(name):
+            file = f"{name.partition('.')[0]}.py"
+            raise ConfigError(
+                "the run needs code that is neither robot_rl's nor named in this command",
+                got=f"{where}: {name}",
+                hint=_naming(config, file),
+            )
+
+
+def _targets(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """Where in a configuration a class is named, and its name."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if key == registry.TARGET:
+                yield f"{where}{key}", str(item)
+            yield from _targets(item, f"{where}{key}.")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _targets(item, f"{where}{index}.")
 
 
 def compare_run(
@@ -203,7 +238,7 @@ def compare_run(
 
 
 def kept_cell(run: Path, run_config: DictConfig, *, told: bool = True) -> Cell | None:
-    """A run's copy of the cell that it was made with; the cell's own folder joins the registry.
+    """A run's copy of the cell that it was made with; it brings no code.
 
     Where it is `told`, a sentence says that the file is no longer that.
     """
@@ -247,6 +282,11 @@ def load_resolved(run: Path) -> DictConfig:
             f"{path} is not the configuration of a run",
             got=type(config).__name__,
             expected="a mapping with the key `choices`",
+        )
+    if references := [key for key, value in flatten(config).items() if "${" in str(value)]:
+        # What `save_resolved` writes has none: it would be filled in from this machine.
+        raise ConfigError(
+            f"{path} was changed: it refers to other values", got=references, expected="values"
         )
     OmegaConf.set_struct(config, True)
     return config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from robot_rl.env.robot import (
 )
 from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
 from robot_rl.env.several_arms import SeveralArms, SeveralExperts, SeveralTasks, of_arm
+from robot_rl.env.sim.domain import Domain
 from robot_rl.env.task import Expert, Task
 from robot_rl.errors import RobotRLError
 from robot_rl.safety import rotations
@@ -33,6 +34,21 @@ _FOR_ARMS = (
     "no device can drive two arms yet: bring demonstrations along with robot-rl import, then"
     " dataset=PATH"
 )
+
+
+class Device(Protocol):
+    """What a person drives a robot with: of `drivers.teleop.base` or `drivers.teleop.leader`."""
+
+    events: Mapping[str, str]  # what its buttons say
+
+    def connect(self) -> None:
+        """Open it."""
+
+    def read(self) -> Any:
+        """What the person does now; never waits."""
+
+    def close(self) -> None:
+        """Release it."""
 
 
 def make_env(
@@ -80,21 +96,38 @@ def _make_robot(
     config: Mapping[str, Any], further_cameras: Sequence[Mapping[str, Any]]
 ) -> tuple[Robot, Task]:
     parts: dict[str, Any] = {}
-    domain = registry.make(config["domain"])
+    from robot_rl.env.sim.cameras import CameraOptions  # late: loads MuJoCo
+
+    task, domain = _task_and_domain(config)
     if has_domain(config):
         parts["domain"] = domain
-    elif domain != type(domain)():
+    if further_cameras:
+        every = [*config["robot"].get("cameras", ()), *further_cameras]
+        parts["cameras"] = [registry.make(camera, CameraOptions) for camera in every]
+    return registry.make(config["robot"], Robot, task=task, **parts), task
+
+
+def check_env(config: Mapping[str, Any]) -> None:
+    """Check what can be checked before a robot is there: before its nodes are started.
+
+    Raises:
+        RobotRLError: As `make_env`.
+    """
+    for alone in _arms_alone(config).values() or [config]:
+        _task_and_domain(alone)
+        registry.check_arguments(alone["robot"], Robot)
+
+
+def _task_and_domain(config: Mapping[str, Any]) -> tuple[Task, Domain]:
+    domain = registry.make(config["domain"], Domain)
+    if not has_domain(config) and domain != type(domain)():
         raise RobotRLError(
             "only a simulated robot has a domain",
             got=f"domain={config['choices']['domain']} with robot={config['choices']['robot']}",
             expected="domain=ideal, or robot=sim",
             hint="add domain=ideal: this robot is as it is",
         )
-    task: Task = registry.make(config["task"][task_form(config)])
-    if further_cameras:
-        every = [*config["robot"].get("cameras", ()), *further_cameras]
-        parts["cameras"] = [registry.make(camera) for camera in every]
-    return registry.make(config["robot"], task=task, **parts), task
+    return registry.make(config["task"][task_form(config)], Task), domain
 
 
 def task_form(config: Mapping[str, Any]) -> str:
@@ -123,7 +156,7 @@ def make_task(task: str, overrides: Sequence[str] = ()) -> RobotEnv:
 
 def has_domain(config: Mapping[str, Any]) -> bool:
     """Whether the configured robot is simulated in a way that `domain` can change."""
-    return registry.takes(config["robot"], "domain")
+    return registry.takes(config["robot"], Robot, "domain")
 
 
 def make_expert(
@@ -156,12 +189,12 @@ def _make_expert(
     config: Mapping[str, Any], robot: Robot, task: Task, part: str, replaced: Mapping[str, Any]
 ) -> Expert:
     task = getattr(robot, "simulated_task", None) or task
-    expert: Any = registry.make(config["task"][part], task=task, **replaced)
-    joints = config["robot"].get("joints")
+    section, joints = config["task"][part], config["robot"].get("joints")
     if joints is None:
-        return cast("Expert", expert)
-    from robot_rl.env.sim.task import JointExpert  # late: loads MuJoCo
+        return registry.make(section, Expert, task=task, **replaced)
+    from robot_rl.env.sim.task import JointExpert, ScriptedExpert  # late: loads MuJoCo
 
+    expert = registry.make(section, ScriptedExpert, task=task, **replaced)
     return JointExpert(expert, joints["step"])
 
 
@@ -187,7 +220,7 @@ def make_inbox(config: Mapping[str, Any]) -> OperatorInbox:
 def check_device(config: Mapping[str, Any]) -> None:
     """Raise `RobotRLError` where this machine cannot use the device of `teleop`."""
     if config["teleop"]["device"] is not None:
-        registry.make(config["teleop"]["device"])
+        registry.make(config["teleop"]["device"], Device)
 
 
 def make_intervention(
@@ -213,10 +246,13 @@ def make_intervention(
         # Where nobody knows the true state there is neither; the error is about the expert.
         known = config["task"]["expert"] is not None
         part = "hand" if known and "hand" in config["task"] else "expert"
-        flaws = registry.make(operator["imperfections"])
+        from robot_rl.env.sim.task import Imperfections  # late: loads MuJoCo
+
+        flaws = registry.make(operator["imperfections"], Imperfections)
         hand = make_expert(config, env, part, imperfections=flaws)
         settings, rate = operator["simulated"], env.schema.control_rate_hz
-        person = registry.make(settings, inbox=inbox, hand=hand, control_rate_hz=rate)
+        given = {"inbox": inbox, "hand": hand, "control_rate_hz": rate}
+        person = registry.make(settings, Attendant, **given)
         attendants.append(person)
     if config["teleop"]["device"] is not None:
         attendants.append(_make_device_attendant(config, env.schema.action_names, inbox))
@@ -233,7 +269,7 @@ def _make_device_attendant(
 ) -> DeviceAttendant:
     """Connect the device of `teleop`, with which a person drives what has these columns."""
     device, joints = config["teleop"]["device"], joint_columns(action_names)
-    leads = registry.takes(device, "engage_within")  # it is a leader arm
+    leads = registry.takes(device, Device, "engage_within")  # it is a leader arm
     unmovable = unmovable_columns(action_names)
     one_arm = not any("/" in name for name in joints)
     if leads and not (joints and one_arm and len(joints) == len(device["joint_names"])):
@@ -261,8 +297,8 @@ def _make_device_attendant(
         )
     if leads:
         steps = np.array(config["robot"]["joints"]["step"])
-        return LeaderAttendant(registry.make(device), inbox, steps)
-    return DeviceAttendant(registry.make(device), inbox)
+        return LeaderAttendant(registry.make(device, Device), inbox, steps)
+    return DeviceAttendant(registry.make(device, Device), inbox)
 
 
 def observed_widths(config: Mapping[str, Any], schema: RowSchema) -> dict[str, int]:

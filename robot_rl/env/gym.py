@@ -47,6 +47,10 @@ Goals = npt.NDArray[Any]
 GoalReward = Callable[[Goals, Goals], npt.NDArray[np.float64]]
 
 
+# Packages of environments that the extra `gym` installs.
+_PEERS = ("gym_hil", "gymnasium_robotics")
+
+
 @dataclass(eq=False)
 class GymTask:
     """The task of a Gymnasium environment: all of it is the environment's own."""
@@ -334,13 +338,25 @@ class GymRobot:
         return self._judge == REWARDED and terminated and reward > 0.0
 
 
+def _package_of(id: str) -> str | None:
+    """The module that is imported before an environment of this id is made, if any."""
+    module, namespace = id.rpartition(":")[0], id.partition("/")[0]
+    return module or (namespace if namespace != id and id not in gymnasium.registry else None)
+
+
 def _make(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     choose_backend()  # some make a renderer even where no image is asked for
-    module, namespace = id.rpartition(":")[0], id.partition("/")[0]
+    package = _package_of(id)
+    if package and package.partition(".")[0] not in _PEERS and not registry.may_import(package):
+        raise GymError(
+            f"the environment {id!r} is of a package that this command does not name",
+            got=package,
+            hint=f"if you trust that package, add robot.id={id}",
+        )
     try:
-        registry.make_importable(module or namespace)
-        if not module and namespace != id and id not in gymnasium.registry:
-            importlib.import_module(namespace)
+        if package:
+            registry.make_importable(package)
+            importlib.import_module(package)
         return gymnasium.make(id, disable_env_checker=True, **{**_drawing(id), **arguments})
     except RobotRLError:
         raise
@@ -371,10 +387,7 @@ def _explained(id: str, error: Exception) -> tuple[str, str]:
 
 def _drawing(id: str) -> dict[str, str]:
     """The argument that makes an environment draw itself when asked to, if it takes it."""
-    module, _, name = id.rpartition(":")
-    if module:
-        importlib.import_module(module)
-    spec = gymnasium.registry.get(name)
+    spec = gymnasium.registry.get(id.rpartition(":")[2])
     if spec is None or spec.entry_point is None or "render_mode" in spec.kwargs:
         return {}
     entry = spec.entry_point

@@ -26,7 +26,7 @@ from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.robot_env import IN_PLACE, Begun, Options, RobotEnvWrapper, Stepped
 from robot_rl.env.rollout import Controller
 from robot_rl.env.sim.task import SimTask
-from robot_rl.env.task import Task
+from robot_rl.env.task import Expert, Task
 from robot_rl.run import RunDirectory, load_policy
 
 _SEED_STREAM = 7
@@ -162,15 +162,14 @@ def make_reset(
         task = _backward_task(reset.backward, operated)
         controller: Controller
         if reset.run is None:
-            controller = ExpertController(registry.make(reset.backward.expert, task=task))
+            controller = ExpertController(registry.make(reset.backward.expert, Expert, task=task))
         else:
             schema = operated.schema.with_fields(task.observation_fields)
             behaviour, _ = load_policy(RunDirectory.open(reset.run, config.runs_directory))
             check_fit(behaviour, replace(schema, task=task.name))
             controller = PolicyRunner(behaviour.exploring("mean").to(compute_device(config)))
         further = {"task": task, "controller": controller, "stopped": stopped}
-    wrapper: RobotEnvWrapper = registry.make(reset.wrapper, env=operated, **further)
-    return wrapper
+    return registry.make(reset.wrapper, RobotEnvWrapper, env=operated, **further)
 
 
 def _backward_task(backward: Mapping[str, Any], operated: Intervention) -> SimTask:
@@ -181,7 +180,7 @@ def _backward_task(backward: Mapping[str, Any], operated: Intervention) -> SimTa
             got=f"a task of {type(forward).__module__}",
             hint="add robot=sim, or take reset=human",
         )
-    task: SimTask = registry.make(backward["environment"])
+    task = registry.make(backward["environment"], SimTask)
     task.attach(forward.world)
     if task.action_names != forward.action_names:
         raise ConfigError(

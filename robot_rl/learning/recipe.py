@@ -205,7 +205,7 @@ def _made(config: DictConfig) -> Iterator[tuple[str, Stage]]:
     """Make the stages by name, repeated ones for each round."""
     for name, section in config.recipe.stages.items():
         if "repeat" not in section:
-            yield str(name), registry.make(section)
+            yield str(name), registry.make(section, Stage)
             continue
         count, repeated = section.repeat, section.get("of")
         if not (isinstance(count, int) and count >= 1 and isinstance(repeated, DictConfig)):
@@ -216,7 +216,7 @@ def _made(config: DictConfig) -> Iterator[tuple[str, Stage]]:
             )
         for number in range(1, count + 1):
             for inner, options in repeated.items():
-                stage: Stage = registry.make(options)
+                stage = registry.make(options, Stage)
                 stage.round = number
                 yield f"{inner!s}_{number}", stage
 

@@ -124,7 +124,7 @@ def turning_of(
     section = config["task"].get("symmetry")
     if section is None or LATENT in fields:
         return None
-    symmetry: Symmetry = registry.make(section)
+    symmetry = registry.make(section, Symmetry)
     if not symmetry.mirror and symmetry.turns == 1:
         return None
     sizes = {field.name: int(np.prod(field.shape)) for field in schema.fields}

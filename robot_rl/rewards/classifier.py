@@ -29,7 +29,7 @@ from policies.networks import linear, seeded
 from robot_rl.data.schema import Observation
 from robot_rl.env.task import Outcome
 from robot_rl.errors import RobotRLError
-from robot_rl.rewards.source import FIRST_MODEL, RewardError, sparse
+from robot_rl.rewards.source import FIRST_MODEL, RewardError, RewardSource, sparse
 
 DESCRIPTION_FILE = "classifier.json"
 TENSOR_FILE = "classifier.safetensors"
@@ -217,7 +217,7 @@ class RewardGuard:
         return False
 
 
-class ClassifierReward:
+class ClassifierReward(RewardSource):
     """Success as a classifier of images sees it, behind a `RewardGuard`.
 
     `path` is a folder that `robot-rl train-reward` wrote.
@@ -234,11 +234,6 @@ class ClassifierReward:
         self.observed = tuple(network.cameras)
         self._frames: deque[Observation] = deque(maxlen=network.frames)
 
-    @property
-    def alarm(self) -> str | None:
-        """See `RewardGuard`."""
-        return self._guard.alarm
-
     def reset(self, observation: Observation) -> None:
         """Begin an episode: its first frame stands for those before it.
 
@@ -254,6 +249,7 @@ class ClassifierReward:
                     hint="set the camera as it was when the examples were collected",
                 )
         self._guard.reset(observation)
+        self.alarm = self._guard.alarm
         self._frames.extend([observation] * (self._frames.maxlen or 1))
 
     def judge(self, observation: Observation, task: Outcome) -> Outcome:
@@ -262,4 +258,6 @@ class ClassifierReward:
         images = {n: np.stack([f[n] for f in self._frames])[None] for n in self.observed}
         decision = self.classifier.decision
         shown = decision.probability(self.classifier.logits(images))[0] >= decision.threshold
-        return sparse(self._guard.passes(bool(shown), observation), task)
+        success = self._guard.passes(bool(shown), observation)
+        self.alarm = self._guard.alarm
+        return sparse(success, task)

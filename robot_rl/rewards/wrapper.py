@@ -134,8 +134,7 @@ def _label(info: Mapping[str, Any]) -> bool | None:
 
 def make_source(config: Config) -> RewardSource:
     """Make the configured source; a `RewardError` tells that its model cannot be read."""
-    source: RewardSource = registry.make(config["reward"]["source"])
-    return source
+    return registry.make(config["reward"]["source"], RewardSource)
 
 
 def make_watched_env(

@@ -69,6 +69,7 @@ class DeviceNode(LifecycleNode, ABC):
     `reconnect_after_s`, how long the device may fail before it is connected anew.
     """
 
+    driver_family: ClassVar[type[Any]]  # the class, or protocol, that its driver must have
     default_rate_hz: ClassVar[float] = 100.0
     highest_rate_hz: ClassVar[float] = 1000.0
 
@@ -301,7 +302,7 @@ class DeviceNode(LifecycleNode, ABC):
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Make the driver and begin to connect it."""
         try:
-            driver = registry.make(self.driver_settings)
+            driver = registry.make(self.driver_settings, self.driver_family)
             self._connection = Connection(driver, self._patience)
             self.setup()
             if not self._has_topics:

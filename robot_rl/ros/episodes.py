@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
@@ -70,6 +70,17 @@ class SceneMirror:
                 hint="give this process and the simulated arm's node the same task and model",
             )
         return np.asarray(message.position, np.float64)
+
+
+class Episodes(Protocol):
+    """What brings an arm to where an episode starts."""
+
+    @property
+    def opens_grippers(self) -> bool:
+        """See `robot_rl.env.robot.Robot`."""
+
+    def perform(self, robot: RosRobot, start_pose: Vector, rng: np.random.Generator) -> None:
+        """Bring it to a pose (7,), base frame, or raise `RobotInterrupted`."""
 
 
 @dataclass(frozen=True)

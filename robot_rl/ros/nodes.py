@@ -16,7 +16,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, Protocol
 
 import numpy as np
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -44,6 +45,15 @@ _PULLED = 0.02  # m and rad into the limits, which the node may pull a reset's e
 _TURN = 2.0 * np.pi + 0.01
 _RESET_ENDS = ("pose", "joints")
 _KEYS = ("executable", "module", "parameters", "namespace", "remappings", "each_camera")
+# The nodes that there are: the module of each executable, and the family of its driver.
+_NODES = {
+    "arm_node": ("drivers.arm.node", "drivers.arm.base.Arm"),
+    "camera_node": ("drivers.camera.node", "drivers.camera.base.Camera"),
+    "gripper_node": ("drivers.gripper.node", "drivers.gripper.base.Gripper"),
+    "sim_arm_node": ("drivers.arm.sim_node", "drivers.arm.sim.SimArm"),
+    "teleop_node": ("drivers.teleop.node", "drivers.teleop.base.TeleopDevice"),
+    "twin_node": ("drivers.twin.node", "drivers.twin.ur_controller.UrController"),
+}
 # Parameters of all nodes of `drivers`, and further ones of the nodes of each of its packages.
 _OF_ALL = ("driver", "rate_hz", "stale_after_s", "reconnect_after_s", "autostart", "use_sim_time")
 _PARAMETERS = {
@@ -57,6 +67,16 @@ _PARAMETERS = {
 
 class NodeTableError(RobotRLError):
     """A node in the configuration that cannot be started, or a camera without one."""
+
+
+class Driver(Protocol):
+    """What the drivers of all devices have."""
+
+    def connect(self) -> None:
+        """Reach the device."""
+
+    def close(self) -> None:
+        """Let go of it."""
 
 
 @dataclass(frozen=True)
@@ -182,14 +202,20 @@ def _check(name: str, entry: Mapping[str, Any]) -> None:
         raise NodeTableError(
             f"the node nodes.{name} cannot be started", got=f"no {missing[0]}", expected=_KEYS
         )
+    executable, module = str(entry["executable"]), str(entry["module"])
+    if module != _NODES.get(executable, ("",))[0]:
+        raise NodeTableError(
+            f"nodes.{name} is no node of robot_rl",
+            got=f"executable: {executable}, module: {module}",
+            expected="; ".join(f"{each}: {runs}" for each, (runs, _) in _NODES.items()),
+            hint="name a device of your own as the _target_ of its driver",
+        )
     parameters = entry.get("parameters") or {}
-    package = str(entry["module"]).rpartition(".")[0]
-    if package in _PARAMETERS:
-        known = (*_OF_ALL, *_PARAMETERS[package])
-        check_known(f"nodes.{name}.parameters", [k.partition(".")[0] for k in parameters], known)
+    known = (*_OF_ALL, *_PARAMETERS[module.rpartition(".")[0]])
+    check_known(f"nodes.{name}.parameters", [k.partition(".")[0] for k in parameters], known)
     if "_target_" in (driver := parameters.get("driver") or {}):
         try:
-            registry.check_arguments(driver)
+            registry.check_arguments(driver, driver_family(executable))
         except RobotRLError as error:
             raise NodeTableError(f"nodes.{name}.parameters.driver: {error}") from error
 
@@ -240,10 +266,16 @@ def _camera_node_name(camera: Mapping[str, Any]) -> str:
     return f"{camera['name']}_camera"
 
 
+def driver_family(executable: str) -> type[Driver]:
+    """The family of the drivers of a node; loads what says it."""
+    family: type[Driver] = resolve_name(_NODES[executable][1])
+    return family
+
+
 def _check_each_camera(name: str, entry: Mapping[str, Any], cameras: Sequence[Any]) -> None:
     """Check that the driver of a node for each camera can be told which camera it is."""
     driver = (entry.get("parameters") or {}).get("driver") or {}
-    if cameras and not registry.takes(driver, "camera"):
+    if cameras and not registry.takes(driver, driver_family(str(entry["executable"])), "camera"):
         raise NodeTableError(
             f"the node nodes.{name} cannot be one for each camera",
             got=f"each_camera with {driver['_target_']}, which takes no `camera`",

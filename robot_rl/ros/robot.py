@@ -19,6 +19,7 @@ from std_msgs.msg import Float64
 from robot_rl.data.schema import Observation
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.robot import GRIPPER_ACTION, Action, RobotInterrupted
+from robot_rl.env.sim.cameras import CameraOptions
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.task import Tracked
 from robot_rl.errors import RobotRLError
@@ -26,7 +27,7 @@ from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import qos
 from robot_rl.ros.client import UNNAMED, RosClient
 from robot_rl.ros.environment import clean_shared_memory, prepare_environment
-from robot_rl.ros.episodes import SceneMirror
+from robot_rl.ros.episodes import Episodes, SceneMirror
 from robot_rl.ros.errors import CommandConflict, GoalReachedBefore, MeasuredTwice
 from robot_rl.ros.measurements import Measurements, SensorLimits
 from robot_rl.ros.operator_services import ArmMode, OperatorServices
@@ -65,12 +66,12 @@ class RosRobot:
     twist: bool
     wrench: bool  # without it `limits.max_force` does not apply
     gripper: bool
-    cameras: Sequence[Any]
+    cameras: Sequence[CameraOptions]
     track_objects: bool  # whether poses of objects are observed
     limits: CartesianLimits  # of targets that are poses
     joints: JointActionLimits | None  # where its targets are joint positions: within these
     sensors: SensorLimits  # how fresh measurements must be
-    episodes: Any  # brings the arm to where an episode starts
+    episodes: Episodes  # brings the arm to where an episode starts
     mirror: SceneMirror | None  # the world, for scripted experts; None for a real robot
     attended: bool  # whether it waits for a `start`; a robot without a mirror always does
 

@@ -13,7 +13,12 @@ from policies.networks import seeded
 from policies.points import PointEncoder
 from policies.vision import ImageEncoder, observed_keys
 from robot_rl.config import compose
-from robot_rl.learning.stages.vision import REMAINING_MOTION, Regulariser, SeeingPolicy
+from robot_rl.learning.stages.vision import (
+    REMAINING_MOTION,
+    Regulariser,
+    SeeingPolicy,
+    VisionTraining,
+)
 
 STATES = {"state/tcp_pose": 7}
 ROWS = 16
@@ -62,7 +67,9 @@ def student(kind, **weights):
         identity=(FEATURES,),
         denoiser={"hidden": [16]},
     )
-    options = registry.make(compose(["observation=pixels"]).observation.vision_training)
+    options = registry.make(
+        compose(["observation=pixels"]).observation.vision_training, VisionTraining
+    )
     options = replace(options, **weights)
     return SeeingPolicy(policy, vision, options, Regulariser(vision, options, generator))
 

@@ -23,7 +23,8 @@ from robot_rl.data.intervals import clopper_pearson
 from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.algorithms.generative import Generative
-from robot_rl.learning.gate import Candidate, Decision, EpisodeGate, ModelGate, PairedTest
+from robot_rl.learning.gate import Candidate, Decision, EpisodeGate, Gate, ModelGate, PairedTest
+from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.clone import Clone
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.stages.gather import Outcome, outcomes
@@ -110,8 +111,10 @@ def _decisions(told: Sequence[str]) -> dict[str, Any]:
 
 def _of_seed(config: DictConfig, seed: int, folder: Path) -> Iterator[dict[str, Any]]:
     """Judge the candidates of a seed."""
-    gates = {name: registry.make(compose([f"gate={name}"]).gate) for name in ("ope", "episodes")}
-    gates[config.choices.gate] = registry.make(config.gate)
+    gates = {
+        name: registry.make(compose([f"gate={name}"]).gate, Gate) for name in ("ope", "episodes")
+    }
+    gates[config.choices.gate] = registry.make(config.gate, Gate)
     by_model, by_episodes = gates["ope"], gates["episodes"]
     assert isinstance(by_model, ModelGate)
     assert isinstance(by_episodes, EpisodeGate)
@@ -167,7 +170,7 @@ def _prepared(words: Sequence[str], folder: Path) -> Workbench:
     """Demonstrations, the clone, which is accepted, and episodes that it gathers."""
     settings = compose(words)
     bench = Workbench(settings, RunDirectory.create(str(settings.task.name), folder))
-    gather = registry.make(settings.recipe.stages.rounds.of.gather)
+    gather = registry.make(settings.recipe.stages.rounds.of.gather, Stage)
     gather.round = 1
     for stage in (Collect(), Clone(), gather):
         stage.run(bench)

@@ -24,6 +24,7 @@ from policies import registry
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import qos
+from robot_rl.ros.episodes import SceneMirror
 from robot_rl.ros.errors import ServiceFailed
 from robot_rl.safety import rotations
 
@@ -103,7 +104,7 @@ class TwinCell:
         self.watch = ArmWatch(str(config.robot.namespace))
         self._check = check
         self.client = self.watch.client
-        self._mirror = registry.make(config.robot.mirror)
+        self._mirror = registry.make(config.robot.mirror, SceneMirror)
         self._mirror.listen(self.client, 1.0)
         self._poses: deque[tuple[float, npt.NDArray[np.float64]]] = deque(maxlen=_POSES)
         self.actions: list[tuple[int, npt.NDArray[np.float32]]] = []  # system clock [ns]

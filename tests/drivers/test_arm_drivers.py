@@ -16,12 +16,12 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from drivers.arm import franka, ur, xarm
-from drivers.arm.base import Spring, Tool, pose_of, reset_waypoints
+from drivers.arm.base import Arm, Spring, Tool, pose_of, reset_waypoints
 from drivers.errors import DriverError, DriverFault, DriverTimeout
 from policies import registry
 from robot_rl.config import compose
 from robot_rl.errors import RobotRLError
-from robot_rl.ros.nodes import node_table
+from robot_rl.ros.nodes import Driver, node_table
 from robot_rl.safety import ArmLimits, refuse_stiff_contact
 
 NOBODY = "127.0.0.9"  # where a twin on this machine does not listen
@@ -37,7 +37,7 @@ ARMS = {
 def made(name, host=NOBODY, **settings):
     target, module, _ = ARMS[name]
     pytest.importorskip(module, reason=f"needs the extra {name}")
-    return registry.make({"_target_": target, "host": host, "timeout_s": 0.3, **settings})
+    return registry.make({"_target_": target, "host": host, "timeout_s": 0.3, **settings}, Driver)
 
 
 @pytest.mark.parametrize("name", ARMS)
@@ -273,5 +273,5 @@ def test_each_arm_has_a_configuration_that_its_driver_takes(name):
     (arm,) = (node for node in node_table(config) if node.name == "arm")
     assert arm.parameters["reset.pose"] == [0.4, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0]
     pytest.importorskip(ARMS[name][1], reason=f"needs the extra {name}")
-    driver = registry.make(json.loads(arm.parameters["driver"]))
+    driver = registry.make(json.loads(arm.parameters["driver"]), Arm)
     assert list(driver.joint_names) == list(config.robot.joint_names)

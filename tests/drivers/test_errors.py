@@ -29,7 +29,7 @@ def test_a_missing_sdk_names_the_extra_to_install():
 def test_every_driver_names_its_extra(monkeypatch, module, driver, arguments, extra):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtra, match=rf"pip install -e '\.\[{extra}\]' in the clone"):
-        registry.make({"_target_": f"drivers.{driver}", **arguments})
+        registry.make({"_target_": f"drivers.{driver}", **arguments}, object)
 
 
 def test_an_sdk_that_does_not_load_says_why(tmp_path, monkeypatch):

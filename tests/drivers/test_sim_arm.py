@@ -5,12 +5,14 @@ import time
 import numpy as np
 import pytest
 
+from drivers.arm.sim import SimArm
 from drivers.errors import DriverError, DriverFault
 from policies import registry
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
 from robot_rl.env.sim.task import put_in_world
-from robot_rl.env.sim.world import SceneState
+from robot_rl.env.sim.world import GripperMotor, SceneState
+from robot_rl.env.task import Task
 from robot_rl.errors import RobotRLError
 
 
@@ -29,7 +31,9 @@ def arm_config(task):
 
 @pytest.fixture
 def make_arm(connected):
-    return lambda task="reach", **options: connected(registry.make(arm_config(task), **options))
+    return lambda task="reach", **options: connected(
+        registry.make(arm_config(task), SimArm, **options)
+    )
 
 
 def wait_for(true, seconds=10.0):
@@ -53,7 +57,7 @@ def test_it_goes_where_it_is_told_and_says_when_it_was_there(make_arm):
 
 
 def test_a_seed_gives_the_scene_of_the_in_process_simulation():
-    arm = registry.make(arm_config("peg_insert"))
+    arm = registry.make(arm_config("peg_insert"), SimArm)
     env = make_env(compose(["task=peg_insert"]))
     for seed in (0, 7):
         observation, _ = env.reset(seed=seed)
@@ -115,13 +119,17 @@ def test_a_collision_reflex_stays_until_a_person_clears_it(make_arm):
 def copy_of(task):
     """Another world that was built from the same configuration, and its state."""
     config = arm_config(task)
-    parts = registry.make(config["task"]), config["model"], registry.make(config["gripper"])
+    parts = (
+        registry.make(config["task"], Task),
+        config["model"],
+        registry.make(config["gripper"], GripperMotor),
+    )
     world = put_in_world(*parts).world
     return world, SceneState(world)
 
 
 def test_a_copy_of_the_world_looks_the_same():
-    arm = registry.make(arm_config("pick_insert"))
+    arm = registry.make(arm_config("pick_insert"), SimArm)
     world, state = copy_of("pick_insert")
     assert state.fingerprint == arm.fingerprint
     for seed in (3, 4):
@@ -151,7 +159,7 @@ def test_a_gripper_is_moved_where_the_task_has_one(make_arm):
 
 
 def test_an_arm_that_is_not_connected_says_so():
-    arm = registry.make(arm_config("reach"))
+    arm = registry.make(arm_config("reach"), SimArm)
     with pytest.raises(DriverError, match="not connected"):
         arm.read()
 
@@ -164,4 +172,4 @@ def test_a_task_that_is_not_simulated_is_refused():
         "time_limit_steps": 1,
     }
     with pytest.raises(RobotRLError, match=r"cannot do the task 'pour_tea'"):
-        registry.make(arm_config("reach") | {"task": task})
+        registry.make(arm_config("reach") | {"task": task}, SimArm)

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from drivers.arm.base import pose_of
 from drivers.errors import DriverError
+from drivers.twin.ur_controller import UrController
 from policies import registry
 from robot_rl.config import compose
 from robot_rl.processes.waiting import wait_until
@@ -41,7 +42,7 @@ def flange(joints):
 def make_controller():
     config = compose(["robot=twin_ur5e", "task=peg_insert"])
     driver = OmegaConf.to_container(config.nodes.twin.parameters.driver, resolve=True)
-    return registry.make(driver, host=HOST)
+    return registry.make(driver, UrController, host=HOST)
 
 
 @pytest.fixture

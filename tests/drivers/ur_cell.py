@@ -9,6 +9,7 @@ import sys
 
 from omegaconf import OmegaConf
 
+from drivers.twin.ur_controller import UrController
 from policies import registry
 from robot_rl.config import compose
 
@@ -17,7 +18,7 @@ def main(options):
     """Serve until the standard input closes; the options are the controller's, as JSON."""
     config = compose(["robot=twin_ur5e", "task=reach"])
     driver = OmegaConf.to_container(config.nodes.twin.parameters.driver, resolve=True)
-    controller = registry.make(driver, **json.loads(options))
+    controller = registry.make(driver, UrController, **json.loads(options))
     controller.connect()
     print("ready", flush=True)  # noqa: T201 - the test waits for it
     for line in sys.stdin:

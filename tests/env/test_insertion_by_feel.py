@@ -6,6 +6,8 @@ from scenes import configuration
 
 from policies import registry
 from robot_rl.env.factory import make_env, make_expert, make_inbox, make_intervention
+from robot_rl.env.sim.task import Imperfections
+from robot_rl.env.sim.tasks.insertion_by_feel import InsertionByFeel
 from robot_rl.rewards.source import TaskReward
 from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.safety import rotations
@@ -17,7 +19,7 @@ STILL = np.zeros(6)
 def world_and_hand(*overrides):
     config = configuration("operator=simulated", *overrides)
     env = make_env(config)
-    imperfections = registry.make(config.operator.imperfections)
+    imperfections = registry.make(config.operator.imperfections, Imperfections)
     return env, make_expert(config, env, "hand", imperfections=imperfections)
 
 
@@ -114,7 +116,7 @@ def test_the_operator_calls_it_a_failure_when_the_peg_lies_on_the_table():
 
 @pytest.fixture
 def insertion():
-    return registry.make(configuration("task=peg_insert").task.hand.insertion)
+    return registry.make(configuration("task=peg_insert").task.hand.insertion, InsertionByFeel)
 
 
 def tip(x, y, z, turned=0.0):

@@ -6,6 +6,7 @@ from scenes import configuration, environment
 from scipy.spatial.transform import Rotation
 
 from policies import registry
+from robot_rl.env.task import Task
 from robot_rl.errors import RobotRLError
 
 REST = np.zeros(6, np.float32)
@@ -188,6 +189,6 @@ def test_a_pose_out_of_reach_says_so():
 
 
 def test_a_task_without_a_world_says_what_to_do():
-    task = registry.make(configuration("task=reach").task.environment)
+    task = registry.make(configuration("task=reach").task.environment, Task)
     with pytest.raises(RobotRLError, match=r"'reach'.*next: .*make_env"):
         _ = task.world

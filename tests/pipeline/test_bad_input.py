@@ -64,7 +64,7 @@ def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("policy.observation_steps=0", "policy.observation_steps is out of range; got: 0"),
         ("execute_steps=9", "execute_steps does not fit the chunk; got: 9; expected: 1 ... 8"),
         ("+policy.depth=3", "takes no argument 'depth'"),
-        ("policy._target_=robot_rl.run.RunDirectory", "takes no argument"),
+        ("policy._target_=robot_rl.run.RunDirectory", "is no ChunkPolicy"),
         ("algorithm.scale=-1.0", "the residual scale is out of range; got: -1.0"),
         ("algorithm=rlpd_gripper", "needs a task that moves the gripper; got: action columns x, y"),
         (

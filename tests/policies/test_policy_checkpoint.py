@@ -150,10 +150,10 @@ def test_a_description_that_cannot_be_used_says_why():
         ("os.system", "'os.system' is not in the registry; got: a module 'os' that nobody has add"),
         ("octo.OctoPolicy", "next: name the folder with octo.py: ROBOT_RL_PATH=FOLDER"),
         ("policies.gaussian.GausianPolicy", "next: did you mean 'GaussianPolicy'?"),
-        ("policies.diffusion.create", "is no Policy; expected: a subclass of policies.policy.Pol"),
+        ("policies.diffusion.create", "is no class; expected: a Policy"),
         ("policies.checkpoint.load", "is no Policy"),
-        ("policies.errors.importlib", "has no class or function 'importlib'"),
-        ("policies.checkpoint.load_tensors", "has no class or function 'load_tensors'"),
+        ("policies.errors.importlib", "has no class 'importlib'"),
+        ("policies.checkpoint.load_tensors", "has no class 'load_tensors'"),
         ("gaussian", "not named in full; got: gaussian; expected: module.Class"),
     ],
 )

@@ -11,15 +11,16 @@ import pytest
 from policies import registry
 from policies.registry import PATH_VARIABLE, RegistryError, make
 from robot_rl.config import ConfigError, compose, group_choices
+from robot_rl.env.task import Task
 from robot_rl.processes.resources import find_resource
-
-STATISTICS = "robot_rl.evaluation.statistics"
 
 
 def test_make_builds_nested_targets_and_takes_further_arguments():
-    lost = {"_target_": f"{STATISTICS}.longest_run", "successes": [True, True, False]}
-    made = make({"_target_": f"{STATISTICS}.Comparison", "lost": lost, "level": 0.1}, won=1)
-    assert (made.lost, made.won, made.level) == (2, 1, 0.1)
+    task = {"_target_": "robot_rl.env.task.RobotTask", "name": "plug", "instruction": "plug in"}
+    task |= {"time_limit_steps": 50, "action_names": ["x"]}
+    config = {"_target_": "robot_rl.env.task.Tracked", "task": task, "reports_success": False}
+    made = make(config, Task, start_pose=[0.4, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0], start_noise=0.0)
+    assert (made.name, made.action_names) == ("plug", ("x",))
 
 
 @pytest.mark.parametrize(
@@ -33,14 +34,14 @@ def test_make_builds_nested_targets_and_takes_further_arguments():
         ({"_target_": "robot_rl.run.RunDirectory"}, "missing a required argument: 'path'"),
         ({"_target_": "robot_rl.env.sim.task.SimTask"}, "give it a method build, goal_pose"),
         ({"_target_": "os.system", "command": "true"}, "'os.system' is not in the registry"),
-        ({"_target_": "robot_rl.run.shutil"}, "no class or function 'shutil'"),
-        ({"_target_": "robot_rl.run.datetime"}, "no class or function 'datetime'"),
+        ({"_target_": "robot_rl.run.shutil"}, "no class 'shutil'"),
+        ({"_target_": "robot_rl.run.datetime"}, "no class 'datetime'"),
         ({"_target_": "my_arm.Arm"}, "next: name the folder with my_arm.py: ROBOT_RL_PATH=FOLDER"),
     ],
 )
 def test_make_explains_what_does_not_fit(config, message):
     with pytest.raises(RegistryError) as caught:
-        make(config)
+        make(config, object)
     assert message in str(caught.value)
 
 
@@ -61,7 +62,7 @@ def test_a_folder_of_the_users_own_adds_modules_choices_and_models(own):
     )
     (own / "hardware").mkdir()
     (own / "hardware/arm.xml").write_text("<mujoco/>")
-    assert make({"_target_": "own_parts.Part", "size": 3}).size == 3
+    assert make({"_target_": "own_parts.Part", "size": 3}, object).size == 3
     assert "peg_deep" in group_choices()["task"]
     task = compose(["task=peg_deep"]).task
     assert (task.name, task.environment.success_depth, task.environment.friction) == (
@@ -85,14 +86,14 @@ def test_a_choice_that_there_is_already_is_refused(own):
         ("own_broken", "1 / 0", "'own_broken.Part' cannot be imported; got: ZeroDivisionError"),
         ("own_syntax", "def", "'own_syntax.Part' cannot be imported; got: SyntaxError"),
         ("own_lacking", "import nobody", "next: install the package that provides 'nobody'"),
-        ("own_empty", "", "module 'own_empty' has no class or function 'Part'"),
+        ("own_empty", "", "module 'own_empty' has no class 'Part'"),
         ("json", "class Part: ...", "the module 'json' of"),
     ],
 )
 def test_a_module_of_the_users_own_that_cannot_be_used_says_why(own, name, text, message):
     (own / f"{name}.py").write_text(text)
     with pytest.raises(RegistryError) as caught:
-        make({"_target_": f"{name}.Part"})
+        make({"_target_": f"{name}.Part"}, object)
     assert message in str(caught.value)
 
 
@@ -143,7 +144,7 @@ def test_a_plugin_adds_its_package_and_its_configuration(tmp_path):
     (about / "entry_points.txt").write_text("[robot_rl.plugins]\nlab = lab_plugin\n")
     code = (
         "import json; from policies import registry; from robot_rl.config import group_choices;"
-        "made = registry.make({'_target_': 'lab_plugin.parts.Part'});"
+        "made = registry.make({'_target_': 'lab_plugin.parts.Part'}, object);"
         "print(json.dumps([type(made).__name__, 'plugged' in group_choices()['task']]))"
     )
     path = os.pathsep.join([str(tmp_path / "site"), str(Path(registry.__file__).parents[1])])

@@ -43,8 +43,9 @@ def run_gripper_node(driver):
     ("driver", "reason"),
     [
         ({"_target_": "drivers.gripper.nothing.Nothing"}, "drivers.gripper.nothing"),
+        ({"_target_": "robot_rl.run.RunDirectory", "path": 3}, "is no Gripper"),
         # Of the constructor, and no error of this package.
-        ({"_target_": "robot_rl.run.RunDirectory", "path": 3}, "AttributeError"),
+        ({"_target_": "drivers.gripper.robotiq.Robotiq2F", "address": 3}, "Error"),
     ],
 )
 def test_a_driver_that_cannot_be_made_ends_the_node_with_the_reason(driver, reason):

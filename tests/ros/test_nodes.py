@@ -87,6 +87,9 @@ def test_a_node_that_lacks_its_executable_is_named():
     config.nodes.gripper = {"executable": "a", "module": "b", "respwan": True}
     with pytest.raises(NodeTableError, match="respwan"):
         node_table(config)
+    config.nodes.gripper = {"executable": "gripper_node", "module": "timeit"}
+    with pytest.raises(NodeTableError, match=r"nodes\.gripper is no node of robot_rl.*timeit"):
+        node_table(config)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ from drivers.gripper.node import GripperNode
 from policies import registry
 from robot_rl.config import compose
 from robot_rl.env.sim.cameras import CameraError, SceneRenderer
+from robot_rl.env.sim.world import GripperMotor
+from robot_rl.env.task import Task
 from robot_rl.ros import qos
 from robot_rl.ros.errors import BadMeasurement
 from robot_rl.ros.messages import image_array, to_nanoseconds
@@ -156,7 +158,6 @@ def test_a_camera_that_is_not_in_the_model_and_a_world_that_is_not_there():
 
 
 def _made(shared):
-    return {
-        name: registry.make(value) if isinstance(value, dict) else value
-        for name, value in shared.items()
-    }
+    families = {"task": Task, "gripper": GripperMotor}
+    made = {name: registry.make(shared[name], family) for name, family in families.items()}
+    return {**shared, **made}

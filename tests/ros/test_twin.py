@@ -15,6 +15,7 @@ pytest.importorskip("rtde_control", reason="needs the extra ur")
 
 from listening import PATIENT
 
+from drivers.teleop.spacemouse import SpaceMouse
 from policies import registry
 from robot_rl.commands.preparation import robot_nodes
 from robot_rl.config import compose
@@ -197,7 +198,9 @@ def test_an_operator_takes_over_with_a_spacemouse(cell, monkeypatch):
     mouse = _Mouse()
     library = SimpleNamespace(device=lambda: mouse, enumerate=lambda *ids: [])
     monkeypatch.setitem(sys.modules, "hidraw", library)
-    device = registry.make(compose(["teleop=spacemouse"]).teleop.device, path="/dev/hidraw0")
+    device = registry.make(
+        compose(["teleop=spacemouse"]).teleop.device, SpaceMouse, path="/dev/hidraw0"
+    )
     begin(cell, 5)
     attendant = DeviceAttendant(device, cell._inbox)
     monkeypatch.setattr(cell, "_attendants", (attendant,))

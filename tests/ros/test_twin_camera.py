@@ -15,6 +15,7 @@ pytest.importorskip("libusb_package", reason="needs the extra realsense")
 from listening import Listener, Running
 from omegaconf import OmegaConf
 
+from drivers.camera.base import Camera
 from drivers.errors import DriverError, DriverTimeout
 from drivers.twin.node import TwinNode
 from policies import registry
@@ -41,6 +42,7 @@ def test_the_library_gives_pictures_and_depth_of_the_world_as_it_is_until_they_f
     scene = {key: config["simulation"][key] for key in ("task", "model", "gripper")}
     camera = registry.make(
         {"_target_": "drivers.twin.realsense_camera.TwinRealSense", **scene, **place, **SIZE},
+        Camera,
         camera="wrist",
         depth=True,
         rate_hz=6,

@@ -18,9 +18,7 @@ def check_algorithm(config: Mapping[str, Any]) -> None:
     Raises:
         AlgorithmError: Names the setting that is out of range, or a policy that it cannot improve.
     """
-    for section in config["algorithm"].values():
-        if isinstance(section, Mapping) and "_target_" in section:
-            registry.make(section)
+    registry.try_parts(config["algorithm"], Algorithm)
     if improves_clone(config) and "process" not in config["policy"]:
         raise AlgorithmError(
             f"algorithm={config['choices']['algorithm']} improves a generative policy",
@@ -31,8 +29,7 @@ def check_algorithm(config: Mapping[str, Any]) -> None:
 
 def improves_clone(config: Mapping[str, Any]) -> bool:
     """Whether the configured algorithm improves the cloned policy itself."""
-    kind = registry.find(config["algorithm"]["_target_"])
-    return isinstance(kind, type) and issubclass(kind, Generative)
+    return issubclass(registry.find_class(config["algorithm"]["_target_"], Algorithm), Generative)
 
 
 def make_algorithm(
@@ -52,9 +49,9 @@ def make_algorithm(
             encoder that shall be trained.
     """
     arguments: dict[str, Any] = {"base": cloned.policy, "seed": seed}
-    if registry.takes(config, "action_names"):
+    if registry.takes(config, Algorithm, "action_names"):
         arguments["action_names"] = cloned.interface.action_names
-    if registry.takes(config, "encoding"):
+    if registry.takes(config, Algorithm, "encoding"):
         arguments["encoding"] = make_encoding(cloned, observation)
     elif observation is not None and trains_on(observation):
         raise AlgorithmError(
@@ -62,5 +59,4 @@ def make_algorithm(
             got=config["_target_"],
             hint="leave observation.vision_online=continued out",
         )
-    algorithm: Algorithm = registry.make(config, **arguments)
-    return algorithm
+    return registry.make(config, Algorithm, **arguments)

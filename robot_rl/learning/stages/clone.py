@@ -106,7 +106,7 @@ def clone(
                 expected="what it shows, in words",
                 hint="record with task.environment.instruction=TEXT, or take another policy",
             )
-    options: CloningOptions = registry.make(config.cloning)
+    options = registry.make(config.cloning, CloningOptions)
     turning = turning_of(config, policy.cloning_fields, schema)
     policy = shown_training(policy, rows, options, int(config.seed), "cloning", turning)
     return behaviour_of(config, policy, schema, vision)
@@ -164,10 +164,8 @@ def untrained(
     identity = [name for name in keys if name == FEATURES]
     names = [name for name in (*keys, "action") if name != FEATURES]
     arrays = {name: rows.arrays[name][rows.indices] for name in names} | images
-    policy = registry.make(
-        config.policy, arrays=arrays, keys=keys, generator=generator, identity=identity
-    )
-    assert isinstance(policy, ChunkPolicy)
+    given = {"arrays": arrays, "keys": keys, "generator": generator, "identity": identity}
+    policy = registry.make(config.policy, ChunkPolicy, **given)
     if config.compile:
         policy.compile()
     return policy.to(compute_device(config))
@@ -191,9 +189,7 @@ def make_image_encoder(
             hint="add observation.vision_training.motion_weight=0"
             " observation.vision_training.exploration_episodes=0",
         )
-    encoder = registry.make(config.observation.vision, generator=generator, **parts)
-    assert isinstance(encoder, ImageEncoder)
-    return encoder
+    return registry.make(config.observation.vision, ImageEncoder, generator=generator, **parts)
 
 
 def behaviour_of(

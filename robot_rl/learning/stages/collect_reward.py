@@ -22,6 +22,8 @@ from robot_rl.env.controllers import ExpertController, IdleController
 from robot_rl.env.factory import make_env, make_expert, make_inbox, make_intervention
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.rollout import Controller, EpisodeResult, SeedStream, rollout, training_seed
+from robot_rl.env.sim.task import Imperfections
+from robot_rl.env.task import Expert
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.collect import attempts_after
 from robot_rl.learning.workbench import Workbench
@@ -89,7 +91,7 @@ class ExampleCollector:
 
     def __init__(self, config: DictConfig, run: RunDirectory) -> None:
         self._config, self._run = config, run
-        self._options: CollectionOptions = registry.make(config.classifier.collection)
+        self._options = registry.make(config.classifier.collection, CollectionOptions)
         self._source = Lingering(self._options.frames_after_success)
         self._inner, _ = make_watched_env(config, config.classifier.cameras)
         self._env = RewardWrapper(self._inner, self._source)
@@ -155,7 +157,7 @@ class ExampleCollector:
         """Everything that fails in a way of its own."""
         options = self._options
         kinds = [self._stalling()]
-        if registry.takes(self._config.task.expert, "imperfections"):
+        if registry.takes(self._config.task.expert, Expert, "imperfections"):
             misplaced = self._expert(
                 offset=options.offset, yaw_offset=options.yaw_offset, correction=1.0
             )
@@ -186,9 +188,9 @@ class ExampleCollector:
 
     def _expert(self, **flaws: float) -> ExpertController:
         """The task's expert, with other imperfections than its own if they are given."""
-        replaced = {}
+        replaced: dict[str, Any] = {}
         if flaws:
-            own = registry.make(self._config.task.expert.imperfections)
+            own: Any = registry.make(self._config.task.expert.imperfections, Imperfections)
             replaced["imperfections"] = dataclasses.replace(own, **flaws)
         expert = make_expert(self._config, self._inner, **replaced)
         return ExpertController(expert)
@@ -207,7 +209,7 @@ def collect_by_operator(
     Raises:
         RewardError: What is recorded there was labelled by the task, or more quickly or slowly.
     """
-    options: CollectionOptions = registry.make(config.classifier.collection)
+    options = registry.make(config.classifier.collection, CollectionOptions)
     inner, _ = make_watched_env(config, config.classifier.cameras)
     operated = make_intervention(config, inner, inbox)
     detector = OperatorDetector(operated)

@@ -150,7 +150,7 @@ class Curate(Stage):
 
     def check(self, config: DictConfig) -> None:
         """Check the settings, and that there is something that critics can look at."""
-        registry.make(config.curation)
+        registry.make(config.curation, Curation)
         compute_device(config)
         if config.policy.get("cameras"):
             raise ConfigError(
@@ -163,7 +163,7 @@ class Curate(Stage):
     def run(self, bench: Workbench) -> None:
         """Learn the values, perhaps again with failures made of retries, and write what falls."""
         torch.set_num_threads(1)
-        options: Curation = registry.make(bench.config.curation)
+        options = registry.make(bench.config.curation, Curation)
         dataset, attempts, keys = _recorded(bench)
         shown = [attempt for attempt in attempts if attempt.success]
         segments: list[Segments] = []

@@ -85,7 +85,7 @@ class Distil(Stage):
         if run.has_folder(STUDENT):
             bench.say(f"the student of before, {run.path / STUDENT}, will be replaced")
         rows = recorded(config, run, behaviour)
-        options: CloningOptions = registry.make(config.distil)
+        options = registry.make(config.distil, CloningOptions)
         lesson = Lesson(teacher)
         taught = shown_training(lesson, rows, options, int(config.seed), "distilling")
         difference = taught.difference(rows, _JUDGED)

@@ -90,12 +90,12 @@ class ImproveOffline(Offline):
                 f" algorithm.schedule.critic_only_updates={schedule.critic_only_updates}",
                 hint="raise the first, or lower the second",
             )
-        registry.make(config.gate)
+        registry.make(config.gate, Gate)
 
     @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
         """Learn, or go on with that, and let the gate decide."""
-        gate: Gate = registry.make(bench.config.gate)
+        gate = registry.make(bench.config.gate, Gate)
         start = bench.policy(CANDIDATE if bench.run.has_folder(CANDIDATE) else ACCEPTED)
         each, out = int(bench.config.algorithm.schedule.offline_updates), gate.held_out
         training = OfflineTraining(
@@ -145,7 +145,7 @@ class ImproveOnline(Stage):
         """Check the settings."""
         check_generative(config)
         compute_device(config)
-        registry.make(config.gate)
+        registry.make(config.gate, Gate)
         for name, value in (("iterations", self._iterations), ("episodes", self._episodes)):
             if not (isinstance(value, int) and value > 0):
                 raise ConfigError(f"improve_online.{name} is out of range", got=value)
@@ -192,7 +192,7 @@ class ImproveOnline(Stage):
                         | {"environment_steps": recorded_steps(bench.run.gathered)},
                     )
                 won = won if rest else 0
-        gate: Gate = registry.make(bench.config.gate)
+        gate = registry.make(bench.config.gate, Gate)
         decided(bench, gate, accepted.learned(ppo.policy(), version + ppo.iterations), 0)
 
     def _learn(self, bench: Workbench, ppo: OnlinePPO, acted: Behaviour) -> dict[str, Any]:

@@ -41,15 +41,13 @@ class Reward(Stage):
     def run(self, bench: Workbench) -> None:
         """Train on the examples of the run; too few of them are a `RewardError`."""
         config = bench.config
-        options: ClassifierTraining = registry.make(config.classifier.training)
+        options = registry.make(config.classifier.training, ClassifierTraining)
         torch.set_num_threads(options.threads)
         examples = Examples(_open(bench.run.reward_examples))
         seed = int(config.seed)
         split = examples.split(options.validation_share, np.random.default_rng(seed))
-        network = registry.make(
-            config.classifier.model, cameras=examples.cameras, generator=bench.generator()
-        )
-        assert isinstance(network, SuccessClassifier)
+        given = {"cameras": examples.cameras, "generator": bench.generator()}
+        network = registry.make(config.classifier.model, SuccessClassifier, **given)
         network.to(bench.device)
         with WorkProgress(options.updates, "updates") as progress:
             progress.phase("training the success classifier")

@@ -57,7 +57,7 @@ class Vision(Stage):
 
     def check(self, config: DictConfig) -> None:
         """Check the constants of its training."""
-        options: VisionTraining = registry.make(config.observation.vision_training)
+        options = registry.make(config.observation.vision_training, VisionTraining)
         if options.exploration_episodes and not options.motion_weight:
             raise AlgorithmError(
                 "exploration teaches an image encoder nothing but motion",
@@ -76,7 +76,7 @@ class Vision(Stage):
         states = observed_widths(config, dataset.schema)
         generator = bench.generator("vision")
         vision = make_image_encoder(config, dataset.schema, generator).to(bench.device)
-        options: VisionTraining = registry.make(config.observation.vision_training)
+        options = registry.make(config.observation.vision_training, VisionTraining)
         fields = (*states, *vision.cameras, "action")
         rows = EpisodeRows.of_datasets([dataset], fields, only_successful=True)
         if options.motion_weight:

@@ -1,0 +1,165 @@
+"""Where code comes from: robot_rl's own packages, plug-ins, and folders that the user named.
+
+`ROBOT_RL_PATH` holds those folders; `--config-dir`, and a cell on the command line, add to it. No
+file brings code of its own accord: it may be from another machine. A plug-in and a folder are laid
+out alike: Python modules, and `configs/` with files for the groups of robot_rl's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from policies.errors import RobotRLError
+
+PATH_VARIABLE = "ROBOT_RL_PATH"
+"""Folders of the user's own, separated as in PATH; child processes inherit it."""
+
+PACKAGES_VARIABLE = "ROBOT_RL_PACKAGES"
+"""Installed packages with environments that the user has named; child processes inherit it."""
+
+ENTRY_POINTS = "robot_rl.plugins"
+OWN_PACKAGES = ("robot_rl", "policies", "drivers")
+
+
+class RegistryError(RobotRLError):
+    """A name that is not in the registry, or arguments that do not fit what it names."""
+
+
+def folders() -> tuple[Path, ...]:
+    """Return the folders of `ROBOT_RL_PATH`, absolute.
+
+    Raises:
+        RegistryError: One of them is not there, or has nothing of use in it.
+    """
+    named = [text for text in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if text]
+    found: dict[Path, None] = {}
+    for folder in (Path(text).expanduser().resolve() for text in named):
+        # Also the `configs` in a folder of the user's own stands for that folder.
+        inner = folder.name == "configs" and not (folder / "configs").is_dir()
+        found[folder.parent if inner else folder] = None
+    for folder in found:
+        if not (folder / "configs").is_dir() and not any(folder.glob("*.py")):
+            raise RegistryError(
+                "this is no folder of your own: it has neither configs/ nor Python modules"
+                if folder.is_dir()
+                else "a folder of your own is not there",
+                got=str(folder),
+                hint=f"correct --config-dir or {PATH_VARIABLE}: see examples/1_task",
+            )
+    return tuple(found)
+
+
+def add_folder(folder: str) -> None:
+    """Put a folder in front of `ROBOT_RL_PATH`, for this process and those that it starts.
+
+    Raises:
+        RegistryError: It is not there, or has nothing of use in it.
+    """
+    before = os.environ.get(PATH_VARIABLE)
+    os.environ[PATH_VARIABLE] = os.pathsep.join([folder, *([before] if before else [])])
+    # Absolute: a child may work in another folder.
+    os.environ[PATH_VARIABLE] = os.pathsep.join(str(each) for each in folders())
+
+
+def add_package(name: str) -> None:
+    """Let an installed package be imported where a configuration names an environment of it.
+
+    The user has named it; this holds for this process and those that it starts.
+    """
+    known = [each for each in os.environ.get(PACKAGES_VARIABLE, "").split(os.pathsep) if each]
+    os.environ[PACKAGES_VARIABLE] = os.pathsep.join(dict.fromkeys([*known, name.partition(".")[0]]))
+
+
+def may_import(name: str) -> bool:
+    """Whether a module is of the registry, or of a package that `add_package` has added."""
+    named = os.environ.get(PACKAGES_VARIABLE, "").split(os.pathsep)
+    return is_registered(name) or name.partition(".")[0] in named
+
+
+def config_folders() -> tuple[Path, ...]:
+    """Return the `configs/` folders of plug-ins and of `ROBOT_RL_PATH`."""
+    specs = [importlib.util.find_spec(name) for name in plugins()]
+    places = [Path(p) for s in specs if s is not None for p in s.submodule_search_locations or ()]
+    return tuple(each / "configs" for each in (*folders(), *places) if (each / "configs").is_dir())
+
+
+@functools.cache
+def plugins() -> tuple[str, ...]:
+    """Names of the packages that the entry points name."""
+    from importlib.metadata import entry_points  # late: it takes a moment
+
+    found = entry_points(group=ENTRY_POINTS)
+    return tuple(sorted({each.module.partition(".")[0] for each in found}))
+
+
+def make_importable(module_name: str) -> Path | None:
+    """Let a module in a folder of the user's own be imported by its name; returns that folder."""
+    root = module_name.partition(".")[0]
+    folder = None if root in OWN_PACKAGES else _own_folder(root)
+    if folder is not None and str(folder) not in sys.path:
+        sys.path.append(str(folder))  # last: it hides no module that is there already
+    return folder
+
+
+def _own_folder(root: str) -> Path | None:
+    """The folder of `ROBOT_RL_PATH` that has this module or package."""
+    own = (f for f in folders() if (f / f"{root}.py").is_file() or (f / root).is_dir())
+    return next(own, None)
+
+
+def is_registered(name: str) -> bool:
+    """Whether a module, or what is in it, is of robot_rl, a plug-in or a folder that was named."""
+    root = name.partition(".")[0]
+    return root in OWN_PACKAGES or _own_folder(root) is not None or root in plugins()
+
+
+def imported(name: str, module_name: str) -> Any:
+    """Import the module of a dotted name.
+
+    Raises:
+        RegistryError: It is not of the registry, or cannot be imported.
+    """
+    root = module_name.partition(".")[0]
+    if not is_registered(module_name):
+        own, others = (", ".join(map(str, each)) or "none" for each in (folders(), plugins()))
+        raise RegistryError(
+            f"{name!r} is not in the registry",
+            got=f"a module {root!r} that nobody has added",
+            expected=f"a module of {', '.join(OWN_PACKAGES)}, of a plug-in ({others}),"
+            f" or in a folder of {PATH_VARIABLE} ({own})",
+            hint=f"name the folder with {root}.py: {PATH_VARIABLE}=FOLDER, or --config-dir FOLDER",
+        )
+    folder = make_importable(module_name)
+    try:
+        module = importlib.import_module(module_name)
+    except RobotRLError:
+        raise
+    except Exception as error:  # whatever the code of a user's own module does
+        got, hint = repr(error), "mend that module, or install what it imports"
+        if isinstance(error, ModuleNotFoundError):
+            # A missing dependency of an existing module is another problem than a wrong name.
+            ours = error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
+            got, install = f"no module named {error.name!r}", "install the package that provides"
+            hint = "check the spelling" if ours else f"{install} {error.name!r}"
+        raise RegistryError(f"{name!r} cannot be imported", got=got, hint=hint) from error
+    if folder is not None:
+        _check_not_hidden(root, folder)
+    return module
+
+
+def _check_not_hidden(root: str, folder: Path) -> None:
+    """Check that a module of the user's is the one that was imported under its name."""
+    spec = sys.modules[root].__spec__
+    places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
+    if not any(place and Path(place).resolve().is_relative_to(folder) for place in places):
+        raise RegistryError(
+            f"the module {root!r} of {folder} is hidden by another of that name",
+            got=places[0] if places else "a module without a file",
+            hint="rename yours",
+        )
