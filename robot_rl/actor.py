@@ -60,8 +60,6 @@ _CPU = torch.device("cpu")
 _ROOM_SECONDS = 0.05
 # The environment steps of the run so far, and the episode that they end.
 Acted = Iterator[tuple[int, EpisodeResult]]
-# How lines of its log begin that a person is to read, for example what the robot waits for.
-NOTE = "actor: "
 # The learner first has the base propose along all demonstrations, and a large base is slow.
 _FIRST_WEIGHTS_SECONDS = 900.0
 _CLAIM_SECONDS = 1.0  # for one that was killed just now to be gone
@@ -205,7 +203,7 @@ def run(config: DictConfig) -> None:
                 directory.append_jsonl(_EPISODES, {"actor": actor, **record})
                 number += 1
                 if alarm := result.facts.get("reward_alarm"):
-                    progress.note(f"reward alarm, {alarm}")
+                    _note(f"reward alarm, {alarm}")
                 progress.episode(result.success)
                 progress.update(steps)
         if stop.is_set():
@@ -290,7 +288,7 @@ def _weight_source(
             client, receiver, first, stop, note=_note, table=table, every_steps=every
         )
     version = first.behaviour.version
-    return RealtimeWeights(place.client(), receiver, config.task.name, version)
+    return RealtimeWeights(place.client(), receiver, config.task.name, version, _note)
 
 
 def _seeds(
@@ -330,7 +328,8 @@ def _seeds(
 
 
 def _note(text: str) -> None:
-    print(f"{NOTE}{text}", flush=True)
+    """Say what the user needs to know: `train` shows such lines too, see `ProcessGroup`."""
+    print(f"actor: {text}", flush=True)
 
 
 def _record(number: int, steps: int, result: EpisodeResult) -> dict[str, object]:

@@ -164,6 +164,8 @@ class Learner:
         nothing is kept. `LearningDiverged` where a loss is not finite.
         """
         total = self._blocks.total
+        if waits_for := _waits_for_annotation(self._bench.config, self._bench.run):
+            self._bench.say(f"learner: {waits_for}")
         # A resumed run on the stepped clock goes on with the weights whose turn it is.
         if not self._stepped or self._bench.client.get_weights(BEHAVIOUR) is None:
             self._publish(self.environment_steps)
@@ -200,8 +202,6 @@ class Learner:
 
     def _wait_for_rewards(self, target: int) -> None:
         """Wait until somebody has said of some rows what `reward.annotation` asks for."""
-        if not self._rows.transitions:
-            self._bench.say(f"learner: {waits_for_annotation(self._bench.config, self._bench.run)}")
         while not self._rows.transitions:
             if self._bench.stop.wait(_RETRY_SECONDS):
                 raise Stopped
@@ -348,7 +348,7 @@ class Learner:
         self._saved_steps = self.environment_steps
 
 
-def waits_for_annotation(config: DictConfig, run: RunDirectory) -> str | None:
+def _waits_for_annotation(config: DictConfig, run: RunDirectory) -> str | None:
     """Say what learning waits for where annotations are its only reward, None where not."""
     name = config.reward.annotation
     if name in (None, LABELS):

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from policies import registry
@@ -21,8 +22,9 @@ from robot_rl.commands.teach import start_lines
 from robot_rl.config import ConfigError, compose, composed, read_cell
 from robot_rl.env.task import Tracked
 from robot_rl.errors import RobotRLError
-from robot_rl.processes.group import ProcessDied
+from robot_rl.processes.group import ProcessDied, ProcessGroup
 from robot_rl.processes.resources import find_resource
+from robot_rl.processes.waiting import wait_until
 from robot_rl.ros.nodes import node_table
 from robot_rl.run import RunDirectory
 
@@ -284,6 +286,24 @@ def test_a_refused_recording_leaves_no_run_but_the_words_of_a_process_that_died(
         raise error
     assert (run.path / "logs/arm.log").exists() == kept
     assert Path("runs").exists() == kept
+
+
+def test_a_log_that_the_terminal_names_is_kept(lab, capfd, monkeypatch):
+    """The arm's node died, and the command failed for want of it: the run is empty."""
+    Path("broken.py").write_text('import sys\nprint("no robot", flush=True)\nsys.exit(1)\n')
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    config = compose(["task=reach"])
+    with (  # noqa: PT012
+        pytest.raises(RobotRLError, match="no measurement"),
+        working_run(config) as run,
+        ProcessGroup(run.path / "logs") as group,
+    ):
+        group.start("arm", [], module="broken")
+        node = psutil.Process(group.process_id("arm"))
+        assert wait_until(lambda: node.status() == psutil.STATUS_ZOMBIE, 60.0)
+        raise RobotRLError("no measurement")
+    (named,) = re.findall(r"see (\S+arm\.log)", capfd.readouterr().err)
+    assert "no robot" in Path(named).read_text()
 
 
 def test_a_recording_that_was_kept_from_beginning_is_not_the_latest_run(lab):

@@ -18,11 +18,23 @@ time.sleep(600)
 
 TALKING = """
 import time
-print("waiting for ", end="", flush=True)
+print("learner: task=reach seed=0", flush=True)
+print("learner: waiting for ", end="", flush=True)
 time.sleep(0.5)
-print("the robot", flush=True)
-print("going on", flush=True)
-print("unfinished", end="", flush=True)
+print("the steps of an actor", flush=True)
+print("online learning | environment steps 50 of 100", flush=True)
+print("learner: going on", flush=True)
+print("learner: unfinished", end="", flush=True)
+"""
+
+PARTING = """
+import signal, sys, time
+def end(number, frame):
+    print("actor: 12 rows wait for the next start", flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+time.sleep(600)
 """
 
 SLOW = """
@@ -61,17 +73,31 @@ def test_who_presses_ctrl_c_is_told_what_a_second_one_does(tmp_path, monkeypatch
     assert notes == ["ending learner; Ctrl-C again kills them at once"]
 
 
-def test_what_a_child_prints_is_told_line_by_line_and_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["learner", "learner-2"])
+def test_what_a_child_says_to_the_user_is_noted_line_by_line_and_once(tmp_path, monkeypatch, name):
+    """Its choices, which it prints first, and its progress are in its log alone."""
     (tmp_path / "talking.py").write_text(TALKING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "actor.log").write_text("of an earlier start\n")
-    told = []
-    with ProcessGroup(tmp_path) as group:
-        group.start("actor", [], module="talking")
-        while group.running("actor"):
-            told.append(group.printed("actor"))
-        told.append(group.printed("actor"))
-    assert [line for lines in told for line in lines] == ["waiting for the robot", "going on"]
+    (tmp_path / f"{name}.log").write_text("learner: of an earlier start\n")
+    notes = []
+    with ProcessGroup(tmp_path, note=notes.append) as group:
+        group.start(name, [], module="talking")
+        while group.running(name):
+            pass
+        assert notes == [f"{name}: waiting for the steps of an actor", f"{name}: going on"]
+    assert len(notes) == 2
+
+
+def test_the_last_words_of_a_child_that_is_asked_to_end_are_noted(tmp_path, monkeypatch):
+    """As how many rows wait for the next start, after Ctrl-C."""
+    (tmp_path / "parting.py").write_text(PARTING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    notes = []
+    with ProcessGroup(tmp_path, note=notes.append) as group:
+        group.start("actor", [], module="parting")
+        while "ready" not in (tmp_path / "actor.log").read_text():
+            group.require("actor")
+    assert notes == ["actor: 12 rows wait for the next start"]
 
 
 def test_the_run_directory_may_vanish_meanwhile(tmp_path, monkeypatch):

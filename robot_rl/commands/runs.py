@@ -335,7 +335,8 @@ def _new_run(config: DictConfig) -> Iterator[RunDirectory]:
             print("nothing was recorded", flush=True)
             if latest.resolve() == run.path:
                 latest.unlink()
-            died = isinstance(error, ProcessDied)  # what it said is there
+            # What it said is there, be it that it ended the command or was noted beside its error.
+            died = isinstance(error, ProcessDied) or hasattr(error, "__notes__")
             if not died or not any(log.stat().st_size for log in run.path.glob("logs/*.log")):
                 shutil.rmtree(run.path)
             with suppress(OSError):  # other runs are in them

@@ -242,8 +242,10 @@ class RealtimeWeights(WeightSource):
     receiver: WeightsReceiver  # takes the weights out of the mailbox
     table: str  # which all actors write
     version: int  # of what the actor has
+    note: Callable[[str], None]  # told where there are no new weights for long
 
     def __post_init__(self) -> None:
+        self._wait = QuietWait(self.note)
         self._stored = 0
         self._found: deque[Published] = deque(maxlen=1)
         self._failure: Exception | None = None
@@ -275,16 +277,21 @@ class RealtimeWeights(WeightSource):
                 try:
                     self._stored = online_steps(self.client, self.table)
                     found = self.receiver.fetch(self.client, self.version, POLL_SECONDS)
-                except KeysRefused:  # raised at once
+                except KeysRefused as problem:  # raised at once
+                    self._goes_on_without(problem)
                     self._stop.wait(POLL_SECONDS)
-                except ServerUnreachable:
-                    continue
+                except ServerUnreachable as problem:
+                    self._goes_on_without(problem)
                 else:
+                    self._wait.ends()
                     if found is not None:
                         self.version = found.behaviour.version
                         self._found.append(found)
         except Exception as error:
             self._failure = error
+
+    def _goes_on_without(self, problem: Exception) -> None:
+        self._wait.goes_on(f"new weights; version {self.version} acts meanwhile: {problem}")
 
 
 def online_steps(client: ReplayClient, table: str) -> int:

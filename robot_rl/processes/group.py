@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,8 @@ COMMAND = "robot_rl.cli"
 _END_SECONDS = 60.0
 # Of a child that needs longer to end the user is told [s].
 _QUIET_SECONDS = 3.0
+# Lines of a child's log that the user needs. The first line of a command is its choices, key=value.
+_FOR_THE_USER = re.compile(r"(?P<role>actor|learner|evaluation|replay): (?P<words>(?!\w+=).+)")
 _ASKED_TO_END = (0, EXIT_INTERRUPTED, -signal.SIGTERM)
 # A child that is killed more often than this is not started again.
 _DEATHS, _DEATHS_WITHIN_SECONDS = 5, 60.0
@@ -47,6 +50,9 @@ class _Child:
 class ProcessGroup:
     """Child processes of one run, each with a log file.
 
+    What a child says to the user, in lines of its log that begin with its role, as in "learner: ",
+    is noted too, whenever somebody asks whether it is `running`, and when it has ended.
+
     A child that is killed by a signal is started again, for each goes on where it was; one that
     ends with an error of its own is not. The one that is started first, the replay server, serves
     the others: it ends last, so that nothing that they still send is lost.
@@ -58,7 +64,8 @@ class ProcessGroup:
 
     logs: Path  # folder of the log files
     inherited: Sequence[int] = ()  # open descriptors that they keep, for example of a lock
-    note: Callable[[str], None] = print  # told of every child that is started again
+    # Takes what the user needs to know: who is started again, and what the children say to them.
+    note: Callable[[str], None] = print
     # How long the children have to end, and then the first one, before they are killed. A child
     # that has children of its own needs longer than these [s].
     end_seconds: float = _END_SECONDS
@@ -85,6 +92,7 @@ class ProcessGroup:
         """
         child = self._children[name]
         code = child.process.poll()
+        self._pass_on(child)
         if code is None:
             return True
         if code == 0 or child.lost:
@@ -117,15 +125,6 @@ class ProcessGroup:
         if not self.running(name):
             raise self._died(self._children[name], 0)
 
-    def printed(self, name: str) -> list[str]:
-        """Whole lines that a child has printed since this was asked before."""
-        child = self._children[name]
-        log = child.log.fileno()
-        news = os.pread(log, os.fstat(log).st_size - child.log_read, child.log_read)
-        whole, end, _ = news.rpartition(b"\n")
-        child.log_read += len(whole) + len(end)
-        return whole.decode(errors="replace").splitlines()
-
     def end(self) -> list[ProcessDied]:
         """Ask all children to end, the first one last, and wait until they have saved their data.
 
@@ -138,8 +137,22 @@ class ProcessGroup:
                 if child.process.poll() is None:
                     child.process.send_signal(signal.SIGTERM)
             deadline = time.monotonic() + self.end_seconds
-            problems += [problem for child in group if (problem := self._ended(child, deadline))]
+            for child in group:
+                problem = self._ended(child, deadline)
+                problems += [problem] if problem else []
+                self._pass_on(child)
         return problems
+
+    def _pass_on(self, child: _Child) -> None:
+        """Note what a child has said to the user since; one of several children by its name."""
+        log = child.log.fileno()
+        news = os.pread(log, os.fstat(log).st_size - child.log_read, child.log_read)
+        whole, end, _ = news.rpartition(b"\n")
+        child.log_read += len(whole) + len(end)
+        for line in whole.decode(errors="replace").splitlines():
+            if said := _FOR_THE_USER.fullmatch(line):
+                one_of_several = child.name.startswith(f"{said['role']}-")
+                self.note(f"{child.name}: {said['words']}" if one_of_several else line)
 
     def _spawn(self, child: _Child) -> None:
         # Should the parent be killed, one that was started again may end before those who were
@@ -176,7 +189,7 @@ class ProcessGroup:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, KeyboardInterrupt) and self._children:
             names = ", ".join(self._children)
             self.note(f"ending {names}; Ctrl-C again kills them at once")
@@ -194,6 +207,7 @@ class ProcessGroup:
             if error is None:
                 raise problems[0]
             sys.stderr.write(f"robot-rl: {problems[0]}\n")
+            error.add_note(str(problems[0]))  # so that nobody removes the log that it names
 
     def _died(self, child: _Child, code: int) -> ProcessDied:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -207,7 +221,8 @@ class ProcessGroup:
         except OSError as error:  # the run directory was removed meanwhile
             log = f"its log cannot be read: {error}"
         said = (log.strip() or "it printed nothing").splitlines()[-1].removeprefix("robot-rl: ")
-        return ProcessDied(f"the process {child.name!r} {what}", got=how + said, hint=f"see {path}")
+        hint = f"see {path}" if log.strip() else None
+        return ProcessDied(f"the process {child.name!r} {what}", got=how + said, hint=hint)
 
 
 def start_process(
