@@ -27,9 +27,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from policies import exported
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.files import (
     check_manifest,
@@ -41,9 +40,6 @@ from robot_rl.processes.files import (
     why_not_written,
 )
 from robot_rl.processes.waiting import wait_until
-
-if TYPE_CHECKING:
-    from policies.behaviour import Behaviour
 
 LATEST = "latest"
 # Zarr groups of episodes.
@@ -288,142 +284,6 @@ class RunDirectory:
         return newest_folder(self.path / name).exists()
 
 
-def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, int]:
-    """Load one of the `POLICIES` of a run, and the environment steps behind it; the clone has none.
-
-    The accepted one is what a gate has accepted last. The learned one is that of
-    `proved_checkpoint`, also where training has held it back. The deployed one is what `train` has
-    decided for at its end; until then it is the learned one, which acts as the policy it began with
-    while training holds it back.
-
-    Raises:
-        CheckpointError: There is none, or a file of it is damaged.
-        RunError: The run has none of that name.
-    """
-    from policies import checkpoint  # late: loads torch
-
-    name = policy_checkpoint(run, which)
-    folder = run.complete_folder(name)
-    behaviour = checkpoint.load(folder / "policy")
-    if which == LEARNED_POLICY or (which == DEPLOYED and _decided(run)):
-        behaviour.policy.corrects = True
-    return behaviour, 0 if name == CLONED else _steps_of(folder)
-
-
-def policy_checkpoint(run: RunDirectory, which: str = DEPLOYED) -> str:
-    """Name of the checkpoint with one of the `POLICIES` of a run: see `load_policy`.
-
-    Raises:
-        RunError: The run has none of that name.
-    """
-    if which == CLONED_POLICY and learned_checkpoint(run) and not run.has_folder(CLONED):
-        raise RunError(f"{run.path} has cloned nothing", hint="evaluation.policy=learned")
-    if not run.has_policy():
-        raise RunError(
-            f"{run.path} has no policy yet", hint=f"go on with robot-rl train resume={run.path}"
-        )
-    if which == STUDENT_POLICY:
-        if not run.has_folder(STUDENT):
-            raise RunError(f"{run.path} has no student", hint=f"robot-rl distil {run.path}")
-        return STUDENT
-    judged = [str(run.path / verdict["candidate"]) for verdict in run.read_jsonl("gate")]
-    none_learned = which == LEARNED_POLICY and judged and learned_checkpoint(run) is None
-    if none_learned or (which == ACCEPTED_POLICY and not _accepted(run)):
-        instead = f"; or in place of the run what it has judged: {', '.join(judged)}"
-        raise RunError(
-            f"the gate of {run.path} has accepted nothing that was learned"
-            if judged
-            else f"no gate has judged anything in {run.path}",
-            expected=f"the {DEPLOYED} policy{instead if judged else ''}",
-        )
-    which = deployed_policy(run) if which == DEPLOYED else which
-    return CHECKPOINTS.get(which) or proved_checkpoint(run)
-
-
-def proved_checkpoint(run: RunDirectory) -> str:
-    """Name of the learned checkpoint that is measured at the end, and deployed if it is better.
-
-    It is the latest whose periodic evaluation is not worse, beyond noise, than the best one.
-    Without any evaluation it is the last, or what a gate has accepted where none learned online.
-    """
-    from robot_rl.evaluation.statistics import EvaluationResult  # late: loads NumPy
-
-    found: dict[str, EvaluationResult] = {}
-    for record in run.read_jsonl("evaluations"):
-        result = EvaluationResult.from_json(record)
-        name = run.snapshot_name(result.environment_steps)
-        if result.seed_set == "periodic" and result.gradient_updates and run.has_folder(name):
-            found[name] = result
-    best = max(found.values(), key=lambda result: result.success_rate, default=None)
-    for name in sorted(found, reverse=True):
-        compared = None if best is None else found[name].beside(best)
-        if compared is None or not compared.worse:
-            return name
-    return learned_checkpoint(run) or LAST
-
-
-def learned_checkpoint(run: RunDirectory) -> str | None:
-    """Name of what a run has learned last: online, else what a gate has accepted in its place.
-
-    None where it has only cloned.
-    """
-    if run.has_folder(LAST):
-        return LAST
-    return ACCEPTED if _accepted(run) else None
-
-
-def deployed_policy(run: RunDirectory) -> str:
-    """Which of the other `POLICIES` of a run the deployed one is."""
-    return str(_decided(run).get("deployed", LEARNED_POLICY))
-
-
-def could_deploy(run: RunDirectory) -> list[str]:
-    """Names of those `POLICIES` of a run among which `train` decides, in the order of their making.
-
-    What a gate has accepted is the learned one where nothing has learned online since.
-    """
-    made = {
-        CLONED_POLICY: run.has_folder(CLONED),
-        ACCEPTED_POLICY: run.has_folder(LAST) and _accepted(run),
-        LEARNED_POLICY: learned_checkpoint(run) is not None,
-    }
-    return [name for name, there in made.items() if there]
-
-
-def began_with(run: RunDirectory) -> str:
-    """Which of the `POLICIES` online learning begins with, and goes back to."""
-    return ACCEPTED_POLICY if _accepted(run) else CLONED_POLICY
-
-
-def _accepted(run: RunDirectory) -> bool:
-    """Whether a gate has accepted anything; at first the clone is in the place of it."""
-    return run.has_folder(ACCEPTED) and _steps_of(run.complete_folder(ACCEPTED)) > 0
-
-
-def open_policy(
-    path: str | Path, which: str = DEPLOYED, runs_directory: str | Path = "runs"
-) -> tuple[Behaviour, int]:
-    """Load the policy `which` of a run, as `load_policy`, or that of a checkpoint or an export.
-
-    With it come the environment steps behind it. The run is one of `RunDirectory.open`. `RunError`
-    where another policy is asked for than the one of a checkpoint or an export.
-    """
-    folder = policy_folder(path)
-    if folder is not None and which != DEPLOYED:
-        raise RunError(
-            f"{path} is one policy, not a run that has several",
-            got=f"the {which} policy",
-            hint="leave evaluation.policy out, or name the run",
-        )
-    if folder is None:
-        return load_policy(RunDirectory.open(path, runs_directory, with_policy=True), which)
-    if exported.is_exported(folder):
-        return exported.load(folder), int(exported.describe(folder)["environment_steps"])
-    from policies import checkpoint  # late: loads torch
-
-    return checkpoint.load(folder), _steps_of(folder.parent)
-
-
 def policy_folder(path: str | Path) -> Path | None:
     """Where the policy of a checkpoint is; None where the path is no checkpoint.
 
@@ -441,24 +301,9 @@ def policy_folder(path: str | Path) -> Path | None:
     return folder
 
 
-def _decided(run: RunDirectory) -> Mapping[str, Any]:
-    """The summary with what `train` has decided for at its end; empty before."""
-    if learned_checkpoint(run) is None:
-        return {"deployed": CLONED_POLICY}
-    summary = run.read_summary()
-    # A run that went on learning since has decided nothing yet.
-    return summary if summary.get("environment_steps") == steps_behind(run) else {}
-
-
 def learned_steps(run: RunDirectory) -> int:
     """Environment steps behind a run's last checkpoint; 0 without one."""
-    return _steps_of(run.complete_folder(LAST)) if run.has_folder(LAST) else 0
-
-
-def steps_behind(run: RunDirectory) -> int:
-    """Environment steps behind what a run has learned last; 0 where it has only cloned."""
-    name = learned_checkpoint(run)
-    return 0 if name is None else _steps_of(run.complete_folder(name))
+    return steps_of(run.complete_folder(LAST)) if run.has_folder(LAST) else 0
 
 
 def taken_by_learner(run: RunDirectory) -> dict[str, Any]:
@@ -474,7 +319,7 @@ def taken_by_learner(run: RunDirectory) -> dict[str, Any]:
     return dict(state["taken"])
 
 
-def _steps_of(folder: Path) -> int:
+def steps_of(folder: Path) -> int:
     """Environment steps behind a checkpoint; a snapshot has no state, but them in its name."""
     if (state := folder / STATE_FILE).is_file():
         return int(json.loads(state.read_text(encoding="utf-8"))["environment_steps"])

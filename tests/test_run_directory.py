@@ -18,9 +18,10 @@ import pytest
 from robot_rl import actor, cli, learner
 from robot_rl.commands.runs import save_resolved
 from robot_rl.config import compose
+from robot_rl.evaluation.ledger import proved_checkpoint
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.files import CheckpointError
-from robot_rl.run import RunDirectory, RunError, proved_checkpoint
+from robot_rl.run import RunDirectory, RunError
 
 LAST = "checkpoints/last"
 

@@ -27,6 +27,7 @@ from robot_rl.data.schema import RowSchema as RowSchema
 from robot_rl.data.schema import row_schema as row_schema
 from robot_rl.data.transfer import DatasetEpisodes, Selection
 from robot_rl.errors import RobotRLError as RobotRLError
+from robot_rl.evaluation.ledger import open_policy
 from robot_rl.evaluation.statistics import Comparison, EvaluationResult
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.catalogue import is_store
@@ -36,7 +37,7 @@ from robot_rl.replay.sampler import Sampler
 from robot_rl.replay.sampler import SampleSpec as SampleSpec
 from robot_rl.replay.server import ReplayServer
 from robot_rl.replay.server_place import RemoteSampler
-from robot_rl.run import LATEST, POLICIES, RunDirectory, open_policy, read_json_lines
+from robot_rl.run import LATEST, POLICIES, RunDirectory, read_json_lines
 
 if TYPE_CHECKING:
     import gymnasium

@@ -20,8 +20,9 @@ from robot_rl.data.intervals import anytime_interval
 from robot_rl.env.rollout import EpisodeResult, Seeds
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.evaluate import Evaluator, check_proof, conditions, summarised
+from robot_rl.evaluation.ledger import open_policy
 from robot_rl.evaluation.statistics import Comparison, EvaluationResult
-from robot_rl.run import RunDirectory, open_policy
+from robot_rl.run import RunDirectory
 
 
 class CompareError(RobotRLError):

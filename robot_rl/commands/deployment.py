@@ -24,9 +24,10 @@ from robot_rl.env.reset import make_reset
 from robot_rl.env.robot import watchers_of
 from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_seed
 from robot_rl.evaluation.evaluate import TAKEN_BACK, without_training_aids
+from robot_rl.evaluation.ledger import open_policy
 from robot_rl.processes.signals import StopEvent, stop_event
 from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env
-from robot_rl.run import ATTEMPTS, RunDirectory, open_policy
+from robot_rl.run import ATTEMPTS, RunDirectory
 
 
 @dataclass

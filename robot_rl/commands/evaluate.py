@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,15 @@ from robot_rl.env.gym import GymError
 from robot_rl.env.sim.cameras import CameraError
 from robot_rl.errors import installing
 from robot_rl.evaluation.evaluate import Evaluator, check_counts, check_proof, first_scene
+from robot_rl.evaluation.ledger import (
+    began_with,
+    could_deploy,
+    deployed_policy,
+    held_back,
+    load_policy,
+    open_policy,
+    policy_checkpoint,
+)
 from robot_rl.evaluation.records import VIDEOS, read_run
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.blocks import EVALUATIONS, Blocks, unevaluated
@@ -32,19 +41,12 @@ from robot_rl.processes.machine import source_commit, yield_to_control_loop
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.run import (
     CHECKPOINTS,
-    CLONED,
     DEPLOYED,
     LEARNED_POLICY,
     STUDENT_POLICY,
     RunDirectory,
     RunError,
-    began_with,
-    could_deploy,
-    deployed_policy,
     learned_steps,
-    load_policy,
-    open_policy,
-    policy_checkpoint,
     policy_folder,
 )
 
@@ -54,6 +56,7 @@ _POLL_SECONDS = 0.2
 def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
     """Evaluate what learning begins with, and each of a run's snapshots as they appear, in order.
 
+    Of a snapshot it is what was learned that acts, also while training holds it back.
     What was evaluated before is not repeated, so that a resumed run goes on with its curve.
     """
     torch.set_num_threads(1)
@@ -66,10 +69,13 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
                 if stop.wait(_POLL_SECONDS):
                     raise Stopped
             if not run.has_folder(name):
-                continue  # the run has passed this point with other points of evaluation
+                note(f"evaluation: none after {steps:,} steps: training passed that point before")
+                continue
             behaviour = checkpoint.load(run.complete_folder(name) / "policy")
+            # What is held back acts as what learning began with, whose evaluation is known.
+            deployed, behaviour.policy.corrects = behaviour.policy.corrects, True
             result = evaluator.evaluate(behaviour, steps, "periodic", stop)
-            result = replace(result, policy_name=which)
+            result = replace(result, policy_name=which, deployed=deployed)
             curve = read_run(run).periodic()
             cloned = [record for record in curve if record.cloned]
             if cloned and not result.cloned:
@@ -77,73 +83,17 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
             run.append_jsonl(EVALUATIONS, result.to_json())
 
 
-@dataclass(frozen=True)
-class FinalEvaluation:
-    """What a run could deploy, on the same scenes, and which of it is deployed.
-
-    What succeeds most often is; of what does equally often, what was made first. What training has
-    held back has to be better, beyond noise, than what it would replace.
-    """
-
-    results: Mapping[str, EvaluationResult]  # by name of `POLICIES`, in the order of their making
-    run: Path  # where the run is
-    held_back: bool = False  # whether training has held back what was learned online
-
-    @property
-    def deployed(self) -> str:
-        """Name of the policy that is deployed."""
-        names = list(self.results)
-        if self.held_back and names[-1] == LEARNED_POLICY and len(names) > 1:
-            replaced, learned = (self.results[name] for name in names[-2:])
-            compared = replaced.beside(learned)
-            if compared is None or not compared.worse:
-                names.pop()
-        return max(names, key=lambda name: self.results[name].score)
-
-    def __str__(self) -> str:
-        count = self.results[self.deployed].count
-        return f"deployed: the {self.deployed} policy ({count}) — {self._reason()}"
-
-    def _reason(self) -> str:
-        run, mine = RunDirectory(self.run), self.results[self.deployed]
-        learned = self.results.get(LEARNED_POLICY)
-        again = f"robot-rl train resume={self.run} evaluation.compare=true evaluates both"
-        if learned is None and self.held_back:
-            return f"training has held back what was learned; {again}"
-        if learned is None:
-            judged = run.read_jsonl("gate")
-            return "the gate has accepted nothing else" if judged else "nothing was learned"
-        others = [result for result in self.results.values() if result is not mine]
-        if not others and not run.has_folder(CLONED):
-            return "nothing was cloned that it could be compared with"
-        if not others:
-            return f"the cloned policy was not evaluated beside it; {again}"
-        if all(other.score == mine.score for other in others):
-            told = " and ".join(f"the {other.which} policy" for other in others)
-            return f"{told} did as well on the same scenes"
-        compared = [mine.beside(other) for other in others]
-        chance = any(each is not None and not each.beyond_noise for each in compared)
-        verb = "solved" if mine.mean_return is None else "has"
-        told = " and ".join(f"the {other.which} policy {verb} {other.count}" for other in others)
-        told += " on the same scenes"
-        if self.held_back and learned is not mine:
-            more = learned.successes > mine.successes
-            shown = ", and this does not show it to be better beyond noise" if more else ""
-            return f"{told}; training held the learned policy back{shown}"
-        return f"{told}, which may be chance" if chance else told
-
-
-def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
+def evaluate_final(config: DictConfig, run: RunDirectory) -> dict[str, EvaluationResult]:
     """Evaluate on the final seeds what a run could deploy; without `evaluation.compare` what acts.
 
     Beside others even what training has held back acts: so many scenes can show what its few
-    episodes could not.
+    episodes could not. Returns the results by name of `POLICIES`, in the order of their making.
     """
     torch.set_num_threads(1)
     made = {name: load_policy(run, name) for name in could_deploy(run)}
-    held_back = LEARNED_POLICY in made and _held_back(run)
     if not config.evaluation.compare:
-        acting = [name for name in made if not (held_back and name == LEARNED_POLICY)] or list(made)
+        back = held_back(run)
+        acting = [name for name in made if not (back and name == LEARNED_POLICY)] or list(made)
         made = {acting[-1]: made[acting[-1]]}
     results: dict[str, EvaluationResult] = {}
     with closing(Evaluator(config, run, note)) as evaluator:
@@ -156,13 +106,7 @@ def evaluate_final(config: DictConfig, run: RunDirectory) -> FinalEvaluation:
             known = map(EvaluationResult.from_json, run.read_jsonl(EVALUATIONS))
             if all(replace(other, wall_seconds=result.wall_seconds) != result for other in known):
                 run.append_jsonl(EVALUATIONS, result.to_json())
-    return FinalEvaluation(results, run.path, held_back)
-
-
-def _held_back(run: RunDirectory) -> bool:
-    """Whether training ended with the policy acting that it began with."""
-    folder = run.complete_folder(policy_checkpoint(run, LEARNED_POLICY))
-    return not checkpoint.load(folder / "policy").policy.corrects
+    return results
 
 
 def film_final(

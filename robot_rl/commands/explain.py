@@ -12,9 +12,9 @@ from rich.console import Console
 from robot_rl.commands.runs import load_resolved
 from robot_rl.evaluation import learning_causes, motion_causes, sensing_causes
 from robot_rl.evaluation.evidence import Evidence, Finding, explain, gather
-from robot_rl.run import LEARNED_POLICY, RunDirectory
+from robot_rl.run import RunDirectory
 
-_LEARNED = 0.95  # success of the final evaluation, from which on nothing has to be explained
+_GOOD = 0.95  # success of what is deployed, from which on nothing has to be explained
 CHECKS = (*sensing_causes.CHECKS, *motion_causes.CHECKS, *learning_causes.CHECKS)
 
 
@@ -52,15 +52,18 @@ def _print(evidence: Evidence, causes: list[Finding], in_order: list[Finding]) -
     if not evidence.records.summary:
         again = f"robot-rl train resume={evidence.run.path}"
         console.print(f"the run is not finished; unless it is still at work, go on with {again}")
-    final = evidence.records.final(LEARNED_POLICY)
-    if final is not None and final.seed_set == "final" and final.success_rate >= _LEARNED:
-        console.print(f"the run has learned: {final.name}, {final}")
+    ledger = evidence.records.ledger
+    if ledger.entries:
+        console.print(str(ledger))
+    if (rate := ledger.success_rate) is not None and rate >= _GOOD:
         if causes:
             console.print("what follows are remarks")
     elif not causes:
         console.print("\nno cause was found; what the policy does: robot-rl inspect, report.html")
     for number, cause in enumerate(causes, 1):
-        console.print(f"\n{number}. {cause.name}: {cause.figure}\n   next: {cause.mend}")
+        console.print(f"\n{number}. {cause.name}: {cause.figure}")
+        if cause.mend:
+            console.print(f"   next: {cause.mend}")
     console.print("\nlooked at, and found in order:")
     for finding in in_order:
         console.print(f"  {finding.name}: {finding.figure}")

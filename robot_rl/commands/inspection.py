@@ -7,6 +7,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -21,6 +22,7 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.intervals import interval_over_runs
 from robot_rl.data.lerobot import INFO_PATH, open_lerobot
 from robot_rl.data.schema import SOURCE_NAMES
+from robot_rl.evaluation.ledger import deployed_policy, open_policy, steps_behind
 from robot_rl.evaluation.records import read_run
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.files import MANIFEST, CheckpointError, check_manifest
@@ -37,9 +39,7 @@ from robot_rl.run import (
     STUDENT,
     RunDirectory,
     RunError,
-    open_policy,
     policy_folder,
-    steps_behind,
 )
 
 Facts = dict[str, Any]
@@ -130,7 +130,7 @@ def _run_directory(path: Path) -> Facts:
             "environment_steps": e.environment_steps,
             "seed_set": e.seed_set,
             "success_rate": e.success_rate,
-            "held_back": e.held_back,
+            "held_back": e.held_back or e.deployed is False,
             "words": f"{e.name}: {e}",
         }
         for e in records.evaluations
@@ -142,8 +142,12 @@ def _run_directory(path: Path) -> Facts:
         "damaged": damaged,
         "working": run.claimed(),
         "learns": bool(records.episodes or any("update_to_data" in r for r in records.learner)),
-        "deployed": records.summary.get("deployed") if finished else None,
-        "decision": records.summary.get("decision") if finished else None,
+        "deployed": deployed_policy(run) if run.has_policy() else None,
+        "decision": str(records.ledger) or None,
+        "policies": {
+            name: {**asdict(entry), "count": entry.count}
+            for name, entry in records.ledger.entries.items()
+        },
         "evaluations": evaluations,
         "gate": verdicts,
         "stages": list(
@@ -285,6 +289,8 @@ def _print_run(console: Console, run: Facts) -> None:
             console.print(f"final, {evaluation['words']}")
     for verdict in run["gate"]:
         console.print(f"gate, {verdict['candidate']}: {verdict['decision']}, {verdict['reason']}")
+    for name, entry in run["policies"].items():
+        console.print(f"the {name} policy: {entry['count']}, {entry['verdict']}")
     if run["decision"] is not None:
         console.print(run["decision"])
     for told in run["evaluated"]:

@@ -10,15 +10,9 @@ from policies.export import export
 from robot_rl.commands.runs import load_resolved
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.card import CARD, card, facts
+from robot_rl.evaluation.ledger import open_policy, policy_checkpoint
 from robot_rl.processes.files import new_folder
-from robot_rl.run import (
-    CELL_FILE,
-    CONFIG_FILE,
-    RunDirectory,
-    open_policy,
-    policy_checkpoint,
-    policy_folder,
-)
+from robot_rl.run import CELL_FILE, CONFIG_FILE, RunDirectory, policy_folder
 
 
 def run(path: str, out: str, *, which: str, runs_directory: str) -> None:

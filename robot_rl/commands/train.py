@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from robot_rl.actor import NOTE
-from robot_rl.commands.evaluate import FinalEvaluation, evaluate_final, film_final
+from robot_rl.commands.evaluate import evaluate_final, film_final
 from robot_rl.commands.explain import CHECKS
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
 from robot_rl.commands.runs import SAME_COMMAND, load_resolved, save_resolved, working_run
@@ -25,10 +24,18 @@ from robot_rl.env.policy_inputs import PolicyInputs
 from robot_rl.evaluation.card import CARD, inputs_of, write_card
 from robot_rl.evaluation.evaluate import check_counts
 from robot_rl.evaluation.evidence import explain, gather
+from robot_rl.evaluation.ledger import (
+    decide,
+    deployed_policy,
+    enter,
+    held_back,
+    load_policy,
+    read_ledger,
+    steps_behind,
+)
 from robot_rl.evaluation.records import intervention_rates, read_run
 from robot_rl.evaluation.report import write_report
 from robot_rl.evaluation.statistics import EvaluationResult, first_confirmed, worse_than_start
-from robot_rl.learner import waits_for_annotation
 from robot_rl.learning.blocks import evaluates_periodically
 from robot_rl.learning.demonstrations import check_demonstrations, demonstrated, open_demonstrations
 from robot_rl.learning.recipe import Recipe, Stage
@@ -59,10 +66,7 @@ from robot_rl.run import (
     UNTRAINED,
     RunDirectory,
     RunError,
-    load_policy,
-    policy_checkpoint,
     policy_folder,
-    steps_behind,
     taken_by_learner,
 )
 
@@ -114,7 +118,7 @@ def run(config: DictConfig) -> None:
         raise RunError(f"{known.path} is a policy, not a run", hint="name the run with resume=RUN")
     left = recipe.left(known)
     if known is not None and not left and _is_finished(config, known):
-        print(f"{known.path} is finished: {read_run(known).summary['decision']}", flush=True)
+        print(f"{known.path} is finished: {read_ledger(known)}", flush=True)
         again = f"to measure its policy again: robot-rl evaluate {known.path}"
         print(f"{again}; {_further(config, recipe, known)}", flush=True)
         return
@@ -223,7 +227,8 @@ def _warn(config: DictConfig, run: RunDirectory) -> None:
     """Say what `robot-rl explain` finds wrong, before a robot is worn in vain."""
     causes, _ = explain(gather(run, config), CHECKS)
     for cause in causes:
-        print(f"robot-rl explain: {cause.name}: {cause.figure}; next: {cause.mend}", flush=True)
+        way = f"; next: {cause.mend}" if cause.mend else ""
+        print(f"robot-rl explain: {cause.name}: {cause.figure}{way}", flush=True)
 
 
 def _processes(actors: int, periodic: bool) -> dict[str, list[str]]:
@@ -253,55 +258,55 @@ def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
         if config.console.open:  # learning does not need it, and goes on where it fails
             group.start("console", ["console", *place], needed=False)
             progress.note(f"console: its address is in {run.path}/logs/console.log")
-        if waits_for := waits_for_annotation(config, run):
-            progress.note(f"learner: {waits_for}")
         feed = Feed(run, progress)
         waiting = [name for name in processes if name != "replay"]
-        actors = [name for name in processes if name.startswith("actor")]
         while waiting:
             group.require("replay")
             waiting = [name for name in waiting if group.running(name)]
             if config.console.open:
                 group.running("console")
-            for line in chain.from_iterable(map(group.printed, actors)):
-                if line.startswith(NOTE):
-                    progress.note(line)
             feed.show()
             time.sleep(_POLL_SECONDS)
 
 
 def _decide(config: DictConfig, run: RunDirectory, memory: MemorySampler) -> None:
     """Evaluate what was cloned and learned, decide for one, and write the summary."""
-    final = evaluate_final(config, run)
-    print(final, flush=True)  # whatever becomes of the files
+    results = evaluate_final(config, run)
+    decided = decide(run, results, held_back=held_back(run))
+    print(decided, flush=True)  # whatever becomes of the files
+    enter(run, decided)
     starts = [*run.read_jsonl(_TIMES), memory.costs()]
     costs = {
         "wall_seconds": sum(float(start["wall_seconds"]) for start in starts),
         "peak_memory_bytes": max(int(start["peak_memory_bytes"]) for start in starts),
     }
-    run.save_summary({**summarize(config, run, final), **costs})
-    film_final(config, run, load_policy(run)[0], final.results[final.deployed])
+    run.save_summary({**summarize(config, run, results), **costs})
+    film_final(config, run, load_policy(run)[0], results[deployed_policy(run)])
 
 
-def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> dict[str, Any]:
-    """The figures of a finished run: the content of `summary.json`, but for time and memory."""
-    records, deployed = read_run(run), final.results[final.deployed]
+def summarize(
+    config: DictConfig, run: RunDirectory, results: Mapping[str, EvaluationResult]
+) -> dict[str, Any]:
+    """The figures of a run that has decided: `summary.json`, but for time and memory."""
+    records = read_run(run)
+    chosen = records.ledger.deployed
+    assert chosen is not None
+    deployed = results[chosen.policy]
     inputs = inputs_of(run, config)
-    learned = [record for record in records.periodic() if not record.cloned]
     blocks = run.read_jsonl("learner")
     intervened = intervention_rates(records.episodes, RECENT_EPISODES)
     return {
         "task": config.task.name,
         "algorithm": config.choices.algorithm,
         "seed": int(config.seed),
-        "deployed": final.deployed,
-        "decision": str(final),
-        "held_back": final.held_back,
-        "checkpoint": policy_checkpoint(run, final.deployed),
-        **_rate("bc", final.results.get(CLONED_POLICY) or records.final(CLONED_POLICY)),
-        **_rate("accepted", final.results.get(ACCEPTED_POLICY)),
-        **_rate("rl", final.results.get(LEARNED_POLICY)),
-        "worse_than_start": worse_than_start(learned),
+        "deployed": chosen.policy,
+        "decision": str(records.ledger),
+        "held_back": held_back(run),
+        "checkpoint": chosen.checkpoint,
+        **_rate("bc", results.get(CLONED_POLICY) or records.final(CLONED_POLICY)),
+        **_rate("accepted", results.get(ACCEPTED_POLICY)),
+        **_rate("rl", results.get(LEARNED_POLICY)),
+        "worse_than_start": worse_than_start(records.learned_curve()),
         "evaluation_episodes": deployed.episodes,
         "mean_seconds_to_success": deployed.mean_seconds_to_success,
         "longest_success_run": deployed.longest_success_run,
@@ -311,7 +316,7 @@ def summarize(config: DictConfig, run: RunDirectory, final: FinalEvaluation) -> 
         "exploration_steps": recorded_steps(run.exploration),
         "gathered_steps": recorded_steps(run.gathered),
         "intervention_rate": intervened[-1][1] if intervened else 0.0,
-        "steps_to_97": first_confirmed(learned),
+        "steps_to_97": first_confirmed(records.deployed_curve()),
         "gradient_updates": blocks[-1]["gradient_updates"] if blocks else 0,
         "taken_by_learner": taken_by_learner(run),
         "machine": describe_machine(),

@@ -203,6 +203,14 @@ class EpisodeWriter:
             )
 
 
+def steps_to_success(episodes: Iterable[npt.NDArray[Any]]) -> list[int]:
+    """Steps to the first success of each episode that has one, by their columns (T + 1, ...).
+
+    Where success does not end an episode, these are fewer than its length.
+    """
+    return [int(np.argmax(each)) + 1 for each in episodes if each.any()]
+
+
 class EpisodeDataset:
     """Reads the committed episodes of a dataset, also while a writer adds to it.
 

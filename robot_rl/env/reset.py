@@ -27,7 +27,8 @@ from robot_rl.env.robot_env import IN_PLACE, Begun, Options, RobotEnvWrapper, St
 from robot_rl.env.rollout import Controller
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.task import Expert, Task
-from robot_rl.run import RunDirectory, load_policy
+from robot_rl.evaluation.ledger import load_policy
+from robot_rl.run import RunDirectory
 
 _SEED_STREAM = 7
 

@@ -20,7 +20,7 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import RowSchema
 from robot_rl.env.policy_inputs import PolicyInputs
 from robot_rl.evaluation.evaluate import conditions
-from robot_rl.evaluation.records import read_run
+from robot_rl.evaluation.ledger import learned_checkpoint, policy_checkpoint, read_ledger
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.files import replace_text
 from robot_rl.processes.machine import package_version, source_commit
@@ -34,8 +34,6 @@ from robot_rl.run import (
     STUDENT,
     UNTRAINED,
     RunDirectory,
-    learned_checkpoint,
-    policy_checkpoint,
 )
 
 CARD = "CARD.md"
@@ -152,8 +150,13 @@ def _lineage(run: RunDirectory, config: DictConfig, told: Mapping[str, Any]) -> 
             "",
             *_table(("what the gate judged", "gathered steps", "verdict", "why"), verdicts),
         ]
-    if decision := read_run(run).summary.get("decision"):
-        lines += ["", f"What the run has decided: {decision}."]
+    if (ledger := read_ledger(run)).entries:
+        judged = [
+            (e.policy, e.checkpoint, e.parent or "", f"{e.environment_steps:,}", e.count, e.verdict)
+            for e in ledger.entries.values()
+        ]
+        head = ("policy", "checkpoint", "learned from", "environment steps", "solved", "verdict")
+        lines += ["", *_table(head, judged), "", f"What the run has decided: {ledger}."]
     if told["checkpoint"] == CLONED and learned_checkpoint(run):
         lines += ["", "This policy is the clone. It has learned nothing from later stages."]
     if told["checkpoint"] == ACCEPTED and run.has_folder(LAST):

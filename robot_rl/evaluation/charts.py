@@ -24,7 +24,7 @@ from robot_rl.evaluation.statistics import THRESHOLD, EvaluationResult
 
 # Okabe and Ito's palette: distinct under the common colour-vision deficiencies.
 BLUE, ORANGE, GREEN, _ = _COLORS = ["#0072B2", "#D55E00", "#009E73", "#AA4499"]
-GREY = "#5F6B76"
+GREY, _INK = "#5F6B76", "#102A43"
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -65,6 +65,7 @@ def learning_curve(
     confirmed: int | None,
     cloned: EvaluationResult | None,
     final: EvaluationResult | None,
+    deployed: Series,
 ) -> str:
     """Draw success against environment steps.
 
@@ -74,6 +75,8 @@ def learning_curve(
         confirmed: Steps at which the threshold was reached and confirmed, or None.
         cloned: The last evaluation of the cloned policy, if there is one.
         final: The last evaluation of the learned policy, shown if it is final.
+        deployed: Success of what was deployed at each of these evaluations, empty where that was
+            always the learned policy.
     """
     with _figure("Success rate against environment steps", 9.6, 3.7) as (axes, svg):
         style: dict[str, Any] = {"color": GREY, "linewidth": 1.0, "alpha": 0.7}
@@ -83,7 +86,10 @@ def learning_curve(
         highs = [e.confidence_high for e in evaluations]
         rates = [e.success_rate for e in evaluations]
         axes.fill_between(steps, lows, highs, color=BLUE, alpha=0.16, linewidth=0)
-        axes.plot(steps, rates, color=BLUE, marker="o", markersize=4, label="evaluation")
+        axes.plot(steps, rates, color=BLUE, marker="o", markersize=4, label="learned")
+        if deployed.x:
+            style = {"color": _INK, "linestyle": "-.", "linewidth": 1.4, "drawstyle": "steps-post"}
+            axes.plot(deployed.x, deployed.y, label=deployed.label, **style)
         if cloned is not None:
             axes.axhline(cloned.success_rate, color=ORANGE, linestyle="--", label="cloned policy")
         dotted: dict[str, Any] = {"color": GREEN, "linestyle": ":", "linewidth": 1.3}
@@ -92,15 +98,15 @@ def learning_curve(
             axes.axvline(confirmed, **dotted)
         if final is not None and final.seed_set == "final":
             rate, low, high = final.success_rate, final.confidence_low, final.confidence_high
-            point: dict[str, Any] = {"color": "#102A43", "marker": "D", "linestyle": "none"}
+            point: dict[str, Any] = {"color": _INK, "marker": "D", "linestyle": "none"}
             error = [[rate - low], [high - rate]]
             place = [final.environment_steps]
-            axes.errorbar(place, [rate], yerr=error, capsize=3, label="final evaluation", **point)
+            axes.errorbar(place, [rate], yerr=error, capsize=3, label="learned, final", **point)
         axes.set_ylim(-0.02, 1.03)
         axes.set_xlim(left=0)
         axes.set_yticks(np.arange(0, 1.01, 0.2))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
-        _finish(axes, "success rate", columns=6)
+        _finish(axes, "success rate", columns=7)
     return svg[0]
 
 

@@ -13,7 +13,6 @@ from scipy.stats import fisher_exact, poisson
 from robot_rl.config import changed_settings, flatten
 from robot_rl.evaluation.evidence import Check, Evidence, Finding, Origin, Vector, percent
 from robot_rl.evaluation.records import intervention_rates
-from robot_rl.evaluation.statistics import Comparison, EvaluationResult
 from robot_rl.learning.blocks import Blocks
 from robot_rl.run import ACCEPTED_POLICY, CLONED_POLICY, CONFIG_FILE, LEARNED_POLICY
 
@@ -121,7 +120,7 @@ def value_range(evidence: Evidence) -> Finding | None:
         f" {returns.max():.3g}, {percent(outside)} of them outside"
     )
     mend = (
-        "see whether the rewards are right; if so, name the range that their returns can have, with"
+        "see whether the rewards are right; or name the range that their returns can have, with"
         " algorithm.settings.value_range=[LOW,HIGH]"
     )
     return Finding("value range", 0.8 if outside > 0.05 else 0.0, figure, mend)
@@ -132,7 +131,7 @@ def discount(evidence: Evidence) -> Finding | None:
     gamma = evidence.discount
     if gamma is None or not len(evidence.shown):
         return None
-    steps = float(np.median(evidence.shown.lengths))
+    steps = float(np.median(evidence.shown.steps_to_success))
     left = gamma**steps
     figure = f"at a discount of {gamma:g} a success in {steps:.0f} steps is worth {left:.2g} of 1"
     mend = "leave algorithm.schedule.discount=null: it is then chosen by the demonstrations"
@@ -140,15 +139,16 @@ def discount(evidence: Evidence) -> Finding | None:
 
 
 def time_limit(evidence: Evidence) -> Finding | None:
-    """Less time than the demonstrations needed."""
+    """Less time than the demonstrations needed for their success."""
     limit = evidence.setting("task.environment.time_limit_steps")
     if limit is None or not len(evidence.shown):
         return None
-    steps = evidence.shown.lengths
+    steps = evidence.shown.steps_to_success
     late = float(np.mean(steps > limit))
     cut = np.array([bool(e["truncated"].any()) for e in evidence.acted.episodes] or [False])
     figure = (
-        f"demonstrations took {np.median(steps):.0f} steps, at most {steps.max():.0f}; the limit is"
+        f"demonstrations succeeded after {np.median(steps):.0f} steps, at most"
+        f" {steps.max():.0f}; the limit is"
         f" {limit}; it has ended {percent(cut.mean())} of the policy's episodes"
     )
     mend = f"task.environment.time_limit_steps={int(1.5 * steps.max())} or more"
@@ -181,7 +181,9 @@ def clone(evidence: Evidence) -> Finding | None:
     figure = (
         f"the cloned policy, of {made:,} updates, succeeds in {successes} of {episodes} episodes"
     )
-    mend = "clone for longer (cloning.updates), from more demonstrations, or see what it observes"
+    mend = (
+        "clone for longer (cloning.updates); or from more demonstrations; or see what it observes"
+    )
     return Finding("clone", 0.0 if successes else 0.4, figure, mend)
 
 
@@ -199,7 +201,8 @@ def settings(evidence: Evidence) -> Finding | None:
         return None
     finals = [evidence.records.final(name) for name in (CLONED_POLICY, LEARNED_POLICY)]
     fails = any(each and each.successes == 0 for each in finals)
-    fails = fails or bool((beside := _beside_clone(evidence, LEARNED_POLICY)) and beside[-1].worse)
+    beside = evidence.records.beside(LEARNED_POLICY, CLONED_POLICY)
+    fails = fails or bool(beside and beside[-1].worse)
     mend = "leave them out, or change them in small steps"
     return Finding("settings", 0.7 if fails else 0.0, "; ".join(far), mend)
 
@@ -250,8 +253,8 @@ def updates(evidence: Evidence) -> Finding | None:
         f" ({wanted} a step are asked for, {np.median(speeds or [0.0]):.0f} a second are made)"
     )
     mend = (
-        "run the learner on another machine (docs/replay.md), use device=cuda or compile=true, or"
-        " lower algorithm.schedule.updates_per_step"
+        "run the learner on another machine (docs/replay.md); or use device=cuda or compile=true;"
+        " or lower algorithm.schedule.updates_per_step"
     )
     likely = 0.0 if acted > 0.7 * due else 0.84 if acted < 0.4 * due else 0.5
     return Finding("updates short", likely, figure, mend)
@@ -313,7 +316,8 @@ def q_values(evidence: Evidence) -> Finding | None:
     scale = max(float(np.ptp(every)), 1e-6)
     figure = f"the critics say {said:.3g} on average, the recorded returns are {expected:.3g}"
     mend = (
-        "more target_heads, a lower critic_rate, or the right value_range"
+        "more heads (algorithm.settings.target_heads); or a lower algorithm.settings.critic_rate;"
+        " or the range that returns can have with algorithm.settings.value_range"
         if said > expected
         else "more updates for each step, or a longer run"
     )
@@ -327,7 +331,7 @@ def interventions(evidence: Evidence) -> Finding | None:
     if not rates:
         return None
     figure = f"an operator took {percent(rates[-1][1])} of the steps of the latest episodes"
-    mend = "hand back sooner; with so much help HG-DAgger rounds (dagger.rounds) cost less"
+    mend = "hand back sooner; or clone with HG-DAgger (dagger.rounds), which costs less such help"
     return Finding("interventions", 0.0 if rates[-1][1] < 0.6 else 0.4, figure, mend)
 
 
@@ -352,19 +356,29 @@ def gate(evidence: Evidence) -> Finding | None:
     figure = ", ".join(f"{name.replace('_', ' ')} {percent(rate)}" for name, rate in rates.items())
     cloned, learned = rates.get("base_success"), rates.get("exploring_success")
     few = len(evidence.records.episodes) < _MANY
-    mend = "the clone stays deployed meanwhile; try a smaller algorithm.scale: docs/policies.md"
-    likely = 0.0 if cloned is None or learned is None or few or learned >= cloned - 0.3 else 0.38
-    return Finding("gate", likely, figure, mend)
+    mend = (
+        "try a smaller algorithm.scale; or learn for longer (environment_steps): docs/policies.md"
+    )
+    decided = evidence.records.ledger.deployed
+    won = decided is not None and decided.policy == LEARNED_POLICY
+    if evidence.deployed is not None and not won:
+        figure += f"; the {evidence.deployed} policy is deployed{' so far' * (decided is None)}"
+    if cloned is None or learned is None or few or won or learned >= cloned - 0.3:
+        return Finding("gate", 0.0, figure)
+    return Finding("gate", 0.38, figure, mend)
 
 
 def outcome(evidence: Evidence) -> Finding | None:
-    """A learned policy that the final evaluation shows to be worse than its clone."""
-    if (beside := _beside_clone(evidence, LEARNED_POLICY)) is None:
+    """A learned policy that evaluations show to be worse than its clone."""
+    beside = evidence.records.beside(LEARNED_POLICY, CLONED_POLICY)
+    if beside is None:
         return None
     learned, cloned, compared = beside
-    figure = f"the learned policy solves {learned.count} final scenes, the clone {cloned.count}"
+    figure = (
+        f"{learned.name} solves {learned.count} {learned.seed_set} scenes, the clone {cloned.count}"
+    )
     mend = (
-        "learning often costs success at first: learn for longer (environment_steps), or begin with"
+        "learning often costs success at first: learn for longer (environment_steps); or begin with"
         " a better clone"
     )
     return Finding("learned policy", 0.36 if compared.worse else 0.0, figure, mend)
@@ -375,11 +389,11 @@ def candidates(evidence: Evidence) -> Finding | None:
     if not (told := evidence.run.read_jsonl("gate")):
         return None
     accepted = sum(verdict["decision"] == "accepted" for verdict in told)
-    beside = _beside_clone(evidence, ACCEPTED_POLICY)
+    beside = evidence.records.beside(ACCEPTED_POLICY, CLONED_POLICY)
     if beside is not None and beside[-1].worse:
         chosen, cloned, _ = beside
         figure = f"{chosen.name} succeeds in {chosen.count} episodes, the clone in {cloned.count}"
-        mend = "let gate=episodes decide, with more pairs (gate.pairs)"
+        mend = "let gate=episodes decide; or with more pairs (gate.pairs)"
         return Finding("candidates", 0.6, f"a gate has accepted what is worse: {figure}", mend)
     figure = f"a gate has accepted {accepted} of {len(told)}; of the latest: {told[-1]['reason']}"
     judged = [verdict["figures"] for verdict in told if "pairs" in verdict["figures"]]
@@ -387,8 +401,8 @@ def candidates(evidence: Evidence) -> Finding | None:
         # Then there was nothing to tell apart: the causes are the clone's.
         return Finding("candidates", 0.0, figure)
     gained = any(each["won"] > each["lost"] for each in judged)
-    mend = "more episodes a round (recipe.stages.rounds.of.gather.episodes), or a better clone"
-    mend = f"more pairs (gate.pairs), which tell smaller gains; {mend}" if gained else mend
+    mend = "more episodes a round (recipe.stages.rounds.of.gather.episodes); or a better clone"
+    mend = f"more pairs (gate.pairs), which tell smaller gains; or {mend}" if gained else mend
     return Finding("candidates", 0.0 if accepted or len(told) == 1 else 0.36, figure, mend)
 
 
@@ -445,15 +459,6 @@ class _Ends:
             more = slack * (high - low) + 1e-4
             inside &= ((values >= low - more) & (values <= high + more)).all(1)
         return inside
-
-
-def _beside_clone(
-    evidence: Evidence, which: str
-) -> tuple[EvaluationResult, EvaluationResult, Comparison] | None:
-    """The final evaluations of a policy and of the clone, and the one beside the other."""
-    cloned, mine = (evidence.records.final(name) for name in (CLONED_POLICY, which))
-    compared = mine.beside(cloned) if cloned and mine else None
-    return (mine, cloned, compared) if cloned and mine and compared else None
 
 
 def _returns(origin: Origin, gamma: float) -> Vector:

@@ -74,7 +74,10 @@ def _scale(words: str, motion: Motion, share: Vector) -> Finding:
             return Finding("action scale", 0.0, figure)
         still = motion.names[int(share.argmin())]
         return Finding("action scale", 0.5, figure, f"{still} moves nothing: {_FITS}")
-    mend = "see robot.limits: translation_step, rotation_step, and max_lead_* that holds it back"
+    mend = (
+        f"see how far one action moves the arm, and what holds it back: {_FITS}; or see"
+        " robot.limits.translation_step, robot.limits.rotation_step, robot.limits.max_lead_*"
+    )
     return Finding("action scale", 0.88 if not 0.4 < gain < 2.5 else 0.7, figure, mend)
 
 
@@ -85,7 +88,10 @@ def limited(evidence: Evidence) -> Finding | None:
         return None
     words, share = max(shares.items(), key=lambda item: item[1])
     figure = f"limits changed {percent(share)} of the commands in {words}"
-    mend = "raise what is met: robot.limits.max_lead_*, workspace_*, max_force; docs/robot.md"
+    mend = (
+        "act where no limit is met: docs/robot.md; or raise the limit that is met:"
+        " robot.limits.max_lead_*, robot.limits.workspace_*, robot.limits.max_force"
+    )
     return Finding("actions limited", 0.0 if share < 0.3 else 0.9, figure, mend)
 
 
@@ -103,9 +109,15 @@ def saturated(evidence: Evidence) -> Finding | None:
     if share < 0.5:
         return Finding("actions saturated", 0.0, figure)
     if words == "the demonstrations":
-        mend = "demonstrate more slowly, or raise robot.limits.translation_step and rotation_step"
+        mend = (
+            "demonstrate more slowly; or raise robot.limits.translation_step and"
+            " robot.limits.rotation_step; or raise robot.joints.step; or raise robot.action_scale"
+        )
     else:
-        mend = "lower the actor's rate or scale; see that Q does not grow (learner.jsonl: q_mean)"
+        mend = (
+            "see that Q does not grow (q_mean in learner.jsonl); or lower"
+            " algorithm.settings.actor_rate; or lower algorithm.scale"
+        )
     return Finding("actions saturated", 0.5, figure, mend)
 
 
@@ -119,7 +131,10 @@ def delayed(evidence: Evidence) -> Finding | None:
     figure = f"in {words} half of a motion has come {lag:.0f} steps after its command" + (
         f", in the others after {least:.0f}" if len(lags) > 1 else ""
     )
-    mend = "find what is late (network, controller, robot.sensors); or a lower control_rate_hz"
+    mend = (
+        "find what is late (network, controller, sensors: docs/robot.md); or see robot.sensors;"
+        " or a lower control_rate_hz"
+    )
     return Finding("delay", 0.0 if lag < least + 2.0 and lag < 3.0 else 0.93, figure, mend)
 
 

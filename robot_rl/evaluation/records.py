@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.evaluation.ledger import Ledger, read_ledger
+from robot_rl.evaluation.statistics import Comparison, EvaluationResult
 from robot_rl.run import ATTEMPTS, FAULTS, RunDirectory, RunError
 
 Record = dict[str, Any]
@@ -23,6 +24,7 @@ class RunRecords:
     """What a run has written so far."""
 
     summary: dict[str, Any]  # `summary.json`, empty while the run goes on
+    ledger: Ledger  # which policy is deployed; empty as long as the run has not decided
     evaluations: list[EvaluationResult]  # in the order of environment steps
     episodes: list[Record]  # training episodes of all actors, likewise
     learner: list[Record]  # the learner's records, likewise
@@ -40,6 +42,39 @@ class RunRecords:
         ]
         chosen = [e for e in mine if e.seed_set == "final"] or mine
         return chosen[-1] if chosen else None
+
+    def beside(
+        self, which: str, other: str
+    ) -> tuple[EvaluationResult, EvaluationResult, Comparison] | None:
+        """Two policies on the same scenes: the final ones, else those of the periodic evaluations.
+
+        None where they were not both evaluated there.
+        """
+        for seed_set in ("final", "periodic"):
+            scenes = [e for e in self.evaluations if e.seed_set == seed_set]
+            mine, theirs = (replace(self, evaluations=scenes).final(n) for n in (which, other))
+            if mine and theirs and (compared := mine.beside(theirs)):
+                return mine, theirs, compared
+        return None
+
+    def learned_curve(self) -> list[EvaluationResult]:
+        """Return the periodic evaluations of what was learned, also while it was held back."""
+        return [e for e in self.periodic() if not e.cloned]
+
+    def deployed_curve(self) -> list[EvaluationResult]:
+        """Return what was deployed at each point of the learning curve.
+
+        Where training held back what was learned, that is what learning began with, as it was
+        evaluated on the same scenes; left out where it was not.
+        """
+        start = next((e for e in self.periodic() if e.cloned), None)
+        acted = []
+        for each in self.learned_curve():
+            if each.deployed is not False:
+                acted.append(each)
+            elif start is not None:
+                acted.append(replace(start, environment_steps=each.environment_steps))
+        return acted
 
     def work(self) -> str:
         """How `robot-rl run` went, in words; empty where it made no attempt."""
@@ -98,6 +133,7 @@ def read_run(run: RunDirectory) -> RunRecords:
         summary = run.read_summary()
     return RunRecords(
         summary=summary,
+        ledger=read_ledger(run),
         evaluations=sorted(evaluations, key=lambda e: (e.environment_steps, e.seed_set == "final")),
         episodes=sorted(run.read_jsonl("episodes"), key=lambda e: float(e["environment_steps"])),
         learner=run.read_jsonl("learner"),

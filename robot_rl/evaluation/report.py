@@ -44,6 +44,11 @@ _ROLLING_EPISODES = 20
 _LATEST_FAULTS = 10
 _PACKAGES = ("robot_rl", "torch", "numpy", "mujoco", "gymnasium", "zarr")
 _ABSENT = "\N{EN DASH}"
+_HEADLINE = (
+    ("bc", CLONED_POLICY, "Cloned from demonstrations"),
+    ("bc", ACCEPTED_POLICY, "Accepted by the gate"),
+    ("rl", LEARNED_POLICY, "After reinforcement learning"),
+)
 _NOT_METRICS = {"environment_steps", "gradient_updates"}
 
 
@@ -84,7 +89,7 @@ def _content(directory: RunDirectory) -> dict[str, Any]:
         "subtitle": f"Run {directory.path.name}, seed {summary['seed']}{domain}",
         "notes": [
             *([f"{PolicyInputs(**inputs)}."] if (inputs := summary.get("inputs")) else []),
-            *_setbacks(summary["worse_than_start"]),
+            *_setbacks(summary["worse_than_start"], run),
             *(
                 f"gate, {verdict['candidate']}: {verdict['decision']}, {verdict['reason']}"
                 for verdict in directory.read_jsonl("gate")
@@ -92,18 +97,18 @@ def _content(directory: RunDirectory) -> dict[str, Any]:
             *_conduct(run),
             *_at_work(run),
         ],
-        "bc": summary["demonstrations"] != 0 and _success(run.final(CLONED_POLICY)),
-        "accepted": (accepted := run.final(ACCEPTED_POLICY)) and _success(accepted),
-        "rl": _success(run.final(LEARNED_POLICY)),
-        "decision": summary["decision"],
+        "policies": _policies(run),
+        "decision": str(run.ledger),
         "figures": _figures(run),
         "rolling": _ROLLING_EPISODES,
         "learning_curve": _learning_curve(run),
         "gathered": f"{summary.get('gathered_steps') or 0:,}",
-        "periodic": any(not e.cloned for e in run.periodic()),
+        "periodic": bool(run.learned_curve()),
+        "held_back": _held_back(run),
         "clips": _clips(directory.path / VIDEOS),
         "charts": _charts(run),
         "evaluations": run.evaluations,
+        "verdicts": {e.which: run.ledger.verdict(e.which) for e in run.evaluations},
         "facts": _facts(summary["machine"]),
         "taken": _taken(summary["taken_by_learner"]),
         "configuration": (directory.path / CONFIG_FILE).read_text(encoding="utf-8"),
@@ -123,14 +128,21 @@ def _clips(folder: Path) -> list[dict[str, Any]]:
     return clips
 
 
-def _setbacks(steps: Sequence[int]) -> list[str]:
+def _setbacks(steps: Sequence[int], run: RunRecords) -> list[str]:
     if not steps:
         return []
+    back = [e.environment_steps for e in run.periodic() if e.deployed is False]
+    back = [at for at in steps if at in back]
+    meanwhile = f" Training held it back after {_listed(back)} steps." if back else ""
     return [
         "The learned policy was worse than what it began with, by more than noise, after"
-        f" {', '.join(f'{at:,}' for at in steps)} steps (one-sided sign test on the same scenes, at"
-        f" {100 * NOISE_LEVEL:.0f} % for all evaluations of the run together)."
+        f" {_listed(steps)} steps (one-sided sign test on the same scenes, at"
+        f" {100 * NOISE_LEVEL:.0f} % for all evaluations of the run together).{meanwhile}"
     ]
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return ", ".join(f"{at:,}" for at in steps)
 
 
 def _conduct(run: RunRecords) -> list[str]:
@@ -162,6 +174,18 @@ def _at_work(run: RunRecords) -> list[str]:
     ]
 
 
+def _policies(run: RunRecords) -> list[dict[str, str]]:
+    """The policies of the headline in the order of their making, with the run's verdict on each."""
+    shown = []
+    for kind, name, title in _HEADLINE:
+        result = run.final(name)
+        cloned_none = name == CLONED_POLICY and run.summary["demonstrations"] == 0
+        if not cloned_none and (result or name != ACCEPTED_POLICY):
+            verdict = run.ledger.verdict(name)
+            shown.append({"kind": kind, "title": title, "verdict": verdict, **_success(result)})
+    return shown
+
+
 def _success(result: EvaluationResult | None) -> dict[str, str]:
     if result is None:
         return {"rate": _ABSENT, "count": "not evaluated", "interval": ""}
@@ -179,7 +203,7 @@ def _success(result: EvaluationResult | None) -> dict[str, str]:
 def _figures(run: RunRecords) -> list[tuple[str, str]]:
     summary = run.summary
     confirmed, seconds = summary["steps_to_97"], summary["mean_seconds_to_success"]
-    measured = sum(not e.cloned for e in run.periodic()) > 1  # it takes two in a row
+    measured = len(run.learned_curve()) > 1  # it takes two in a row
     missed = "not reached" if measured else "not measured"
     steps = ["gathered_steps"] if summary.get("gathered_steps") else []
     steps += ["environment_steps"] if run.episodes or not steps else []
@@ -196,7 +220,7 @@ def _figures(run: RunRecords) -> list[tuple[str, str]]:
 
 
 def _learning_curve(run: RunRecords) -> Markup | None:
-    curve = [e for e in run.periodic() if not e.cloned]
+    curve = run.learned_curve()
     steps, won = _columns(run.episodes, "success")
     if not curve and not steps:
         return None
@@ -206,7 +230,15 @@ def _learning_curve(run: RunRecords) -> Markup | None:
     training = Series(f"last {_ROLLING_EPISODES} training episodes", steps[full:], rolling[full:])
     cloned, final = run.final(CLONED_POLICY), run.final(LEARNED_POLICY)
     confirmed = run.summary["steps_to_97"]
-    return Markup(charts.learning_curve(curve, training, confirmed, cloned, final))
+    deployed = run.deployed_curve() if _held_back(run) else []
+    points = [e.environment_steps for e in deployed], [e.success_rate for e in deployed]
+    acted = Series("deployed meanwhile", *points)
+    return Markup(charts.learning_curve(curve, training, confirmed, cloned, final, acted))
+
+
+def _held_back(run: RunRecords) -> bool:
+    """Whether training ever held back what was learned."""
+    return any(e.deployed is False for e in run.periodic())
 
 
 def _charts(run: RunRecords) -> list[dict[str, Any]]:
@@ -216,7 +248,7 @@ def _charts(run: RunRecords) -> list[dict[str, Any]]:
         intervened = Series("by the operator", [r[0] for r in rates], [100 * r[1] for r in rates])
         title = f"Steps by the operator, last {_ROLLING_EPISODES} episodes"
         drawn.append((title, [intervened], "%"))
-    learned = [e.to_json() for e in run.periodic() if not e.cloned]
+    learned = [e.to_json() for e in run.learned_curve()]
     seconds = Series("evaluation", *_columns(learned, "mean_seconds_to_success"))
     if seconds.x:
         drawn.append(("Mean time to success", [seconds], "seconds"))

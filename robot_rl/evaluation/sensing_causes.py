@@ -65,7 +65,7 @@ def constant_features(evidence: Evidence) -> Finding | None:
         values = evidence.acted.column(name)
         spread = float(values.std(0).max() / max(np.abs(values).max(), 1e-3))
         figure = f"the liveliest of {values.shape[1]} features varies by {percent(spread)}"
-        mend = "train the encoder anew, and longer: observation.vision_training.cloning.updates"
+        mend = "train the encoder again, and longer: observation.vision_training.cloning.updates"
         return Finding("features", 0.0 if spread > 0.01 else 0.95, figure, mend)
     return None
 
@@ -164,7 +164,7 @@ def constant_observation(evidence: Evidence) -> Finding | None:
     ]
     if fixed:
         figure = f"{', '.join(fixed)} never changes within an episode, not even where demonstrated"
-        mend = "if it should, see who publishes it; if not, leave it out: observation.states=[...]"
+        mend = "if it should, see who publishes it; or leave it out: observation.states=[...]"
         return Finding("observation constant", 0.6, figure, mend)
     return Finding("observation constant", 0.0, f"each of {len(still)} fields changes")
 
@@ -247,7 +247,7 @@ def overlap(evidence: Evidence) -> Finding | None:
     others = cKDTree(np.concatenate(shown) / scale)
     away = others.query(np.concatenate(acted)[-_NEIGHBOURS:] / scale)[0] > 2.0 * usual
     figure = f"{percent(away.mean())} of the policy's steps are far from all that was demonstrated"
-    mend = "demonstrate more widely, or correct the policy where it goes: operator, dagger.rounds"
+    mend = "demonstrate more widely; or correct the policy where it goes: operator, dagger.rounds"
     return Finding("overlap", 0.0 if away.mean() < 0.7 else 0.37, figure, mend)
 
 

@@ -194,8 +194,11 @@ class EvaluationResult:
     first_seed: int  # the first of them; each later episode has the next
     wall_seconds: float  # how long the evaluation took
     failures: tuple[int, ...]  # numbers of the failed episodes in the order of the seeds, from 0
-    # Whether the cloned policy acted, since nothing that was learned had done better on the robot.
+    # Whether the policy is a checkpoint that training held back, so that what it began with acted.
     held_back: bool = False
+    # Of a checkpoint that is evaluated while the run trains: whether it is deployed so far. If not,
+    # training holds it back, and what learning began with is. None for other evaluations.
+    deployed: bool | None = None
     # Which of the run's `POLICIES` it was, or where its checkpoint lies; None: its steps say which.
     policy_name: str | None = None
     # How many attempts were made again, and none of them is among the episodes: those that the
@@ -320,6 +323,8 @@ class EvaluationResult:
         domain = f", domain {self.domain}" if self.domain else ""
         conduct = f", {self.conduct}" if self.conduct else ""
         held = ", held back: the policy it began with acts" if self.held_back else ""
+        if self.deployed is False:
+            held = ", held back: what it began with stays deployed"
         if self.mean_return is not None:
             mean = f"mean return {self.mean_return:.4g} in {self.episodes} episodes"
             return f"no success is counted; {mean}{conduct}{domain}{held}"

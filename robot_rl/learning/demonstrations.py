@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from policies.behaviour import Behaviour
 from policies.runner import PolicyRunner
 from robot_rl.config import ConfigError
-from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.episodes import EpisodeDataset, steps_to_success
 from robot_rl.data.policy_columns import stored_schema
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY, SchemaMismatch
 from robot_rl.env.factory import make_env
@@ -104,7 +104,9 @@ def with_what_episodes_tell(config: DictConfig, first: EpisodeDataset) -> DictCo
     algorithm: DictConfig = config.algorithm
     schedule, settings = algorithm.schedule, algorithm.get("settings", {})
     found: dict[str, dict[str, Any]] = {"schedule": {}, "settings": {}}
-    steps, gamma = _steps_to_success(first), schedule.discount
+    success = first.arrays(("success",))["success"]
+    took = steps_to_success(np.split(success, first.episode_ends[:-1]))
+    steps, gamma = float(np.median(took)) if took else 0.0, schedule.discount
     if gamma is None:
         gamma = max(LEAST_DISCOUNT, 1.0 - 1.5 / max(steps, 1.0))
         found["schedule"]["discount"] = gamma
@@ -117,14 +119,6 @@ def with_what_episodes_tell(config: DictConfig, first: EpisodeDataset) -> DictCo
         found["settings"]["imitation_updates"] = schedule.updates_per_step * imitated
     sections = {name: section for name, section in found.items() if section}
     return cast("DictConfig", OmegaConf.merge(algorithm, sections))
-
-
-def _steps_to_success(dataset: EpisodeDataset) -> float:
-    """Median of the steps to the first success; 0 where no row says that it succeeded."""
-    success = dataset.arrays(("success",))["success"]
-    episodes = np.split(success, dataset.episode_ends[:-1])
-    steps = [int(np.argmax(each)) + 1 for each in episodes if each.any()]
-    return float(np.median(steps)) if steps else 0.0
 
 
 def value_range(dataset: EpisodeDataset, gamma: float) -> tuple[float, float]:

@@ -39,7 +39,7 @@ def row(path: str) -> Row:
     last = run.final(LEARNED_POLICY) or cloned
     if not said or last is None or cloned is None:
         raise SystemExit(f"{path} has no final evaluation: go on with robot-rl train resume={path}")
-    steps = first_confirmed([*run.periodic(), last, last], RATE)
+    steps = first_confirmed([*run.deployed_curve(), last, last], RATE)
     values = [
         said["task"],
         said["algorithm"] if recipe == "residual" else recipe,

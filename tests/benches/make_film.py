@@ -15,7 +15,8 @@ from robot_rl.commands.runs import load_resolved
 from robot_rl.config import on_stepped_clock
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot_env import RobotEnv
-from robot_rl.run import CLONED_POLICY, LEARNED_POLICY, RunDirectory, load_policy
+from robot_rl.evaluation.ledger import load_policy
+from robot_rl.run import CLONED_POLICY, LEARNED_POLICY, RunDirectory
 
 TITLES = {CLONED_POLICY: "cloned from 20 demonstrations", LEARNED_POLICY: "after online learning"}
 ENDS = {True: ("inserted", "#1a7f37"), False: ("out of time", "#cf222e")}

@@ -13,6 +13,7 @@ from robot_rl.commands.runs import save_resolved
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.evaluation.ledger import decide, enter
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.workbench import Workbench
@@ -331,9 +332,11 @@ def test_motion_that_demonstrations_have_too_is_no_cause_and_learning_comes_firs
         gradient_updates=500,
         wall_seconds=4.0,
     )
-    RunDirectory(path).append_jsonl("evaluations", result.to_json())
+    run = RunDirectory(path)
+    run.append_jsonl("evaluations", result.to_json())
+    enter(run, decide(run, {"learned": result}))
     assert cli.main(["explain", str(path)]) == 0
-    assert "the run has learned: " in capsys.readouterr().out.splitlines()[2]
+    assert "deployed: the learned policy (20 of 20)" in capsys.readouterr().out.splitlines()[2]
 
 
 def test_a_policy_that_improved_until_its_steps_were_over_is_named(tmp_path, recording, capsys):

@@ -34,7 +34,6 @@ SUMMARY = {
     "task": "peg_insert",
     "algorithm": "residual",
     "seed": 3,
-    "decision": "deployed: the learned policy (197 of 200)",
     "mean_seconds_to_success": 2.5,
     "longest_success_run": 100,
     "machine": {"cpu": "a processor", "cores": 2},
@@ -94,6 +93,23 @@ LEARNER = [
 ]  # fmt: skip
 
 
+def ledger(**verdicts):
+    """Lines of the ledger: what was decided about each policy."""
+    solved = {"cloned": 80, "learned": 197}
+    common = {"parent": None, "environment_steps": 0, "episodes": 200, "decided_after": 0}
+    return lines(
+        {
+            "policy": name,
+            "checkpoint": f"checkpoints/{name}",
+            "successes": solved[name],
+            "verdict": verdict,
+            "why": "the other solved fewer" if verdict == "deployed" else "",
+            **common,
+        }
+        for name, verdict in verdicts.items()
+    )
+
+
 def lines(records):
     return "".join(json.dumps(record) + "\n" for record in records)
 
@@ -104,6 +120,8 @@ def write_run(directory):
     (directory / "summary.json").write_text(json.dumps(SUMMARY))
     (directory / "evaluations.jsonl").write_text(lines(EVALUATIONS))
     (directory / "episodes.jsonl").write_text(lines(EPISODES))
+    decided = {"cloned": "not deployed", "learned": "deployed"}
+    (directory / "policies.jsonl").write_text(ledger(**decided))
     return directory
 
 
@@ -158,8 +176,10 @@ class Page(HTMLParser):
 def test_the_headline_of_a_finished_run(finished):
     assert "peg_insert · residual" in finished.text
     assert "seed 3, domain lab light=[1.0, 1.0]" in finished.text
-    assert "40 % 80 of 200 episodes 95 % interval 33.2 to 47.1 %" in finished.text
-    assert "98.5 % 197 of 200 episodes 95 % interval 95.7 to 99.7 %" in finished.text
+    cloned = "40 % not deployed 80 of 200 episodes 95 % interval 33.2 to 47.1 %"
+    learned = "98.5 % deployed 197 of 200 episodes 95 % interval 95.7 to 99.7 %"
+    assert f"{cloned} → After reinforcement learning {learned}" in finished.text
+    assert "deployed: the learned policy (197 of 200) — the other" in finished.text
     assert "Steps to 97 % 1,500" in finished.text
     assert "Wall time 6 min 52 s" in finished.text
     assert "Peak memory 2.00 GiB" in finished.text
@@ -173,13 +193,41 @@ def test_the_headline_of_a_finished_run(finished):
 
 
 def test_what_learning_has_spoilt_and_what_is_deployed_is_said_first(run):
-    decision = "deployed: the cloned policy (80 of 200) — the learned policy solved 8 of 200"
-    summary = {**SUMMARY, "decision": decision, "worse_than_start": [500]}
+    decision = "deployed: the cloned policy (80 of 200) — the other solved fewer"
+    summary = {**SUMMARY, "worse_than_start": [500]}
     (run / "summary.json").write_text(json.dumps(summary))
+    decided = {"learned": "not deployed", "cloned": "deployed"}
+    (run / "policies.jsonl").write_text(ledger(**decided))
     text = Page(write_report(RunDirectory(run))).text
     assert "worse than what it began with, by more than noise, after 500 steps" in text
     assert decision in text
     assert text.index("after 500 steps") < text.index(decision) < text.index("Learning curve")
+
+
+def test_what_was_learned_is_shown_beside_what_was_deployed_while_it_was_held_back(run):
+    """It was drawn as the clone, in a line that did not move."""
+    curve = [
+        evaluation(0, 38, deployed=True),
+        evaluation(500, 12, deployed=False),
+        evaluation(1000, 88, deployed=False),
+        evaluation(1500, 97, deployed=True),
+    ]
+    (run / "evaluations.jsonl").write_text(lines([*curve, *EVALUATIONS[-2:]]))
+    (run / "policies.jsonl").write_text(ledger(learned="held back", cloned="deployed"))
+    (run / "summary.json").write_text(json.dumps({**SUMMARY, "worse_than_start": [500]}))
+    page = Page(write_report(RunDirectory(run)))
+    assert "Training held it back after 500 steps." in page.text
+    assert "learned residual, held back 500 1,500 12 / 100 12.0 %" in page.text
+    assert "learned residual, held back 1,000 3,000 88 / 100 88.0 %" in page.text
+    assert "learned residual 1,500 4,500 97 / 100" in page.text
+    assert "learned residual, final, held back 2,000" in page.text
+    assert "cloned diffusion, final, deployed 0 0 80 / 200" in page.text
+    assert "deployed meanwhile" in page.text  # in the learning curve
+    assert "· After reinforcement learning 98.5 % held back" in page.text  # no arrow leads there
+    records = read_run(RunDirectory(run))
+    rates = [(e.environment_steps, e.success_rate) for e in records.deployed_curve()]
+    assert rates == [(500, 0.38), (1000, 0.38), (1500, 0.97)]
+    assert [e.success_rate for e in records.learned_curve()] == [0.12, 0.88, 0.97]
 
 
 def test_attempts_and_labels_of_people_are_told(run):
@@ -199,6 +247,7 @@ def test_a_policy_without_an_update_has_not_learned(run):
     """As of a run that was stopped in its warm-up."""
     warming = evaluation(50, 37, gradient_updates=0)
     (run / "evaluations.jsonl").write_text(lines([evaluation(0, 38), warming]))
+    (run / "policies.jsonl").unlink()
     text = Page(write_report(RunDirectory(run))).text
     assert "Cloned from demonstrations 38 % 38 of 100 episodes" in text
     assert "After reinforcement learning – not evaluated" in text
@@ -220,7 +269,7 @@ def test_what_the_learner_has_found_out_stands_beside_it(finished, run):
 
 def test_each_evaluation_is_a_row_of_the_table(finished):
     assert [tag for tag, _ in finished.elements].count("tr") == 1 + len(EVALUATIONS)
-    assert "cloned diffusion, final 0 0 80 / 200 40.0 %" in finished.text
+    assert "cloned diffusion, final, not deployed 0 0 80 / 200 40.0 %" in finished.text
     assert "learned residual 1,500 4,500 97 / 100 97.0 % 91.5 to 99.4 %" in finished.text
 
 
@@ -253,13 +302,14 @@ def test_what_a_killed_process_left_unfinished_is_left_out(run):
         with (run / f"{name}.jsonl").open("a") as file:
             file.write('{"environment_steps": 25')
     page = Page(write_report(RunDirectory(run)))
-    assert "98.5 % 197 of 200" in page.text
+    assert "98.5 % deployed 197 of 200" in page.text
     assert "Steps to 97 % 1,500" in page.text
     assert "Environment steps 2,000" in page.text
 
 
 def test_before_the_final_evaluation_the_last_periodic_one_counts(run):
     (run / "evaluations.jsonl").write_text(lines(EVALUATIONS[:3]))
+    (run / "policies.jsonl").unlink()
     page = Page(write_report(RunDirectory(run)))
     assert "38 % 38 of 100 episodes (periodic)" in page.text
     assert "88 % 88 of 100 episodes (periodic)" in page.text
@@ -288,6 +338,7 @@ def test_a_run_that_only_gathered_says_how_much(run):
 def test_a_run_without_periodic_evaluations_says_what_was_not_measured(run):
     """As on a real robot, where the clone is not compared either."""
     (run / "evaluations.jsonl").write_text(lines([EVALUATIONS[-1]]))
+    (run / "policies.jsonl").unlink()
     (run / "summary.json").write_text(json.dumps({**SUMMARY, "steps_to_97": None}))
     text = Page(write_report(RunDirectory(run))).text
     assert "Cloned from demonstrations – not evaluated → After" in text

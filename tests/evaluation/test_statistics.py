@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robot_rl.commands.evaluate import FinalEvaluation
 from robot_rl.data import intervals
 from robot_rl.data.intervals import (
     anytime_interval,
@@ -19,6 +18,7 @@ from robot_rl.data.intervals import (
     interval_over_runs,
     trials_needed,
 )
+from robot_rl.evaluation.ledger import decide
 from robot_rl.evaluation.statistics import (
     NOISE_LEVEL,
     Comparison,
@@ -29,6 +29,7 @@ from robot_rl.evaluation.statistics import (
     longest_run,
     worse_than_start,
 )
+from robot_rl.run import RunDirectory
 
 
 def binomial(n, k, p):
@@ -213,6 +214,7 @@ def test_an_evaluation_summarises_its_episodes():
         "wall_seconds": 1.5,
         "failures": [2],
         "held_back": False,
+        "deployed": None,
         "policy_name": None,
         "made_again": {},
         "operated": 0,
@@ -348,7 +350,13 @@ def test_the_policy_that_succeeds_more_often_on_the_same_scenes_is_deployed(
     monkeypatch.chdir(tmp_path)
     Path("runs/1/checkpoints/bc").mkdir(parents=True)
 
-    assert str(FinalEvaluation(results(cloned=cloned, learned=learned), Path("runs/1"))) == said
+    assert decided(results(cloned=cloned, learned=learned)) == said
+
+
+def decided(found, **options):
+    """What `train` decides, in words."""
+    run = RunDirectory(Path("runs/1"))
+    return str(decide(run, found, **options)).replace(str(run.path), "runs/1")
 
 
 def results(**counts):
@@ -384,13 +392,13 @@ def test_what_a_gate_accepted_is_deployed_unless_online_learning_has_gone_beyond
     cloned, accepted, learned, held_back, said
 ):
     found = results(cloned=cloned, accepted=accepted, learned=learned)
-    assert str(FinalEvaluation(found, Path("runs/1"), held_back)) == said
+    assert decided(found, held_back=held_back) == said
 
 
 @pytest.mark.parametrize(("learned", "deployed"), [(98, "learned"), (62, "cloned"), (40, "cloned")])
 def test_what_training_held_back_is_deployed_only_if_it_is_better_beyond_noise(learned, deployed):
     both = results(cloned=60, learned=learned)
-    said = str(FinalEvaluation(both, Path("runs/1"), held_back=True))
+    said = decided(both, held_back=True)
     assert said.startswith(f"deployed: the {deployed} policy")
     assert ("training held the learned policy back" in said) == (deployed == "cloned")
 

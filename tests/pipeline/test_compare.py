@@ -18,7 +18,8 @@ from robot_rl import cli
 from robot_rl.commands.evaluate import evaluate_final
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
-from robot_rl.run import ACCEPTED, LAST, STATE_FILE, SUMMARY, RunDirectory, load_policy
+from robot_rl.evaluation.ledger import load_policy
+from robot_rl.run import ACCEPTED, LAST, STATE_FILE, SUMMARY, RunDirectory
 
 EASY = ("task.environment.tolerance=0.03", "task.environment.angle_tolerance=3.0")
 CERTAIN = ("task.environment.tolerance=1.0", "task.environment.angle_tolerance=3.0")

@@ -7,8 +7,9 @@ from tiny_runs import lines
 
 from policies.processes.one_step import OneStep
 from robot_rl import cli
+from robot_rl.evaluation.ledger import load_policy
 from robot_rl.learning.stages import distil
-from robot_rl.run import RunDirectory, load_policy
+from robot_rl.run import RunDirectory
 
 CERTAIN = ("task.environment.tolerance=1.0", "task.environment.angle_tolerance=3.0")
 

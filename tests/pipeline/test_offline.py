@@ -15,12 +15,13 @@ from policies import checkpoint
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
+from robot_rl.evaluation.ledger import open_policy
 from robot_rl.learning.stages.offline import Offline, OfflineTraining, recorded
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.sampler import SampleSpec
-from robot_rl.run import CLONED, OFFLINE, RunDirectory, open_policy
+from robot_rl.run import CLONED, OFFLINE, RunDirectory
 
 GATHERED = "gathered.zarr"
 

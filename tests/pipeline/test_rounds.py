@@ -13,18 +13,11 @@ from robot_rl import cli
 from robot_rl.commands.runs import save_resolved
 from robot_rl.config import ConfigError, compose
 from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.evaluation.ledger import learned_checkpoint, load_policy
 from robot_rl.learning.recipe import Recipe, RecipeError
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.workbench import Workbench
-from robot_rl.run import (
-    DEMONSTRATIONS,
-    STATE_FILE,
-    STUDENT,
-    RunDirectory,
-    RunError,
-    learned_checkpoint,
-    load_policy,
-)
+from robot_rl.run import DEMONSTRATIONS, STATE_FILE, STUDENT, RunDirectory, RunError
 
 ROUNDS = "recipe.stages.rounds"
 SMALL = (

@@ -11,7 +11,8 @@ from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeWriter
 from robot_rl.data.schema import Field, row_schema
 from robot_rl.evaluation.card import CARD, card, facts, write_card
-from robot_rl.run import ACCEPTED, CLONED, STUDENT, SUMMARY, RunDirectory, load_policy
+from robot_rl.evaluation.ledger import load_policy
+from robot_rl.run import ACCEPTED, CLONED, STUDENT, SUMMARY, RunDirectory
 
 
 @pytest.fixture

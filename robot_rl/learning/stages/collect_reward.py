@@ -24,6 +24,7 @@ from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.rollout import Controller, EpisodeResult, SeedStream, rollout, training_seed
 from robot_rl.env.sim.task import Imperfections
 from robot_rl.env.task import Expert
+from robot_rl.evaluation.ledger import load_policy
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.collect import attempts_after
 from robot_rl.learning.workbench import Workbench
@@ -38,7 +39,7 @@ from robot_rl.rewards.examples import (
 )
 from robot_rl.rewards.source import RewardError
 from robot_rl.rewards.wrapper import RewardWrapper, make_watched_env
-from robot_rl.run import CLONED, EXAMPLES, LAST, RunDirectory, load_policy
+from robot_rl.run import CLONED, EXAMPLES, LAST, RunDirectory
 
 _MOST_VAIN = 200
 _WANDERING = "normal", 0.3  # exploration of a policy whose failures are wanted

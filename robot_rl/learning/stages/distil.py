@@ -24,6 +24,7 @@ from robot_rl.config import check_least
 from robot_rl.data.episodes import Episode
 from robot_rl.data.transfer import DatasetEpisodes, EpisodeSource, Selection
 from robot_rl.errors import RobotRLError
+from robot_rl.evaluation.ledger import load_policy, policy_checkpoint
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions
 from robot_rl.learning.demonstrations import first_episodes
 from robot_rl.learning.recipe import Stage
@@ -32,7 +33,7 @@ from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.reader import StoreEpisodes
 from robot_rl.replay.rows import EpisodeRows
-from robot_rl.run import CLONED, STATE_FILE, STUDENT, RunDirectory, load_policy, policy_checkpoint
+from robot_rl.run import CLONED, STATE_FILE, STUDENT, RunDirectory
 
 _JUDGED = 1024  # observations on which student and teacher are compared at the end
 

@@ -15,6 +15,7 @@ from policies.behaviour import Behaviour
 from policies.compute import compute_device, explained_memory
 from robot_rl.config import ConfigError, check_least
 from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.evaluation.ledger import open_policy
 from robot_rl.learning.algorithms import improves_clone
 from robot_rl.learning.algorithms.denoising_ppo import ChainSettings
 from robot_rl.learning.algorithms.generative import Generative
@@ -37,15 +38,7 @@ from robot_rl.learning.stages.gather import (
 )
 from robot_rl.learning.stages.offline import Offline, OfflineTraining
 from robot_rl.learning.workbench import Workbench
-from robot_rl.run import (
-    ACCEPTED,
-    CANDIDATE,
-    CLONED,
-    DEMONSTRATIONS,
-    GATHERED,
-    OFFLINE,
-    open_policy,
-)
+from robot_rl.run import ACCEPTED, CANDIDATE, CLONED, DEMONSTRATIONS, GATHERED, OFFLINE
 
 VERDICTS = "gate"  # the run's records of them
 IMPROVED = "checkpoints/improved"  # what `ImproveOnline` goes on with
