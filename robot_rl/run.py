@@ -6,6 +6,7 @@ What its files and folders hold stands beside their names below. Beside those th
 `stages.jsonl` (which stages of the recipe have run, and how long), `episodes.jsonl`,
 `learner.jsonl`, `evaluations.jsonl`, `corrections.jsonl`, `curation.jsonl` (which rows of each
 demonstration are not cloned, and why), `gate.jsonl` (what a gate has decided, and why),
+`policies.jsonl` (which policy is deployed, and why: see `robot_rl.evaluation.ledger`),
 `evaluate.jsonl` and `compare.jsonl` (what those commands and `certify` have found), `report.html`,
 and `recorder/` (MCAP of all topics).
 

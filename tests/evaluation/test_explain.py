@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from robot_rl import cli
 from robot_rl.commands.runs import save_resolved
-from robot_rl.config import compose
+from robot_rl.config import compose, composed, flatten
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.evaluation import learning_causes, motion_causes, sensing_causes
+from robot_rl.evaluation.evidence import Finding, explain, settings_named
 from robot_rl.evaluation.ledger import decide, enter
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.stages.collect import Collect
@@ -38,7 +43,7 @@ def recording(tmp_path_factory):
 
 def made_run(tmp_path, recording, shown=None, acted=None):
     """A run whose demonstrations were changed by `shown`, and the policy's episodes by `acted`."""
-    config, schema, episodes = recording
+    _, schema, episodes = recording
     run = RunDirectory.create("reach", tmp_path)
     save_resolved(config, run.path)
     with EpisodeWriter(run.demonstrations, schema) as writer:
@@ -220,8 +225,8 @@ def test_a_gate_that_saw_no_success_is_not_the_cause(tmp_path, recording, capsys
     assert "candidates" in [finding["name"] for finding in said["in_order"]]
 
 
-def measured(run, **successes):
-    """Give a run its final evaluations, of 20 episodes each, by policy."""
+def measured(run, seed_set="final", **successes):
+    """Give a run its evaluations, of 20 episodes each, by policy."""
     steps = {"cloned": 0, "accepted": 300, "learned": 500}
     for name, count in successes.items():
         made = {"environment_steps": steps[name], "gradient_updates": steps[name]}
@@ -230,7 +235,7 @@ def measured(run, **successes):
             [2.0] * 20,
             policy="diffusion",
             policy_name=name,
-            seed_set="final",
+            seed_set=seed_set,
             first_seed=1,
             wall_seconds=4.0,
             **made,
@@ -299,6 +304,105 @@ def test_a_learned_policy_that_solves_fewer_scenes_than_its_clone_is_named(
     causes, said = explained(capsys, run.path)
     assert causes == ["learned policy"]
     assert "solves 4 of 20 final scenes, the clone 16 of 20" in said["causes"][0]["figure"]
+
+
+def test_before_its_final_evaluation_a_run_is_judged_on_the_periodic_scenes(
+    tmp_path, recording, capsys
+):
+    """The clone was compared with itself, as it had acted in place of what was held back."""
+    run = RunDirectory(made_run(tmp_path, recording, None, as_it_was))
+    measured(run, "periodic", cloned=16, learned=4)
+    causes, said = explained(capsys, run.path)
+    assert causes == ["learned policy"]
+    figure = "after 500 steps solves 4 of 20 periodic scenes, the clone 16 of 20"
+    assert figure in said["causes"][0]["figure"]
+    measured(run, cloned=16)  # the final evaluation has begun, with the clone
+    assert figure in explained(capsys, run.path)[1]["causes"][0]["figure"]
+
+
+def test_success_that_does_not_end_an_episode_counts_from_when_it_comes(
+    tmp_path, recording, capsys
+):
+    """As learning counts it; their length is that of the time limit."""
+    _, schema, episodes = recording
+    run = RunDirectory.create("reach", tmp_path)
+    configured(run.path, "algorithm.schedule.discount=0.97")
+    with EpisodeWriter(run.demonstrations, schema) as writer:
+        writer.extend([going_on(episode) for episode in episodes])
+    causes, said = explained(capsys, run.path)
+    assert {"discount", "time limit"}.isdisjoint(causes)
+    (figure,) = (f["figure"] for f in said["in_order"] if f["name"] == "discount")
+    steps = int(figure.split("a success in ")[1].split()[0])
+    lengths = [len(episode.rows) for episode in episodes]
+    assert min(lengths) - 1 <= steps <= max(lengths)
+
+
+def going_on(episode):
+    """The episode, which lasts for 400 steps more in the place where it succeeded."""
+    rows = np.concatenate(
+        [episode.rows[:-1], np.repeat(episode.rows[-2:-1], 400), episode.rows[-1:]]
+    )
+    rows["success"][len(episode.rows) - 2 :] = True
+    rows["terminated"] = False
+    return type(episode)(rows, episode.seed, "", episode.success, episode.source)
+
+
+def saturated(rows):
+    rows["action"] = np.where(rows["action"] >= 0, 1.0, -1.0)
+
+
+@pytest.mark.parametrize("robot", ["sim", "gym"])
+def test_advice_names_only_settings_that_the_robot_takes(tmp_path, recording, capsys, robot):
+    path = made_run(tmp_path, recording, saturated)
+    save_resolved(compose([f"robot={robot}", "demonstrations=12"]), path)
+    _, said = explained(capsys, path)
+    (advice,) = (c["mend"] for c in said["causes"] if c["name"] == "actions saturated")
+    assert advice.startswith("demonstrate more slowly; or ")
+    assert ("robot.limits.translation_step" in advice) == (robot == "sim")
+    assert ("robot.action_scale" in advice) == (robot == "gym")
+
+
+CONFIGURATIONS = [
+    *(f"robot={name}" for name in ("sim", "gym", "ros_sim", "ros_sim_joints")),
+    *(f"algorithm={name}" for name in ("sac", "best_of_n", "dsrl", "filtered_cloning")),
+    "recipe=rl100",
+]
+MODULES = (learning_causes, motion_causes, sensing_causes)
+
+
+def pieces_of_advice():
+    """Every text of the checks that names a setting."""
+    for module in MODULES:
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            text = ""
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                text = node.value
+            elif isinstance(node, ast.JoinedStr):
+                text = "".join(p.value if isinstance(p, ast.Constant) else "1" for p in node.values)
+            if settings_named(text, composed([])):
+                yield text
+
+
+def test_every_piece_of_advice_names_settings_that_the_configuration_has():
+    advice = set(pieces_of_advice())
+    known = {words: set(flatten(composed([words]))) for words in CONFIGURATIONS}
+    assert len(advice) > 10
+
+    def there(key, keys):
+        start = f"{key.rstrip('*')}{'' if key.endswith('*') else '.'}"
+        return key in keys or any(each.startswith(start) for each in keys)
+
+    for text in advice:
+        for key in settings_named(text, composed([])):
+            assert any(there(key, keys) for keys in known.values()), (key, text)
+    for words, keys in known.items():
+        config = composed([words])
+        checks = [lambda _, text=text: Finding("it", 0.9, "figure", text) for text in advice]
+        causes, _ = explain(SimpleNamespace(config=config), checks)
+        assert len(causes) == len(advice)
+        for cause in causes:
+            for key in settings_named(cause.mend, config):
+                assert there(key, keys), (words, key, cause.mend)
 
 
 def test_few_episodes_near_the_goal_without_success_are_no_wrong_labels(

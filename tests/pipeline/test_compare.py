@@ -18,8 +18,9 @@ from robot_rl import cli
 from robot_rl.commands.evaluate import evaluate_final
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
-from robot_rl.evaluation.ledger import load_policy
-from robot_rl.run import ACCEPTED, LAST, STATE_FILE, SUMMARY, RunDirectory
+from robot_rl.evaluation.ledger import decide, enter, held_back, load_policy
+from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.run import ACCEPTED, LAST, STATE_FILE, RunDirectory
 
 EASY = ("task.environment.tolerance=0.03", "task.environment.angle_tolerance=3.0")
 CERTAIN = ("task.environment.tolerance=1.0", "task.environment.angle_tolerance=3.0")
@@ -82,7 +83,7 @@ def test_the_better_policy_is_named_as_soon_as_that_is_known(capsys):
     assert again["words"] == sentence  # however many act side by side
 
 
-def held_back():
+def held_back_policy():
     """A correction of A's clone that acts as the clone."""
     clone = checkpoint.load(Path(A, "checkpoints/bc").resolve() / "policy")
     keys = StateEncoder({"state/tcp_pose": 7})
@@ -92,7 +93,7 @@ def held_back():
 
 
 def test_a_rival_that_acts_as_its_clone_is_named_before_scenes_are_spent(capsys):
-    checkpoint.save(Path(A).resolve() / "checkpoints/held/policy", held_back())
+    checkpoint.save(Path(A).resolve() / "checkpoints/held/policy", held_back_policy())
     held = f"{A}/checkpoints/held"
     assert cli.main(["compare", f"{A}/checkpoints/bc", held]) == cli.EXIT_ERROR
     told = capsys.readouterr().err
@@ -107,10 +108,21 @@ def test_a_rival_that_acts_as_its_clone_is_named_before_scenes_are_spent(capsys)
 def test_what_was_held_back_acts_once_it_was_found_better_at_the_end(tmp_path):
     run = RunDirectory.create("reach", str(tmp_path))
     with run.atomic_folder(LAST) as folder:
-        checkpoint.save(folder / "policy", held_back())
+        checkpoint.save(folder / "policy", held_back_policy())
         (folder / STATE_FILE).write_text('{"environment_steps": 100}')
     assert not load_policy(run)[0].policy.corrects
-    run.save_json(SUMMARY, {"environment_steps": 100, "deployed": "learned"})
+    result = EvaluationResult.of_episodes(
+        [True],
+        [1.0],
+        policy="residual",
+        policy_name="learned",
+        seed_set="final",
+        first_seed=1,
+        environment_steps=100,
+        gradient_updates=100,
+        wall_seconds=1.0,
+    )
+    enter(run, decide(run, {"learned": result}, held_back=True))
     assert load_policy(run)[0].policy.corrects
 
 
@@ -122,17 +134,18 @@ def test_what_was_held_back_is_measured_itself_beside_what_it_would_replace(gate
     words = ["task=reach", "evaluation.final_episodes=2", f"evaluation.compare={compare}", *CERTAIN]
     for name in (LAST, *([ACCEPTED] if gated else [])):
         with run.atomic_folder(name) as folder:
-            checkpoint.save(folder / "policy", held_back())
+            checkpoint.save(folder / "policy", held_back_policy())
             (folder / STATE_FILE).write_text('{"environment_steps": 100}')
     assert load_policy(run, "learned")[0].policy.corrects
-    final = evaluate_final(compose(words), run)
+    results = evaluate_final(compose(words), run)
+    assert held_back(run)
+    deployed = decide(run, results, held_back=True).deployed
     replaced = "accepted" if gated else "cloned"
-    assert final.held_back
-    assert final.deployed == ("cloned" if compare else replaced)  # 2 of 2 is as good
+    assert deployed.policy == ("cloned" if compare else replaced)  # 2 of 2 is as good
     everything = ["cloned", *(["accepted"] if gated else []), "learned"]
-    assert list(final.results) == (everything if compare else [replaced])
+    assert list(results) == (everything if compare else [replaced])
     if compare:
-        assert not final.results["learned"].held_back
+        assert not results["learned"].held_back
 
 
 def test_several_policies_are_compared_with_the_first(capsys):

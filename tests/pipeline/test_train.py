@@ -100,7 +100,7 @@ def test_inspect_says_in_short_how_far_a_run_is_that_trains(folder, capsys, monk
     run.append_jsonl("learner", {"environment_steps": 300, "gradient_updates": 900, **pace})
     facts = {"policy": "residual", "seed_set": "periodic", "first_seed": 1, "wall_seconds": 1.0}
     for steps in (100, 200):
-        learned = {"environment_steps": steps, "gradient_updates": steps, "held_back": steps < 200}
+        learned = {"environment_steps": steps, "gradient_updates": steps, "deployed": steps >= 200}
         result = EvaluationResult.of_episodes([True], [1.0], **facts, **learned)
         run.append_jsonl("evaluations", result.to_json())
     verdict = {"candidate": "checkpoints/round_1", "decision": "undecided", "reason": "neither"}
@@ -207,8 +207,11 @@ def test_train_stop_resume_evaluate_inspect(
     ]
     assert evaluations[-3]["episodes"] == 6
     # So early nobody knows whether what was learned is better.
-    assert [e["held_back"] for e in evaluations[:2]] == [False, True]
-    assert "held back: the policy it began with acts" in done.stdout
+    assert not any(e["held_back"] for e in evaluations)  # but what was learned is measured
+    assert [e["deployed"] for e in evaluations] == [True, False, False, None, None]
+    assert "held back: what it began with stays deployed" in done.stdout
+    for said in ("learner: discount 0.97", "learner: the warm-up is over", "actor: done, "):
+        assert said in train.text + done.stdout
     summary = json.loads((run / "summary.json").read_text())
     assert set(summary) >= SUMMARY_KEYS
     assert summary["task"] == "reach"

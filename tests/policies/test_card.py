@@ -11,8 +11,9 @@ from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeWriter
 from robot_rl.data.schema import Field, row_schema
 from robot_rl.evaluation.card import CARD, card, facts, write_card
-from robot_rl.evaluation.ledger import load_policy
-from robot_rl.run import ACCEPTED, CLONED, STUDENT, SUMMARY, RunDirectory
+from robot_rl.evaluation.ledger import decide, enter, load_policy
+from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.run import ACCEPTED, CLONED, STUDENT, RunDirectory
 
 
 @pytest.fixture
@@ -37,14 +38,28 @@ def test_where_the_clone_stays_deployed_the_card_says_so_and_why(run, config):
     reason = "it does better: 10 of 12 against 5 of 12"
     verdict = {"candidate": "checkpoints/round_1", "decision": "accepted", "reason": reason}
     run.append_jsonl("gate", {**verdict, "gathered_steps": 900})
-    decision = "deployed: the cloned policy (9 of 20) — the learned policy solved 3 of 20"
-    told = {"deployed": "cloned", "decision": decision, "environment_steps": 900}
-    run.save_json(SUMMARY, told)
+    facts = {"seed_set": "final", "first_seed": 20000, "policy": "diffusion", "wall_seconds": 1.0}
+    results = {
+        name: EvaluationResult.of_episodes(
+            [n < count for n in range(20)],
+            [1.0] * 20,
+            environment_steps=steps,
+            gradient_updates=steps,
+            policy_name=name,
+            **facts,
+        )
+        for name, count, steps in (("cloned", 9, 0), ("learned", 3, 900))
+    }
+    enter(run, decide(run, results))
+    decision = "deployed: the cloned policy (9 of 20) — the learned policy solved 3 of 20 on the"
     write_card(run, config, *load_policy(run))
     text = (run.path / CARD).read_text()
     assert "| checkpoint | checkpoints/bc |" in text
     assert f"| checkpoints/round_1 | 900 | accepted | {reason} |" in text
-    assert f"What the run has decided: {decision}." in text
+    assert f"What the run has decided: {decision} same scenes." in text
+    assert "| cloned | checkpoints/bc |  | 0 | 9 of 20 | deployed |" in text
+    learned = "| learned | checkpoints/accepted | checkpoints/bc | 900 | 3 of 20 | not deployed |"
+    assert learned in text
     assert "This policy is the clone. It has learned nothing from later stages." in text
 
 
