@@ -8,11 +8,9 @@ check speaks where a person who saw the figure would stop the run.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl.config import group_choices
 from robot_rl.data.episodes import EpisodeDataset, steps_to_success
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY, RowSchema
 from robot_rl.env.robot import ARM_ACTIONS, gripper_columns, joint_columns
 from robot_rl.errors import RobotRLError
+from robot_rl.evaluation.advice import possible
 from robot_rl.evaluation.ledger import deployed_policy
 from robot_rl.evaluation.records import RunRecords, read_run
 from robot_rl.replay.catalogue import is_store
@@ -39,10 +37,6 @@ Rows = npt.NDArray[Any]  # structured, one episode with its final row
 
 _ROWS = 6000  # that are looked at: the latest of the actors, the first of the demonstrations
 _PICTURES, _FILMED = 40, 3  # pictures that are looked at of an episode, and such episodes
-_OR = "; or "  # between ways to mend something
-_SETTING = re.compile(
-    r"(?<![\w/.])(?:([a-z_]+(?:\.[a-z_]+)*)=|([a-z_]+(?:\.[a-z_]+)+\*?)(?![\w/]|\.\w))"
-)
 _LAGS = 8  # steps over which an action may show its effect
 
 
@@ -226,38 +220,13 @@ def explain(evidence: Evidence, checks: Iterable[Check]) -> tuple[list[Finding],
     """Run the checks; returns the causes, the likeliest first, and what is in order."""
     found = [finding for check in checks if (finding := check(evidence)) is not None]
     causes = [
-        replace(finding, mend=_possible(finding.mend, evidence.config))
+        replace(finding, mend=possible(finding.mend, evidence.config))
         for finding in found
         if finding.likely >= NAMED
     ]
     # Python's sort is stable: of equally likely ones the earlier check comes first.
     causes.sort(key=lambda finding: -finding.likely)
     return causes, [replace(each, mend="") for each in found if each.likely < NAMED]
-
-
-def settings_named(words: str, config: DictConfig) -> list[str]:
-    """Keys of a configuration that a text names: with a dot in them, or with = behind them."""
-    sections = {*config, *group_choices()}
-    found = (one or other for one, other in _SETTING.findall(words))
-    return [key for key in found if "." not in key or key.split(".")[0] in sections]
-
-
-def has_setting(config: DictConfig, key: str) -> bool:
-    """Whether a configuration has a key; a `*` at its end stands for any rest of a name."""
-    *sections, name = key.split(".")
-    node: Any = config
-    for section in sections:
-        node = node.get(section) if isinstance(node, DictConfig) else None
-    names = list(node) if isinstance(node, DictConfig) else []
-    return any(fnmatchcase(str(each), name) for each in names)
-
-
-def _possible(mend: str, config: DictConfig) -> str:
-    """The ways to mend something whose settings the run has."""
-    ways = mend.split(_OR)
-    return _OR.join(
-        w for w in ways if all(has_setting(config, k) for k in settings_named(w, config))
-    )
 
 
 def percent(share: float) -> str:

@@ -17,7 +17,8 @@ from robot_rl.config import compose, composed, flatten
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.evaluation import learning_causes, motion_causes, sensing_causes
-from robot_rl.evaluation.evidence import Finding, explain, settings_named
+from robot_rl.evaluation.advice import settings_named
+from robot_rl.evaluation.evidence import Finding, explain
 from robot_rl.evaluation.ledger import decide, enter
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.stages.collect import Collect
@@ -43,7 +44,7 @@ def recording(tmp_path_factory):
 
 def made_run(tmp_path, recording, shown=None, acted=None):
     """A run whose demonstrations were changed by `shown`, and the policy's episodes by `acted`."""
-    _, schema, episodes = recording
+    config, schema, episodes = recording
     run = RunDirectory.create("reach", tmp_path)
     save_resolved(config, run.path)
     with EpisodeWriter(run.demonstrations, schema) as writer:
