@@ -8,8 +8,6 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from robot_rl.config import group_choices
-
 _OR = "; or "  # between several ways
 _SETTING = re.compile(
     r"(?<![\w/.])(?:([a-z_]+(?:\.[a-z_]+)*)=|([a-z_]+(?:\.[a-z_]+)+\*?)(?![\w/]|\.\w))"
@@ -18,9 +16,8 @@ _SETTING = re.compile(
 
 def settings_named(words: str, config: DictConfig) -> list[str]:
     """Keys of a configuration that a text names: with a dot in them, or with = behind them."""
-    sections = {*config, *group_choices()}
     found = (one or other for one, other in _SETTING.findall(words))
-    return [key for key in found if "." not in key or key.split(".")[0] in sections]
+    return [key for key in found if "." not in key or key.split(".")[0] in config]
 
 
 def has_setting(config: DictConfig, key: str) -> bool:

@@ -143,7 +143,8 @@ def test_a_train_that_is_killed_amid_its_decision_comes_to_the_same(run):
     ledger = run.path / "policies.jsonl"
     content = ledger.read_bytes()
     assert content.count(b"\n") == len(whole.entries)
-    for size in range(len(content)):
+    line = content.index(b"\n") + 1
+    for size in (0, 1, line - 1, line, line + 1, len(content) - 1):
         ledger.write_bytes(content[:size])
         assert not read_ledger(run).entries  # so nothing is deployed yet that was not before
         assert deployed_policy(run) == "cloned"
