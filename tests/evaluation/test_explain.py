@@ -367,6 +367,7 @@ CONFIGURATIONS = [
     *(f"robot={name}" for name in ("sim", "gym", "ros_sim", "ros_sim_joints")),
     *(f"algorithm={name}" for name in ("sac", "best_of_n", "dsrl", "filtered_cloning")),
     "recipe=rl100",
+    "observation=pixels",
 ]
 MODULES = (learning_causes, motion_causes, sensing_causes)
 
