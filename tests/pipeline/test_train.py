@@ -184,7 +184,7 @@ def test_train_stop_resume_evaluate_inspect(
         "clone",
         "online",
     ]
-    assert "stage online   begun 0:" in done.stdout
+    assert re.search(r"stage online   begun \d+:\d\d", done.stdout)
     assert re.search(r"stage online   done \d+:\d\d", done.stdout)
     assert _online_steps(run) == 150
     episodes = lines(run / "episodes.jsonl")
