@@ -295,7 +295,7 @@ def proved_checkpoint(run: RunDirectory) -> str:
         name = run.snapshot_name(result.environment_steps)
         if result.seed_set == "periodic" and result.gradient_updates and run.has_folder(name):
             found[name] = result
-    best = max(found.values(), key=lambda result: result.success_rate, default=None)
+    best = max(found.values(), key=lambda result: result.score, default=None)
     for name in sorted(found, reverse=True):
         compared = None if best is None else found[name].beside(best)
         if compared is None or not compared.worse:
