@@ -54,11 +54,20 @@ class Entry:
     # How many of so many final scenes it solved; None where it was not evaluated.
     successes: int | None
     episodes: int | None
-    count: str  # the same in words, or the mean return where no success is counted
     # Held back: training had not found it better, and neither did the final scenes, beyond noise.
     verdict: Literal["deployed", "held back", "not deployed"]
     why: str  # of the deployed one, in words
     decided_after: int  # environment steps that the run had learned from by then
+    mean_return: float | None = None  # where no success is counted
+
+    @property
+    def count(self) -> str:
+        """How often it succeeded, or its return where no success is counted."""
+        if self.successes is None:
+            return "not evaluated"
+        if self.mean_return is not None:
+            return f"no success counted, mean return {self.mean_return:.4g}"
+        return f"{self.successes} of {self.episodes}"
 
 
 @dataclass(frozen=True)
@@ -148,7 +157,7 @@ def decide(
             environment_steps=result.environment_steps if result else _behind(run, checkpoint),
             successes=result.successes if result else None,
             episodes=result.episodes if result else None,
-            count=result.count if result else "not evaluated",
+            mean_return=result.mean_return if result else None,
             verdict="deployed" if name == chosen else "held back" if back else "not deployed",
             why=why if name == chosen else "",
             decided_after=steps_behind(run),
