@@ -19,6 +19,7 @@ from robot_rl.safety.limits import ArmLimits, MeasurementRefused, Vector
 from robot_rl.safety.measurement import (
     ArmState,
     Plausibility,
+    Pushes,
     Straying,
     check_measured,
     excesses,
@@ -64,6 +65,7 @@ class ArmGuard:
         self._is_displaced = False
         self._plausibility = Plausibility(limits)
         self._straying = Straying(limits)
+        self._pushes = Pushes(limits)
         self._way = way_back(limits)
         self._asked: Vector = np.empty(0)  # the last command, before it was kept inside
         self._backs_off = False
@@ -159,6 +161,7 @@ class ArmGuard:
         self._place = self.target = self.goal = None
         self._is_displaced = False
         self._plausibility.forget()
+        self._pushes.forget()
         if self._way is not None:
             self._way.forget()
         self.hold(reason)
@@ -175,9 +178,9 @@ class ArmGuard:
     def tick(self, now: float, measured: ArmState) -> Vector | None:
         """Advance to `now`, on the steady clock [s], with the arm's newest state.
 
-        Returns the target to send, or None where nothing may be sent: the arm is stopped,
-        or it is not known yet where it is. Raises `MeasurementRefused` where the measurement is not
-        finite; then nothing may be sent either.
+        Returns the target to send, always finite, or None where nothing may be sent: the arm is
+        stopped, or it is not known yet where it is. Raises `MeasurementRefused` where the
+        measurement cannot be one of an arm, as `check_measured`; then nothing may be sent either.
         """
         elapsed = min(max(now - self._ticked, 0.0), LONGEST_TICK)
         self._ticked = max(now, self._ticked)
@@ -185,7 +188,7 @@ class ArmGuard:
         if self._place is None:
             return None
         if self.mode is Mode.STOPPED:
-            return self._come_to_rest(elapsed)
+            return self._come_to_rest(elapsed, measured.stamp_ns)
         if self.target is None and not self._resumed(self._place):
             return None
         if self.mode is Mode.FOLLOW and now - self._received > self.limits.command_deadline:
@@ -198,7 +201,7 @@ class ArmGuard:
             self._is_displaced = True
             return None
         self._yield_to(measured)
-        self.target = self._advanced(elapsed)
+        self.target = self._advanced(elapsed, measured.stamp_ns)
         return self.target
 
     # -- how ------------------------------------------------------------------------------------
@@ -270,11 +273,11 @@ class ArmGuard:
         self._is_displaced = True
         return False
 
-    def _come_to_rest(self, elapsed: float) -> Vector | None:
+    def _come_to_rest(self, elapsed: float, stamp_ns: int) -> Vector | None:
         """The rest of the way to where a stopped arm is; None at its end."""
         if self.target is None or self.goal is None or np.array_equal(self.target, self.goal):
             return None
-        self.target = self._advanced(elapsed)
+        self.target = self._advanced(elapsed, stamp_ns)
         return self.target
 
     def _yield_to(self, measured: ArmState) -> None:
@@ -298,7 +301,9 @@ class ArmGuard:
         for explanation in found.values():
             if self._route is not None and not self._route.obstructed(explanation):
                 self._stay()
-            elif is_news or self.mode is not Mode.HOLD:
+            elif self.mode is not Mode.HOLD:
+                self.hold(explanation)
+            elif is_news and "force" in found:  # what presses on an arm that holds is yielded to
                 self.hold(explanation)
                 self._stay()
 
@@ -329,34 +334,42 @@ class ArmGuard:
             counts[name] += 1
         return goal
 
-    def _advanced(self, elapsed: float) -> Vector:
+    def _advanced(self, elapsed: float, stamp_ns: int) -> Vector:
         """The target after `elapsed` seconds of motion towards the goal.
 
         An arm that is pushed takes its target along, as fast as it is pushed: the lead, and with it
-        the force, is bounded wherever the arm is. A held arm that was pushed away stays there.
+        the force, is bounded wherever the arm is. A held arm that was pushed away stays there; else
+        the target of one that holds stays the same to the last bit.
         """
         assert self.target is not None
         assert self.goal is not None
         assert self._place is not None
-        limits = self.limits
-        most = elapsed * (limits.speed if self._route is None else self._route.speed)
-        target, slowed = limits.towards(self.target, self.goal, most)
-        if slowed and self.mode is Mode.FOLLOW:
-            self._count_once("speed")
-        if not self._backs_off:  # where it came from is free, on whichever side of a limit
-            target, _ = limits.admitted(self.target, target)
-        target, _ = limits.towards(self.target, target, most)  # a limit may turn it on its way
-        target, pushed = limits.led(target, self._place)
+        limits, is_led = self.limits, self.mode in (Mode.FOLLOW, Mode.RESET)
+        if not is_led and np.array_equal(self.target, self.goal):
+            target, pushed = self._pushes.yielded(self.target, self._place, stamp_ns)
+        else:
+            self._pushes.forget()
+            most = elapsed * (limits.speed if self._route is None else self._route.speed)
+            target, slowed = limits.towards(self.target, self.goal, most)
+            if slowed and self.mode is Mode.FOLLOW:
+                self._count_once("speed")
+            if is_led and not self._backs_off:  # where it came from is free, beyond limits too
+                target, _ = limits.admitted(self.target, target)
+                target, _ = limits.towards(self.target, target, most)  # it may be turned on its way
+            target, pushed = limits.led(target, self._place)
         if pushed:  # no faster than an arm can be
             target, _ = limits.towards(self.target, target, elapsed * limits.fastest)
-            if self.mode is not Mode.FOLLOW and self._route is None:
+            if not is_led:
                 self.goal = target
-        return target
+        return target if np.isfinite(target).all() else self.target
 
     def _stay(self) -> None:
+        """Let the goal be where the arm is, but no farther out of a limit than the target is."""
         self.goal = None if self._place is None else self._place.copy()
         if self.goal is not None:
             self._straying.ask(self.goal, anew=True)
+            if self.target is not None:
+                self.goal, _ = self.limits.admitted(self.target, self.goal)
 
     def _count_once(self, reason: str) -> None:
         if reason not in self._active:

@@ -38,6 +38,8 @@ class JointRanges:
     # how much it may be off although the arm stands (1,) [rad].
     strayed: ClassVar[Vector] = np.array([0.5])
     noise: ClassVar[Vector] = np.array([0.02])
+    # By so much more than its lead an arm that holds is pushed before its target yields.
+    unpushed: ClassVar[Vector] = np.array([0.05])
     # No force is limited: where an arm measures one, let it take poses.
     max_force: ClassVar[None] = None
     max_torque: ClassVar[None] = None
@@ -84,11 +86,21 @@ class JointRanges:
         positions = np.clip(wanted, low, high)
         return positions, frozenset({"range"} if (positions != wanted).any() else ())
 
-    def led(self, target: Vector, measured: Vector) -> tuple[Vector, bool]:
-        """A target (n,), pulled to within the largest lead over `measured`; whether it was."""
-        lead = self.max_lead_joints
+    def led(
+        self, target: Vector, measured: Vector, slack: Vector | None = None
+    ) -> tuple[Vector, bool]:
+        """A target (n,), pulled to within the largest lead over `measured`; whether it was.
+
+        It may lead by so much more, `slack` (1,) [rad].
+        """
+        lead = self.max_lead_joints if slack is None else self.max_lead_joints + slack
         positions = np.clip(target, measured - lead, measured + lead)
-        return positions, bool((positions != target).any())
+        pulled = bool((positions != target).any())
+        return (positions if pulled else target), pulled
+
+    def median(self, places: Vector) -> Vector:
+        """The place (n,) in the middle of several (k, n)."""
+        return np.median(places, axis=0)
 
     def between(self, start: Vector, end: Vector) -> Vector:
         """The way (n,) from one place to another [rad]."""

@@ -18,7 +18,7 @@ from robot_rl.safety.limits import (
     PoseLimits,
     Vector,
 )
-from robot_rl.safety.measurement import Straying
+from robot_rl.safety.measurement import Straying, check_place
 
 # A turn of 1 rad counts as much of a way as this [m].
 _METRES_PER_RADIAN = 0.1
@@ -182,15 +182,15 @@ class ActionLimiter:
             is what is measured, or leads back along the way that the arm came.
 
         Raises:
-            MeasurementRefused: A measurement is not finite, or the force is limited and not
-                measured; the target stays as it was.
+            MeasurementRefused: No arm can be where it is measured, or the force is not finite, or
+                is limited and not measured; the target stays as it was.
         """
         limits, force, most = self.limits, measured_force, self.limits.max_force
-        unknown = most is not None if force is None else not np.isfinite(force).all()
-        if unknown or not np.isfinite(measured).all():
+        check_place(measured, limits)
+        if most is not None if force is None else not np.isfinite(force).all():
             raise MeasurementRefused(
-                "the measured place or force of the arm is not finite",
-                got=f"{np.asarray(measured).tolist()}, force {force}",
+                "the measured force of the arm is not finite",
+                got=f"force {force}",
                 expected="finite numbers",
                 hint="check the robot's state; the target stays as it was",
             )

@@ -41,7 +41,7 @@ class ActionRefused(RobotRLError):
 
 
 class MeasurementRefused(RobotRLError):
-    """A measured pose or force that no limit can be computed from: it is not finite."""
+    """What cannot be a measurement of an arm, so that no limit can be computed from it."""
 
 
 def bounded(default: float, description: str, low: float, high: float) -> Any:
@@ -63,6 +63,8 @@ class PoseLimits:
     # how much a measured pose may be off although the arm stands (2,) [m, rad].
     strayed: ClassVar[Vector] = np.array([0.07, 0.5])
     noise: ClassVar[Vector] = np.array([0.002, 0.02])
+    # By so much more than its lead an arm that holds is pushed before its target yields.
+    unpushed: ClassVar[Vector] = np.array([0.005, 0.04])
 
     workspace_low: tuple[float, float, float]  # lowest TCP position [m]
     workspace_high: tuple[float, float, float]  # highest TCP position [m]
@@ -126,7 +128,11 @@ class PoseLimits:
         tilted = rotations.from_rotation_vector(np.array([swing[0], swing[1], 0.0]))
         turn = rotations.multiply(tilted, rotations.about_z(yaw))
         orientation = rotations.normalize(rotations.multiply(self.reference, turn))
-        return np.concatenate([position, orientation]), frozenset(changed)
+        pose = np.concatenate([position, orientation])
+        # Far from the reference a small turn is a large yaw: no limit may turn the tool farther.
+        if rotations.apart(anchor, pose)[1] > rotations.apart(anchor, wanted)[1] + _SMALL_ANGLE:
+            pose[3:] = anchor[3:]
+        return pose, frozenset(changed)
 
     def check_inside(self, name: str, pose: Vector, slack: float = 0.0) -> None:
         """Raise `RobotRLError` where a pose (7,) is beyond a limit by over `slack` [m, rad]."""
@@ -169,13 +175,29 @@ class PoseLimits:
         centre = 0.5 * (np.array(self.workspace_low) + np.array(self.workspace_high))
         return np.concatenate([centre, self.reference])
 
-    def led(self, target: Vector, measured: Vector) -> tuple[Vector, bool]:
-        """A target (7,), pulled to within the largest lead over `measured` (7,); whether it was."""
-        lead = self.max_lead_translation
+    def led(
+        self, target: Vector, measured: Vector, slack: Vector | None = None
+    ) -> tuple[Vector, bool]:
+        """A target (7,), pulled to within the largest lead over `measured` (7,); whether it was.
+
+        It may lead by so much more, `slack` (2,) [m, rad].
+        """
+        lead, lead_turn = self._lead if slack is None else self._lead + slack
         position = np.clip(target[:3], measured[:3] - lead, measured[:3] + lead)
-        turn, turned = within_angle(target[3:], measured[3:], self.max_lead_rotation)
-        pulled = turned or bool((position != target[:3]).any())
-        return np.concatenate([position, rotations.normalize(turn)]), pulled
+        turn, turned = within_angle(target[3:], measured[3:], float(lead_turn))
+        if not turned and (position == target[:3]).all():
+            return target, False
+        return np.concatenate([position, rotations.normalize(turn)]), True
+
+    @cached_property
+    def _lead(self) -> Vector:
+        return np.array([self.max_lead_translation, self.max_lead_rotation])
+
+    def median(self, places: Vector) -> Vector:
+        """The pose (7,) in the middle of several (k, 7) that are near one another."""
+        pose = np.median(rotations.continuous(places), axis=0)
+        pose[3:] = rotations.normalize(pose[3:])
+        return pose
 
     @cached_property
     def fastest(self) -> Vector:

@@ -21,6 +21,11 @@ _JITTER = 0.02
 _WINDOW = 0.1
 # New measurements that must agree before an arm is believed to be where they say.
 _AGREEING = 3
+# A held arm is in the middle of where the newest measurements say: two of them may be wrong.
+_NEWEST = 5
+# Farther, faster and stronger than any arm is [m; rad; m/s, rad/s; rad/s; N, Nm].
+_FARTHEST, _MOST_TURNED, _FASTEST, _STRONGEST = 10.0, 1e3, 1e4, 1e4
+_UNIT_TOLERANCE = 1e-2  # a quaternion further than this from unit length is no rotation
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,35 +145,100 @@ class Straying:
         )
 
 
-def check_measured(measured: ArmState, limits: ArmLimits | JointArmLimits) -> None:
-    """Refuse a measurement that no limit can be computed from, as `MeasurementRefused`.
+class Pushes:
+    """Tells an arm that is pushed away from where it holds from one that is measured with noise.
 
-    Something that is needed is not finite, or there are more or fewer joints than limits of them. A
-    wrench is needed where it is limited.
+    A single measurement may be off by more than the lead although the arm stands. So the target
+    yields where the middle of the newest ones is farther away, and then to within the lead.
     """
-    needed = [
-        ("joint positions", measured.joint_positions),
-        ("joint velocities", measured.joint_velocities),
-    ]
-    if isinstance(limits, ArmLimits):
-        needed.insert(0, ("pose", measured.tcp_pose))
-    if limits.max_force is not None:
-        needed.append(("force", measured.tcp_wrench[:3]))
-    if limits.max_torque is not None:
-        needed.append(("torque", measured.tcp_wrench[3:]))
-    for name, values in needed:
-        if not np.isfinite(values).all():
-            raise MeasurementRefused(
-                f"the measured {name} of the arm is not finite",
-                got=np.asarray(values).tolist(),
-                expected="finite numbers",
-                hint="nothing is sent; look at the arm's sensors, or set no limit for what "
-                "it does not measure",
-            )
-    joints = len(measured.joint_positions)
-    if limits.joint_low and joints != len(limits.joint_low):
-        problem = "the arm has another number of joints than its limits"
-        raise MeasurementRefused(problem, got=joints, expected=len(limits.joint_low))
+
+    def __init__(self, limits: PoseLimits | JointRanges) -> None:
+        self._limits = limits
+        self._newest: deque[tuple[int, Vector]] = deque(maxlen=_NEWEST)
+
+    def forget(self) -> None:
+        """The arm does not hold, or begins to."""
+        self._newest.clear()
+
+    def yielded(self, target: Vector, place: Vector, stamp_ns: int) -> tuple[Vector, bool]:
+        """Where to hold, and whether that is elsewhere than `target`, which is returned else.
+
+        The arm was measured at `place` when `stamp_ns` says [ns]: the same again is not new.
+        """
+        limits, newest = self._limits, self._newest
+        if not newest or newest[-1][0] != stamp_ns:
+            newest.append((stamp_ns, place))
+        if len(newest) < _NEWEST or not limits.led(target, place, limits.unpushed)[1]:
+            return target, False
+        middle = limits.median(np.array([each for _, each in newest]))
+        if not limits.led(target, middle, limits.unpushed)[1]:
+            return target, False
+        return limits.led(target, middle)
+
+
+def check_pose(pose: Vector, what: str = "the pose") -> None:
+    """Raise `MeasurementRefused` where seven numbers are no pose of an arm or of what it handles.
+
+    They are not finite, farther away than any arm reaches, or have no quaternion of length 1.
+    """
+    _check_numbers(pose, what, 7, _FARTHEST)
+    if not abs(math.hypot(*pose[3:]) - 1.0) <= _UNIT_TOLERANCE:
+        length = f"{pose[3:].tolist()}, of length {math.hypot(*pose[3:]):g}"
+        expected = "x, y, z, w of length 1"
+        raise MeasurementRefused(
+            f"{what}'s quaternion is no rotation", got=length, expected=expected
+        )
+
+
+def check_place(place: Vector, limits: PoseLimits | JointRanges) -> None:
+    """Raise `MeasurementRefused` where an arm cannot be at a place as its targets are."""
+    if isinstance(limits, PoseLimits):
+        check_pose(place, "the measured pose")
+    else:
+        _check_numbers(place, "the measured joints", len(limits.joint_low), _MOST_TURNED)
+
+
+def check_measured(measured: ArmState, limits: ArmLimits | JointArmLimits) -> None:
+    """Refuse what cannot be a measurement of this arm, as `MeasurementRefused`.
+
+    Something has another shape, is not finite, or is beyond what any arm can be. What the arm does
+    not measure is NaN throughout; its place and joints are needed, and a wrench where it is
+    limited.
+    """
+    count = len(limits.joint_low) or np.size(measured.joint_positions)
+    force, torque = limits.max_force is not None, limits.max_torque is not None
+    if isinstance(limits, ArmLimits) or not np.isnan(measured.tcp_pose).all():
+        check_pose(measured.tcp_pose, "the measured pose")
+    for name, values, size, most, is_needed in (
+        ("joint positions", measured.joint_positions, count, _MOST_TURNED, True),
+        ("joint velocities", measured.joint_velocities, count, _FASTEST, True),
+        ("velocity", measured.tcp_velocity, 6, _FASTEST, False),
+        ("force", measured.tcp_wrench[:3], 3, _STRONGEST, force),
+        ("torque", measured.tcp_wrench[3:], 3, _STRONGEST, torque),
+    ):
+        if is_needed or not np.isnan(values).all():
+            _check_numbers(values, f"the measured {name}", size, most)
+
+
+def _check_numbers(values: Vector, what: str, count: int, most: float) -> None:
+    """Raise `MeasurementRefused` where they are not so many finite numbers, at most so large."""
+    if values.shape != (count,):
+        raise MeasurementRefused(
+            f"{what} has another number of values", got=values.shape, expected=f"({count},)"
+        )
+    if not np.isfinite(values).all():
+        problem, expected = f"{what} is not finite", "finite numbers"
+    elif (np.abs(values) > most).any():
+        problem, expected = f"{what} cannot be: no arm is there", f"at most {most:g}"
+    else:
+        return
+    raise MeasurementRefused(
+        problem,
+        got=values.tolist(),
+        expected=expected,
+        hint="nothing is sent; look at the arm's sensors, or set no limit for what it does not"
+        " measure",
+    )
 
 
 def excesses(measured: ArmState, limits: ArmLimits | JointArmLimits) -> dict[str, str]:

@@ -8,6 +8,7 @@ times faster than array code, and the control loop works on single poses.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,10 @@ Vector = npt.NDArray[np.float64]
 
 _CONJUGATION = np.array([-1.0, -1.0, -1.0, 1.0])
 _X_AXIS = np.array([1.0, 0.0, 0.0])
+
+# Where an episode begins, a quaternion is on this one's side: far from the border between the sides
+# are tools that point down or ahead and objects that stand upright, turned by up to 150 degrees.
+_FIRST_SIDE = np.array([1.5, 0.3, 0.2, 1.0])
 
 # Fingers towards the table: x of the tool forward, z down. Half a turn about x.
 DOWNWARD: Vector = np.array([1.0, 0.0, 0.0, 0.0])
@@ -94,6 +99,32 @@ def rotate_both(quaternion: Vector, halves: Vector) -> Vector:
 def normalize(quaternion: Vector) -> Vector:
     """Scale to unit length."""
     return np.asarray(quaternion / math.sqrt(float(quaternion @ quaternion)))
+
+
+def continuous(poses: npt.NDArray[Any], before: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+    """The same poses with the one sign for each quaternion that leads on from the last one's.
+
+    A quaternion and its negative are one rotation; a policy must not see both. So the sign of each
+    is that with which it is nearer to the one before it. At the beginning of an episode, without
+    one, the product with (1.5, 0.3, 0.2, 1.0) is positive.
+
+    Args:
+        poses: One after the other (T, ..., 7).
+        before: Those before the first (..., 7); None where an episode begins.
+
+    Returns:
+        The poses (T, ..., 7), of the same dtype.
+    """
+    turns = poses[..., 3:]
+    first = _FIRST_SIDE if before is None else before[..., 3:]
+    last = np.concatenate([np.broadcast_to(first, (1, *turns.shape[1:])), turns[:-1]])
+    flips = np.where((turns * last).sum(axis=-1, keepdims=True) < 0.0, -1, 1)
+    signs = np.cumprod(flips, axis=0)
+    if (signs > 0).all():
+        return poses
+    signed = poses.copy()
+    signed[..., 3:] *= signs.astype(poses.dtype)
+    return signed
 
 
 def compose(parent: Vector, child: Vector) -> Vector:

@@ -25,6 +25,7 @@ SMALL = 1e-9
 class Arm:
     stamp_ns: int = 10**18
     tcp_pose: np.ndarray = field(default_factory=lambda: START.copy())
+    tcp_velocity: np.ndarray = field(default_factory=lambda: np.full(6, np.nan))
     tcp_wrench: np.ndarray = field(default_factory=lambda: np.zeros(6))
     joint_positions: np.ndarray = field(default_factory=lambda: np.zeros(7))
     joint_velocities: np.ndarray = field(default_factory=lambda: np.zeros(7))

@@ -188,12 +188,15 @@ def test_contact_needs_an_arm_that_yields_or_a_wrench_limit():
 
 def test_who_pushes_a_held_arm_out_of_the_workspace_meets_a_bounded_force_and_it_stays_there():
     bench = Bench(pose=np.array([0.64, 0.0, 0.2, *DOWN]))
-    for x in np.arange(0.64, 0.71, 0.01):
+    seen = [0.64] * 3  # of five measurements two may be wrong
+    for x in np.append(np.arange(0.64, 0.69, 0.01), [0.69] * 10):
         bench.arm.tcp_pose = np.array([x, 0.0, 0.2, *DOWN])
         bench.now += 0.01
         bench.arm.stamp_ns += 10**7
         target = bench.guard.tick(bench.now, bench.arm)
-        assert x - target[0] <= LIMITS.max_lead_translation + SMALL
+        seen.append(x)
+        assert seen[-3] - target[0] <= LIMITS.max_lead_translation + LIMITS.unpushed[0] + SMALL
+    assert x - target[0] <= LIMITS.max_lead_translation + SMALL
     for _ in range(50):  # let go, it comes to where its spring is at rest, and no further
         bench.arm.tcp_pose[0] = max(bench.arm.tcp_pose[0] - 0.005, target[0])
         bench.now += 0.01

@@ -77,6 +77,7 @@ class Trial:
         self.accepted_at = -math.inf
         self.stopped = False
         self.before = None  # the last target that was sent
+        self.seen = []  # where the arm has been since it holds
 
     def settle(self):
         for _ in range(3):
@@ -162,10 +163,18 @@ class Trial:
             assert np.all(np.abs(target[:3] - arm[:3]) <= limits.max_lead_translation + 0.003)
             return
         # Ahead of the arm by at most the lead, also of one that is pushed out of the workspace: or
-        # on its way there, as fast as an arm can be pushed.
+        # on its way there, as fast as an arm can be pushed. One that holds is not led by noise.
         before = self.before
         elapsed = min(seconds, 0.05)
-        lead = np.abs(target[:3] - arm[:3]).max() - limits.max_lead_translation
+        if self.guard.mode is Mode.HOLD:  # of which several measurements agree
+            self.seen.append(arm[:3].copy())
+            ahead = target[:3] - np.array(self.seen[-10:])
+            near = np.maximum(ahead.min(axis=0), (-ahead).min(axis=0)).max()
+            lead = near - limits.max_lead_translation - limits.unpushed[0]
+            lead = lead if len(self.seen) >= 10 else 0.0
+        else:
+            self.seen.clear()
+            lead = np.abs(target[:3] - arm[:3]).max() - limits.max_lead_translation
         step = np.linalg.norm(target[:3] - before[:3])
         assert lead <= SMALL or step >= limits.max_arm_speed * elapsed - SMALL
         # At most at its speed or, where the arm is pushed away from it, as fast as an arm can be.

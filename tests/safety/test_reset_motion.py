@@ -178,6 +178,7 @@ def by_joints(start, ends, forward=kinematics):
     """A reset through waypoints, of an arm whose joints are where the tool says; and its poses."""
     bench, poses = Bench(replace(LIMITS, joint_low=(), joint_high=()), start), []
     bench.arm.joint_positions = joints_at(start)
+    bench.arm.joint_velocities = np.zeros(4)
     resets = Resets(bench.guard, OPTIONS, forward)
     resets.begin(np.array([joints_at(end) for end in ends]))
     for _ in range(5_000):
