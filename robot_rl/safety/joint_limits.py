@@ -89,10 +89,7 @@ class JointRanges:
     def led(
         self, target: Vector, measured: Vector, slack: Vector | None = None
     ) -> tuple[Vector, bool]:
-        """A target (n,), pulled to within the largest lead over `measured`; whether it was.
-
-        It may lead by so much more, `slack` (1,) [rad].
-        """
+        """A target (n,), pulled to within the lead, and `slack` (1,), of `measured`; whether so."""
         lead = self.max_lead_joints if slack is None else self.max_lead_joints + slack
         positions = np.clip(target, measured - lead, measured + lead)
         pulled = bool((positions != target).any())

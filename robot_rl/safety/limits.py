@@ -118,7 +118,7 @@ class PoseLimits:
             changed.add("tilt")
         if self.max_yaw < math.pi:
             # Unwrapped, so that the nearer end of the range is the one on the anchor's side.
-            yaw = anchor_yaw + _wrapped(yaw - anchor_yaw)
+            yaw = anchor_yaw + rotations.wrapped(yaw - anchor_yaw)
             nearer = min(max(yaw, min(-self.max_yaw, anchor_yaw)), max(self.max_yaw, anchor_yaw))
             if abs(nearer - yaw) > _SMALL_ANGLE:
                 yaw = nearer
@@ -160,7 +160,7 @@ class PoseLimits:
         angle between the two axes; the yaw is in (-pi, pi] [rad].
         """
         turn = rotations.multiply(rotations.conjugate(self.reference), orientation)
-        yaw = _wrapped(2.0 * math.atan2(turn[2], turn[3]))
+        yaw = rotations.wrapped(2.0 * math.atan2(turn[2], turn[3]))
         tilt = rotations.multiply(turn, rotations.about_z(-yaw))
         return rotations.to_rotation_vector(tilt)[:2], yaw
 
@@ -178,13 +178,10 @@ class PoseLimits:
     def led(
         self, target: Vector, measured: Vector, slack: Vector | None = None
     ) -> tuple[Vector, bool]:
-        """A target (7,), pulled to within the largest lead over `measured` (7,); whether it was.
-
-        It may lead by so much more, `slack` (2,) [m, rad].
-        """
+        """A target (7,), pulled to within the lead, and `slack` (2,), of `measured`; whether so."""
         lead, lead_turn = self._lead if slack is None else self._lead + slack
         position = np.clip(target[:3], measured[:3] - lead, measured[:3] + lead)
-        turn, turned = within_angle(target[3:], measured[3:], float(lead_turn))
+        turn, turned = rotations.within_angle(target[3:], measured[3:], float(lead_turn))
         if not turned and (position == target[:3]).all():
             return target, False
         return np.concatenate([position, rotations.normalize(turn)]), True
@@ -218,7 +215,7 @@ class PoseLimits:
         length = math.hypot(*way)
         short = length > most[0]
         position = start[:3] + way * (most[0] / length) if short else end[:3]
-        turn, turns_less = within_angle(end[3:], start[3:], float(most[1]))
+        turn, turns_less = rotations.within_angle(end[3:], start[3:], float(most[1]))
         return np.concatenate([position, turn]), short or turns_less
 
     def distance_in_words(self, start: Vector, end: Vector) -> str:
@@ -399,22 +396,5 @@ def check_positive(name: str, value: float) -> None:
         raise RobotRLError(f"{name} is not a positive number", got=value, expected="> 0")
 
 
-def within_angle(orientation: Vector, centre: Vector, max_angle: float) -> tuple[Vector, bool]:
-    """An orientation (4,) at most `max_angle` from `centre`, and whether it was pulled there."""
-    difference = rotations.to_rotation_vector(
-        rotations.multiply(orientation, rotations.conjugate(centre))
-    )
-    angle = math.sqrt(float(difference @ difference))
-    if angle <= max_angle:
-        return orientation, False
-    turn = rotations.from_rotation_vector(difference * (max_angle / angle))
-    return rotations.multiply(turn, centre), True
-
-
 def _rounded(values: Vector) -> str:
     return str([round(float(value), 3) for value in values])
-
-
-def _wrapped(angle: float) -> float:
-    """The same angle in (-pi, pi]."""
-    return math.pi - (math.pi - angle) % math.tau

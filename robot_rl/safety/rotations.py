@@ -144,6 +144,21 @@ def displaced(pose: Vector, shift: Vector, turn: Vector) -> Vector:
     return np.concatenate([pose[:3] + shift, multiply(turn, pose[3:])])
 
 
+def within_angle(orientation: Vector, centre: Vector, max_angle: float) -> tuple[Vector, bool]:
+    """An orientation (4,) at most `max_angle` from `centre`, and whether it was pulled there."""
+    difference = to_rotation_vector(multiply(orientation, conjugate(centre)))
+    angle = math.sqrt(float(difference @ difference))
+    if angle <= max_angle:
+        return orientation, False
+    turn = from_rotation_vector(difference * (max_angle / angle))
+    return multiply(turn, centre), True
+
+
+def wrapped(angle: float) -> float:
+    """The same angle in (-pi, pi] [rad]."""
+    return math.pi - (math.pi - angle) % math.tau
+
+
 def about_z(angle: float) -> Vector:
     """Quaternion xyzw of a rotation about z [rad]."""
     return np.array([0.0, 0.0, math.sin(0.5 * angle), math.cos(0.5 * angle)])

@@ -1,4 +1,4 @@
-"""A guard whose measurements are corrupted, and an arm that holds: nothing moves, nothing is NaN."""
+"""A guard whose measurements are corrupted, and an arm that holds: nothing moves."""
 
 import math
 from dataclasses import replace
@@ -148,7 +148,7 @@ def test_a_measurement_of_another_shape_is_refused(part, shape):
 
 
 def held_with_noise(limits, pose, sigma, turn, seconds, follows):
-    """How many targets differ from the first one that is held, and the farthest of them [m, rad]."""
+    """How many targets differ from the first that is held, and the farthest [m, rad]."""
     rng, bench = np.random.default_rng(3), Bench(limits, pose)
     first, others, farthest = bench.guard.target.copy(), 0, np.zeros(2)
     for _ in range(round(seconds / 0.01)):
