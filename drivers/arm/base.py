@@ -6,6 +6,7 @@ And the law of a Cartesian spring, for arms that take a wrench or show a pose er
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from drivers.errors import DriverError, DriverFault
+from drivers.errors import DriverError, DriverFault, Stale
 from robot_rl.safety import (
     ArmLimits,
     ArmState,
@@ -43,6 +44,7 @@ _LARGEST_OFFSET = 20.0  # N: more is no drift, but a contact or a wrong payload
 class Arm(Protocol):
     """An arm under Cartesian control. Limits are not its business: `robot_rl.safety.ArmGuard`'s.
 
+    Nor is what it measures checked here: the guard refuses what no arm measures, for all drivers.
     A driver is used by one thread at a time. Some have more:
 
     `command_joints(joints)`, of an arm that is moved by its joints instead: as `command`, but joint
@@ -70,14 +72,19 @@ class Arm(Protocol):
     fault: str | None
 
     def connect(self) -> None:
-        """Reach the arm, ready to hold where it is; after `close` or an error, once more.
+        """Reach the arm, and leave it as it stands; after `close` or an error, once more.
 
-        Raises `DriverTimeout` where it does not answer, `DriverError` where its address or settings
-        are wrong, and `MissingExtra` where the vendor's SDK is not installed.
+        Control begins with the first `command`. Raises `DriverTimeout` where it does not answer,
+        `DriverError` where its address or settings are wrong, and `MissingExtra` where the vendor's
+        SDK is not installed.
         """
 
     def read(self) -> ArmState:
-        """The newest measurement, also with a fault; `DriverTimeout` or `Stale` without one."""
+        """The newest measurement, also with a fault; `DriverTimeout` or `Stale` without one.
+
+        Its stamp is when it was measured, or asked for, not when it is read: the same state again
+        has the same stamp. See `StateClock`.
+        """
 
     def command(self, target_pose: Vector) -> None:
         """Set the equilibrium pose (7,), base frame, and return at once.
@@ -227,6 +234,27 @@ def at_most(vector: Vector, limit: float) -> Vector:
     """The vector, shortened to a length of at most `limit`."""
     length = math.hypot(*vector)
     return vector if length <= limit else vector * (limit / length)
+
+
+class StateClock:
+    """Stamps the states of a controller that counts its own time, when each is first seen."""
+
+    def __init__(self) -> None:
+        self._seconds = math.nan
+        self._seen = -math.inf
+        self.stamp_ns = 0  # of the newest state, on the system clock
+
+    def take(self, seconds: float) -> bool:
+        """Take the controller's own time of a state [s]; returns whether it is a new one."""
+        if seconds == self._seconds or not math.isfinite(seconds):
+            return False
+        self._seconds, self._seen, self.stamp_ns = seconds, time.monotonic(), time.time_ns()
+        return True
+
+    def check(self, what: str, limit_s: float) -> None:
+        """Raise `Stale` where `what` has not changed for longer than `limit_s` [s]."""
+        if (age := time.monotonic() - self._seen) > limit_s:
+            raise Stale(what, age, limit_s)
 
 
 class Rest:

@@ -2,14 +2,14 @@
 
 The impedance law runs at 1 kHz in franky's real-time thread. When this process is killed, the
 controller misses its commands and stops the arm (reflex `communication_constraints_violation`). A
-node that hangs leaves the arm at its last target, which leads it by a bounded distance.
+node that hangs leaves the arm at its last target, which leads it by a bounded distance. The law
+begins with the first target: until then the control unit keeps the position.
 
 Not yet run on hardware.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -17,12 +17,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from drivers.arm.base import JointLimits, Spring, Tool, Vector, check_free
+from drivers.arm.base import JointLimits, Spring, StateClock, Tool, Vector, check_free
 from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges, check_reachable
 from robot_rl.errors import require
 from robot_rl.safety import ArmState, Compliance
 
 _FCI_PORT = 1337
+_STALE_SECONDS = 0.2
 _OTHER_FIRMWARE = (
     "PyPI's franky-control speaks server version 10 alone, of an FR3 with system 5.9.0 or newer; a"
     " Panda has server version 5 or lower. Install the wheel for your arm's server version from the"
@@ -71,6 +72,7 @@ class FrankaArm:
         self._robot: Any = None
         self._tracker: Any = None
         self._model: Any = None
+        self._clock = StateClock()
         self.posture: Vector | None = None  # (7,) [rad]
         self._stopped = False
         self.fault: str | None = None
@@ -83,7 +85,7 @@ class FrankaArm:
         return f"FCI at {self.host}, {library} ({fits})"
 
     def connect(self) -> None:
-        """Set the collision reflex and begin the impedance controller where the arm is.
+        """Reach the control unit, which keeps the position until the first target.
 
         A reflex of before is not cleared: it is the `fault` until a person clears it. Raises as
         `Arm.connect`.
@@ -96,8 +98,6 @@ class FrankaArm:
                 state = self._robot.state
                 self.tool.check(_array(state.F_T_EE), state.m_total)
             self.fault = self.fault or self._reported_fault()
-            if self.fault is None and not self._stopped:
-                self._begin()
         except (DriverError, self._franky.Exception) as error:
             self.close()
             if isinstance(error, DriverError):
@@ -110,7 +110,7 @@ class FrankaArm:
             ) from error
 
     def read(self) -> ArmState:
-        """The newest measurement, 1 kHz while the controller runs; raises as `Arm.read`."""
+        """The newest measurement, 1 kHz while the controller runs, or `Stale`; see `Arm.read`."""
         if self._robot is None:
             raise DriverTimeout(
                 f"the Franka arm at {self.host} is not connected", hint="configure its node first"
@@ -121,12 +121,14 @@ class FrankaArm:
         except self._franky.Exception as error:
             problem = f"the Franka arm at {self.host} does not answer"
             raise DriverTimeout(problem, got=error) from error
+        self._clock.take(state.time.to_sec())
+        self._clock.check("the Franka arm's state", _STALE_SECONDS)
         pose, twist = state.O_T_EE, state.O_dP_EE_est
         velocity = np.full(6, np.nan)
         if twist is not None:
             velocity = np.concatenate([twist.linear, twist.angular]).astype(np.float64)
         return ArmState(
-            time.time_ns(),
+            self._clock.stamp_ns,
             np.array(state.q, np.float64).ravel(),
             np.array(state.dq, np.float64).ravel(),
             _array(pose),
@@ -136,8 +138,14 @@ class FrankaArm:
         )
 
     def command(self, target_pose: Vector) -> None:
-        """Set the equilibrium pose (7,); raises as `Arm.command`."""
-        check_free("Franka arm", self.fault, self._stopped or self._tracker is None)
+        """Set the equilibrium pose (7,); the first begins the law. Raises as `Arm.command`."""
+        check_free("Franka arm", self.fault, self._stopped or self._robot is None)
+        if self._tracker is None:
+            try:
+                self._begin()
+            except self._franky.Exception as error:
+                problem = "the Franka arm's impedance control does not begin"
+                raise DriverFault(problem, got=error, hint=_NOT_READY) from error
         self._tracker.set_target(self._franky.Affine(target_pose[:3], target_pose[3:]))
 
     def forward_kinematics(self, joints: Vector) -> Vector:
@@ -157,7 +165,7 @@ class FrankaArm:
         self._end()
 
     def clear_errors(self) -> None:
-        """Recover from a reflex, and hold where the arm is; `DriverFault` where that fails."""
+        """Recover from a reflex; the arm stands. `DriverFault` where that fails."""
         if self._robot is None:
             raise DriverFault("the Franka arm is not connected", hint="wait until it is")
         try:
@@ -169,7 +177,6 @@ class FrankaArm:
                     hint="release the user stop, and look at Desk",
                 )
             self.fault, self._stopped = None, False
-            self._begin()
         except self._franky.Exception as error:
             raise DriverFault("the Franka arm does not recover", got=error) from error
 

@@ -85,6 +85,7 @@ class LeRobotArm:
 
     def read(self) -> ArmState:
         """Ask all motors where they are; `DriverTimeout` where they do not answer."""
+        asked_ns = time.time_ns()
         joints, grip = self._measured()
         self.gripper_position = 0.0 if grip is None else grip
         now, unknown = time.monotonic(), np.full(6, np.nan)
@@ -94,7 +95,7 @@ class LeRobotArm:
         began, first = self._past[0]
         velocities = (joints - first) / max(now - began, 1e-3)
         pose = np.full(7, np.nan)
-        return ArmState(time.time_ns(), joints, velocities, pose, unknown, unknown)
+        return ArmState(asked_ns, joints, velocities, pose, unknown, unknown)
 
     def command(self, target_pose: Vector) -> None:
         """Not possible: a `DriverError`."""

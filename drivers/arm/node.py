@@ -90,6 +90,7 @@ class ArmNode(DeviceNode):
             self.guard.stop(f"since before this node began: {kept}")
         self._stops = self.guard.counts["stop"]  # that the driver has been told of
         self._reset_done: Future | None = None
+        self._is_led = False  # by targets, since it was found
         self._heard = -math.inf  # when a command came last, on the steady clock [s]
         self._reset_is_accompanied = False  # by somebody who goes on sending
         self.last_refusal = ""
@@ -173,7 +174,8 @@ class ArmNode(DeviceNode):
             self._stop_guard(driver.fault)
         try:
             target = guard.tick(time.monotonic(), state)
-            if target is not None:
+            self._is_led = self._is_led or guard.mode in (Mode.FOLLOW, Mode.RESET)
+            if target is not None and self._is_led:  # control begins when somebody asks for it
                 self._send(target)
         except DriverFault as fault:  # it came up since it was read
             self._stop_guard(str(fault))
@@ -245,6 +247,7 @@ class ArmNode(DeviceNode):
             problem = "the gripper does not move while its arm is stopped"
             raise DriverFault(problem, got=self.guard.reason, hint="call clear_errors")
         self.driver.grip(check_position(message.data))
+        self._is_led = True
 
     # -- what people ask for ----------------------------------------------------------------------
 
@@ -284,6 +287,7 @@ class ArmNode(DeviceNode):
             )
         self.driver.clear_errors()
         self.forget_commanders()
+        self._is_led = False
         self._latch.release()
         self.guard.clear()
         self._tell_mode()  # now: a stop that follows at once is a change, and is kept
@@ -323,6 +327,7 @@ class ArmNode(DeviceNode):
 
     def connected(self) -> None:
         """Hold where the arm is found; one that is stopped stays so, by its own means too."""
+        self._is_led = False
         self._forget("connected", unheld=True)
         if self.guard.mode is Mode.STOPPED:
             self._stop_driver_or_log()
@@ -340,6 +345,7 @@ class ArmNode(DeviceNode):
 
     def activating(self) -> None:
         """Hold where the arm is found."""
+        self._is_led = False
         self._forget("activated", elsewhere=True)
 
     def deactivated(self) -> None:

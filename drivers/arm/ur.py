@@ -25,12 +25,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from drivers.arm.base import JointLimits, Spring, Tool, Vector, check_free, dh_pose, pose_of
+from drivers.arm.base import (
+    JointLimits,
+    Spring,
+    StateClock,
+    Tool,
+    Vector,
+    check_free,
+    dh_pose,
+    pose_of,
+)
 from drivers.errors import (
     DriverError,
     DriverFault,
     DriverTimeout,
-    Stale,
     check_ranges,
     check_reachable,
 )
@@ -128,9 +136,7 @@ class UrArm:
         self._stopped = False
         self._problem: BaseException | None = None
         self._fed = -math.inf
-        self._controller_time = -math.inf
-        self._changed = -math.inf
-        self._stamp_ns = 0  # of the newest measurement
+        self._clock = StateClock()
         self.fault: str | None = None
 
     def examine(self) -> str:
@@ -178,16 +184,12 @@ class UrArm:
             raise DriverTimeout(
                 f"the UR controller at {self.host} is not connected", hint="check power and cable"
             )
-        now = time.monotonic()
-        controller_time = receive.getTimestamp()
-        if controller_time != self._controller_time:
-            self._controller_time, self._changed = controller_time, now
-            self._stamp_ns, self._fed = time.time_ns(), now
-        if now - self._changed > _STALE_SECONDS:
-            raise Stale("the UR arm's state", now - self._changed, _STALE_SECONDS)
+        if self._clock.take(receive.getTimestamp()):
+            self._fed = time.monotonic()
+        self._clock.check("the UR arm's state", _STALE_SECONDS)
         self.fault = self.fault or self._reported_fault()
         return ArmState(
-            self._stamp_ns,
+            self._clock.stamp_ns,
             np.array(receive.getActualQ(), np.float64),
             np.array(receive.getActualQd(), np.float64),
             pose_of(receive.getActualTCPPose()),

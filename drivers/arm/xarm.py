@@ -14,7 +14,7 @@ import contextlib
 import io
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, ClassVar
@@ -68,6 +68,7 @@ class XArm:
         self._api: Any = None
         self._pose: Vector | None = None
         self._measured_at = -math.inf
+        self._is_ready = False  # to take velocities
         self._stopped = False
         self.fault: str | None = None
 
@@ -77,7 +78,7 @@ class XArm:
         return f"control box at {self.host}, xarm-python-sdk {version('xarm-python-sdk')}"
 
     def connect(self) -> None:
-        """Switch the arm to Cartesian velocity control, at rest; raises as `Arm.connect`.
+        """Reach the control box, and leave the arm as it stands; raises as `Arm.connect`.
 
         An error of before is not cleared: it is the `fault` until a person clears it.
         """
@@ -94,12 +95,12 @@ class XArm:
                 self.close()
                 raise
         self.fault = self.fault or self._reported_fault()
-        if self.fault is None and not self._stopped:
-            self._begin()
+        if self.force_torque_sensor:
+            self._set({"set_ft_sensor_enable": 1})
 
     def read(self) -> ArmState:
         """A measurement, asked of the control box; raises as `Arm.read`."""
-        api = self._connected()
+        api, asked_ns = self._connected(), time.time_ns()
         position = self._value("pose", api.get_position_aa(is_radian=True))
         joints = self._value("joint states", api.get_joint_states(is_radian=True))
         now = time.monotonic()
@@ -109,7 +110,7 @@ class XArm:
         self.fault = self.fault or self._reported_fault()
         count = len(self.joint_names)
         return ArmState(
-            time.time_ns(),
+            asked_ns,
             np.array(joints[0][:count], np.float64),
             np.array(joints[1][:count], np.float64),
             pose,
@@ -118,10 +119,15 @@ class XArm:
         )
 
     def command(self, target_pose: Vector) -> None:
-        """Move towards a pose (7,) for at most `WATCHDOG_SECONDS`; raises as `Arm.command`."""
+        """Move towards a pose (7,) for at most `WATCHDOG_SECONDS`; raises as `Arm.command`.
+
+        The first one switches the arm to Cartesian velocity control.
+        """
         check_free("xArm", self.fault, self._stopped)
         if self._pose is None:
             raise DriverFault("the xArm does not move", got="not measured yet", hint="read it")
+        if not self._is_ready:
+            self._begin()
         way = self.gain * rotations.between(self._pose, target_pose)
         linear = at_most(way[:3], self.max_speed)
         angular = at_most(way[3:], self.max_turn_speed)
@@ -129,12 +135,12 @@ class XArm:
 
     def hold(self) -> None:
         """Stand still; in position control that is the measured pose."""
-        if self._api is not None and self.fault is None and not self._stopped:
+        if self._is_ready and self.fault is None and not self._stopped:
             self._send([0.0] * 6)
 
     def stop(self) -> None:
         """Stop as the controller does; if it does not confirm that, the last velocity runs out."""
-        self._stopped = True
+        self._stopped, self._is_ready = True, False
         if self._api is not None:
             code = self._api.set_state(_STOPPED)
             if code not in _VALUE_IS_GOOD:
@@ -147,9 +153,9 @@ class XArm:
     def clear_errors(self) -> None:
         """Clear the controller's errors and warnings, and stand still; else `DriverFault`."""
         api = self._connected()
+        self._is_ready = False
         api.clean_error()
         api.clean_warn()
-        self._begin()
         # The SDK goes by a report that may be older than the clearing, until it asks.
         self._value("error code", api.get_err_warn_code())
         remaining = self._reported_fault()
@@ -159,20 +165,23 @@ class XArm:
 
     def close(self) -> None:
         """Stand still and disconnect."""
-        api, self._api, self._pose = self._api, None, None
+        api, self._api, self._pose, self._is_ready = self._api, None, None, False
         if api is not None:
             api.set_state(_STOPPED)
             api.disconnect()
 
     def _begin(self) -> None:
-        steps = {
-            "motion_enable": True,
-            "set_collision_sensitivity": self.collision_sensitivity,
-            "set_mode": _VELOCITY_MODE,
-            "set_state": _READY,
-        }
-        if self.force_torque_sensor:
-            steps["set_ft_sensor_enable"] = 1
+        self._set(
+            {
+                "motion_enable": True,
+                "set_collision_sensitivity": self.collision_sensitivity,
+                "set_mode": _VELOCITY_MODE,
+                "set_state": _READY,
+            }
+        )
+        self._is_ready = True
+
+    def _set(self, steps: Mapping[str, int]) -> None:
         for name, value in steps.items():
             code = getattr(self._api, name)(value)
             if code not in _VALUE_IS_GOOD:
