@@ -47,6 +47,16 @@ class Field:
     dtype: str
     shape: tuple[int, ...] = ()
 
+    @property
+    def holds_poses(self) -> bool:
+        """Whether it is one pose (7,) or several (k, 7) [m, quaternion xyzw], by its name.
+
+        `tcp_pose`, `object_poses` and whatever else ends in `pose` or `poses`; not the poses of
+        joints.
+        """
+        named = self.name.endswith(("pose", "poses")) and "joint" not in self.name
+        return named and self.shape[-1:] == (7,)
+
 
 # The same for every robot and task. `RowBuilder` (robot_rl/data/rows.py) writes them, for actors
 # and for recorders; a comment names who told it. In an episode's last row `is_last`, `source`,

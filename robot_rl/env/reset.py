@@ -23,7 +23,7 @@ from robot_rl.env.controllers import ExpertController
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import RobotInterrupted
-from robot_rl.env.robot_env import IN_PLACE, Begun, Options, RobotEnvWrapper, Stepped
+from robot_rl.env.robot_env import IN_PLACE, Begun, Options, PoseSigns, RobotEnvWrapper, Stepped
 from robot_rl.env.rollout import Controller
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.task import Expert, Task
@@ -124,10 +124,11 @@ class BackwardReset(RobotEnvWrapper):
         self._task.resume(rng)
         seeds, instructions = [int(rng.integers(1 << 31))], [self._task.instruction]
         self._controller.reset([0], seeds=seeds, instructions=instructions)
+        signs = PoseSigns(self._task.observation_fields)
         for _ in range(self._task.time_limit_steps):
             if self._stopped():
                 raise RobotInterrupted("the backward motion is cut, as the process ends")
-            seen = {**self._observation, **self._task.observe()}
+            seen = {**self._observation, **signs.kept(self._task.observe())}
             decision = self._controller.act({name: value[None] for name, value in seen.items()})
             self._observation, info = self._operated.move(decision.action[0])
             self._steps += 1

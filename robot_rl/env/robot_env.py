@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import weakref
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from robot_rl.data.schema import LAST_COMMAND, Field, Observation, RowSchema, ro
 from robot_rl.env.clock import Clock
 from robot_rl.env.robot import GRIPPER_OPEN, Action, Robot, gripper_columns
 from robot_rl.env.task import Task
-from robot_rl.safety import check_action
+from robot_rl.safety import check_action, rotations
 
 # Options of a reset, and what it and a step return, as Gymnasium has them.
 Options = dict[str, Any] | None
@@ -41,7 +42,8 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
     reset has opened it, and where it is measured if this process has told it nothing yet.
 
     With `task_state` the task's own fields are observed, such as poses of objects, which a robot
-    with cameras alone does not know.
+    with cameras alone does not know. The sign of a quaternion never jumps within an episode; see
+    `robot_rl.safety.rotations.continuous`.
     """
 
     def __init__(self, robot: Robot, task: Task, clock: Clock, *, task_state: bool = True) -> None:
@@ -59,6 +61,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         columns[LAST_COMMAND] = self.action_space
         self.observation_space = cast("spaces.Space[Observation]", spaces.Dict(columns))
         self._gripper_columns = gripper_columns(robot.action_names)
+        self._signs = PoseSigns(fields)
         self._last_command = self._at_rest(GRIPPER_OPEN)
         self._has_told_grippers = False
         self._step = 0
@@ -100,6 +103,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         self._has_told_grippers = True
         self.clock.start()
         self._step = 0
+        self._signs.forget()
         seen = self.observe()
         _close_first()  # some load what they render with now
         return seen, {
@@ -153,7 +157,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
     def observe(self) -> Observation:
         """What can be observed now, beside the steps: between episodes, for a person."""
         seen = {**self.robot.observe(), LAST_COMMAND: self._last_command}
-        return {**seen, **self.task.observe()} if self._task_state else seen
+        return self._signs.kept({**seen, **self.task.observe()} if self._task_state else seen)
 
     def _at_rest(self, grippers: npt.ArrayLike) -> Action:
         """A command (d,) to move nothing, with these of the grippers."""
@@ -170,6 +174,24 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
             GRIPPER_OPEN if p is None else min(max(2.0 * float(p[0]) - 1.0, -1.0), 1.0)
             for p in positions
         ]
+
+
+class PoseSigns:
+    """Keeps the signs of the quaternions of these fields, as `rotations.continuous` says."""
+
+    def __init__(self, fields: Iterable[Field]) -> None:
+        self._names = [field.name for field in fields if field.holds_poses]
+        self._last: Observation = {}
+
+    def forget(self) -> None:
+        """An episode begins."""
+        self._last.clear()
+
+    def kept(self, seen: Observation) -> Observation:
+        """The next observation of the episode, each pose with the sign that goes on."""
+        for name in self._names:
+            self._last[name] = rotations.continuous(seen[name][None], self._last.get(name))[0]
+        return {**seen, **self._last}
 
 
 class RobotEnvWrapper(gymnasium.Wrapper[Observation, Action, Observation, Action]):

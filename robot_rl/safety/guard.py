@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # A loop that was held up for longer than this moves the target as if it had been this long [s].
 LONGEST_TICK = 0.05
+_SMALL = 1e-9  # what rounding makes of a distance [m, rad]
 
 
 class ArmGuard:
@@ -260,7 +261,8 @@ class ArmGuard:
             self.target, self.goal, self._unheld = place.copy(), place.copy(), False
             self._straying.ask(place, anew=True)
             return True
-        target, _ = limits.led(self._lost, place)
+        target, pulled = limits.led(self._lost, place)
+        target = target if pulled else self._lost
         if (limits.apart(target, self._lost) <= limits.noise).all():
             self.target = place.copy() if self._unheld else target
             self.goal, self._unheld = self.target.copy(), False
@@ -356,7 +358,8 @@ class ArmGuard:
             if is_led and not self._backs_off:  # where it came from is free, beyond limits too
                 target, _ = limits.admitted(self.target, target)
                 target, _ = limits.towards(self.target, target, most)  # it may be turned on its way
-            target, pushed = limits.led(target, self._place)
+            near, pushed = limits.led(target, self._place)
+            target = near if pushed or is_led else target
         if pushed:  # no faster than an arm can be
             target, _ = limits.towards(self.target, target, elapsed * limits.fastest)
             if not is_led:
@@ -365,11 +368,16 @@ class ArmGuard:
 
     def _stay(self) -> None:
         """Let the goal be where the arm is, but no farther out of a limit than the target is."""
-        self.goal = None if self._place is None else self._place.copy()
-        if self.goal is not None:
-            self._straying.ask(self.goal, anew=True)
-            if self.target is not None:
-                self.goal, _ = self.limits.admitted(self.target, self.goal)
+        self.goal = place = None if self._place is None else self._place.copy()
+        if place is None:
+            return
+        self._straying.ask(place, anew=True)
+        if self.target is not None:
+            self.goal, _ = self.limits.admitted(self.target, place)
+            apart = self.limits.apart
+            # Far from the reference a small turn is a large yaw, which a limit would undo.
+            if (apart(self.target, self.goal) > apart(self.target, place) + _SMALL).any():
+                self.goal = self.target.copy()
 
     def _count_once(self, reason: str) -> None:
         if reason not in self._active:

@@ -92,8 +92,7 @@ class JointRanges:
         """A target (n,), pulled to within the lead, and `slack` (1,), of `measured`; whether so."""
         lead = self.max_lead_joints if slack is None else self.max_lead_joints + slack
         positions = np.clip(target, measured - lead, measured + lead)
-        pulled = bool((positions != target).any())
-        return (positions if pulled else target), pulled
+        return positions, bool((positions != target).any())
 
     def median(self, places: Vector) -> Vector:
         """The place (n,) in the middle of several (k, n)."""

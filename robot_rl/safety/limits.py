@@ -128,11 +128,7 @@ class PoseLimits:
         tilted = rotations.from_rotation_vector(np.array([swing[0], swing[1], 0.0]))
         turn = rotations.multiply(tilted, rotations.about_z(yaw))
         orientation = rotations.normalize(rotations.multiply(self.reference, turn))
-        pose = np.concatenate([position, orientation])
-        # Far from the reference a small turn is a large yaw: no limit may turn the tool farther.
-        if rotations.apart(anchor, pose)[1] > rotations.apart(anchor, wanted)[1] + _SMALL_ANGLE:
-            pose[3:] = anchor[3:]
-        return pose, frozenset(changed)
+        return np.concatenate([position, orientation]), frozenset(changed)
 
     def check_inside(self, name: str, pose: Vector, slack: float = 0.0) -> None:
         """Raise `RobotRLError` where a pose (7,) is beyond a limit by over `slack` [m, rad]."""
@@ -182,9 +178,8 @@ class PoseLimits:
         lead, lead_turn = self._lead if slack is None else self._lead + slack
         position = np.clip(target[:3], measured[:3] - lead, measured[:3] + lead)
         turn, turned = rotations.within_angle(target[3:], measured[3:], float(lead_turn))
-        if not turned and (position == target[:3]).all():
-            return target, False
-        return np.concatenate([position, rotations.normalize(turn)]), True
+        pulled = turned or bool((position != target[:3]).any())
+        return np.concatenate([position, rotations.normalize(turn)]), pulled
 
     @cached_property
     def _lead(self) -> Vector:

@@ -6,8 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from guarded_arm import DOWN, LIMITS, START, Arm, Bench, moved, shifted
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
 from robot_rl.safety import (
@@ -176,18 +174,6 @@ def test_a_held_target_beyond_tilt_or_yaw_does_not_turn(tilt, yaw):
     turn = Rotation.from_rotvec([tilt, 0, 0]) * Rotation.from_rotvec([0, 0, yaw])
     pose = np.concatenate([START[:3], (Rotation.from_quat(DOWN) * turn).as_quat()])
     assert held_with_noise(limits, pose, 0.0005, 0.008, 2.0, follows=False)[0] == 0
-
-
-turns = st.tuples(*[st.floats(-3.0, 3.0)] * 3)
-
-
-@given(turns, turns, st.floats(0.05, 3.1), st.floats(0.1, 3.2))
-def test_no_limit_turns_the_tool_farther_than_it_is_asked_to(anchor, wanted, tilt, yaw):
-    limits = replace(LIMITS, max_tilt=tilt, max_yaw=yaw)
-    start = moved(START, [0, 0, 0], anchor)
-    end = moved(start, [0, 0, 0], 0.05 * np.array(wanted))
-    admitted, _ = limits.admitted(start, end)
-    assert limits.apart(start, admitted)[1] <= limits.apart(start, end)[1] + 1e-8
 
 
 def test_a_hold_beyond_the_tilt_limit_turns_the_tool_no_farther_than_the_arm_is():

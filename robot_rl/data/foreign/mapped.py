@@ -40,6 +40,7 @@ from robot_rl.data.schema import (
 )
 from robot_rl.data.transfer import close_episode
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, GRIPPER_OPEN, gripper_columns
+from robot_rl.safety import rotations
 
 # Beyond the bounds by rounding; and the share of steps beyond them from which on the bounds, or
 # the convention, cannot be right.
@@ -177,6 +178,9 @@ class MappedEpisodes:
         rows = np.zeros(count + (shortest > count), self.schema.dtype)
         for name, column in seen.items():
             rows[name] = column[: len(rows)]
+        for field in self.schema.fields:
+            if field.holds_poses and field.name in seen:
+                rows[field.name] = rotations.continuous(rows[field.name])
         rows["episode_step"] = steps = np.arange(len(rows))
         rows["stamp_observation"] = steps * round(1e9 / self._mapping.control_rate_hz)
         rows["is_last"] = steps == count
