@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -11,22 +13,32 @@ from typing import Any
 
 from robot_rl.errors import RobotRLError
 
+_PREFIX, _BETWEEN, _LONGEST = "stop.", "+", 60
+# What settings of drivers call the serial number, the address and the port of an arm.
+_SERIALS = ("serial_number", "serial")
+_HOSTS = ("host", "robot_ip", "ip_address", "ip", "address", "hostname", "remote_ip")
+_WIRES = ("port", "device")
+_LOOPBACK = dict.fromkeys(("localhost", "::1"), "127.0.0.1")
+_ADDRESSES = 3  # of one host, at most
+
 
 class StopNotKept(RobotRLError):
     """The file that keeps a stop cannot be read, written or removed."""
 
 
 class StopLatch:
-    """A file in `folder` that is there while the arm of a node is stopped, and says why.
+    """A file in `folder` that is there while an arm is stopped, and says why.
 
     It is read when the arm's node, of the full name `node`, begins: one that was killed and started
-    again stays stopped until a person clears it. A simulated arm must not clear a real one, so the
-    file is that of the arm: of the class and address of its `driver`. Raises `StopNotKept` where
-    the folder cannot be made or written.
+    again stays stopped until a person clears it. The file is that of the arm, by what its `driver`
+    is told of it: see `names_of`. Whoever reaches the same arm in another ROS domain or namespace,
+    or spells its address differently, finds it stopped; and a simulated arm clears no real one.
+    Raises `StopNotKept` where the folder cannot be made or written.
     """
 
     def __init__(self, folder: Path, node: str, driver: Mapping[str, Any]) -> None:
-        self._path = _file(folder, node, driver)
+        self._folder = folder
+        self._own, self._known_by = names_of(node, driver)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -38,16 +50,18 @@ class StopLatch:
         """Why the arm is stopped; None if it is not; `StopNotKept` if the file cannot be read."""
         try:
             # Empty if the process was killed between making and writing it.
-            return self._path.read_text() or "a stop"
-        except FileNotFoundError:
-            return None
+            reasons = [path.read_text() or "a stop" for path in self._files()]
         except (OSError, UnicodeDecodeError) as error:
             raise self._not_kept("read", error) from error
+        return reasons[0] if reasons else None
 
     def set(self, reason: str) -> None:
         """Keep a stop, or raise `StopNotKept`; the reason of one that is kept already stays."""
+        if self._files():
+            return
+        path = self._folder / (_PREFIX + _BETWEEN.join(sorted(self._own)))
         try:
-            with suppress(FileExistsError), self._path.open("x") as file:
+            with suppress(FileExistsError), path.open("x") as file:
                 file.write(reason)
         except OSError as error:
             raise self._not_kept("written", error) from error
@@ -55,31 +69,88 @@ class StopLatch:
     def release(self) -> None:
         """Forget the stop, as a person asked, or raise `StopNotKept`."""
         try:
-            self._path.unlink(missing_ok=True)
+            for path in self._files():
+                path.unlink(missing_ok=True)
         except OSError as error:
             raise self._not_kept("removed", error) from error
+
+    def _files(self) -> list[Path]:
+        """Those that keep a stop of this arm: their names share one with it."""
+        found = sorted(self._folder.glob(f"{_PREFIX}*"))
+        names = (path.name.removeprefix(_PREFIX).split(_BETWEEN) for path in found)
+        return [path for path, its in zip(found, names, strict=True) if self._known_by & {*its}]
 
     def _not_kept(self, verb: str, problem: object) -> StopNotKept:
         return StopNotKept(
             f"the file that keeps a stop of the arm cannot be {verb}",
             got=problem,
-            expected=f"{self._path}, in a folder that this user may write",
+            expected=f"a file in {self._folder}, which this user may write",
             hint="give the arm's node another folder in the parameter stop_folder",
         )
 
 
 def kept_stop(folder: Path, node: str, driver: Mapping[str, Any]) -> str | None:
     """Why this arm is stopped, as its file says; None where there is none."""
-    there = _file(folder, node, driver).exists()
-    return StopLatch(folder, node, driver).reason() if there else None
+    return StopLatch(folder, node, driver).reason() if folder.exists() else None
 
 
-def _file(folder: Path, node: str, driver: Mapping[str, Any]) -> Path:
-    domain, kind = os.environ.get("ROS_DOMAIN_ID", "0"), str(driver.get("_target_", ""))
-    port = driver.get("settings", {}).get("port")  # of an arm of LeRobot
-    address = driver.get("host") or port or driver.get("namespace") or ""
-    words = (domain + node.replace("/", "."), kind.rpartition(".")[2], str(address))
-    return folder / re.sub(r"[^\w.-]", "_", ".".join(filter(None, ("stop", *words))))
+def names_of(node: str, driver: Mapping[str, Any]) -> tuple[set[str], set[str]]:
+    """Names that a stop of an arm is kept under, and those by which it is found again.
+
+    Of an arm on the network its host name and each of its addresses, without the port. Of one on a
+    wire the serial number of its adapter, or the device where that has none. Of one on topics their
+    namespace. An arm that has none of these is simulated, or a single one: its node's name and its
+    driver's class.
+    """
+    told = {**driver, **(driver.get("settings") or {})}
+    for kind, names in (("serial", _SERIALS), ("host", _HOSTS), ("wire", _WIRES)):
+        value = next((told[name] for name in names if isinstance(told.get(name), str)), "").strip()
+        if value and kind == "wire":
+            serial, device = _on_wire(value)
+            return _files_names(kind, serial or device), _files_names(kind, serial | device)
+        if value:
+            found = _on_network(value) if kind == "host" else {value}
+            return (both := _files_names(kind, found)), both
+    if namespace := str(told.get("namespace", "")).strip("/"):
+        return (topics := _files_names("topics", {namespace})), topics
+    kind = str(driver.get("_target_", "")).rpartition(".")[2]
+    return (own := _files_names("node", {f"{kind}.{node.strip('/')}"})), own
+
+
+def _on_network(host: str) -> set[str]:
+    """The host's name and its addresses; of one that nobody knows now its name alone."""
+    name = host.lower().rpartition("//")[2].partition("/")[0]
+    if name.startswith("["):
+        name = name[1:].partition("]")[0]
+    elif name.count(":") == 1:
+        name = name.partition(":")[0]
+    name = name.rstrip(".")
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(name, None)}
+    except (OSError, UnicodeError):
+        found = set()
+    return {_LOOPBACK.get(each, each) for each in (name, *sorted(found)[:_ADDRESSES])}
+
+
+def _on_wire(device: str) -> tuple[set[str], set[str]]:
+    """The serial numbers of a device's adapter, as udev links it, and the device's own names."""
+    if not device.startswith("/"):  # such as can0
+        return set(), {device}
+    path = os.path.realpath(device)
+    links = Path("/dev/serial/by-id")
+    given = {Path(device).name} if Path(device).parent == links else set()
+    found = {link.name for link in links.glob("*") if os.path.realpath(link) == path}
+    return given | found, {path, os.path.normpath(device)} - {str(links / name) for name in given}
+
+
+def _files_names(kind: str, names: set[str]) -> set[str]:
+    """As part of a file's name."""
+    words = {f"{kind}.{re.sub(r'[^A-Za-z0-9.-]', '_', name)}" for name in names}
+    return {word if len(word) <= _LONGEST else _shortened(word) for word in words}
+
+
+def _shortened(word: str) -> str:
+    return f"{word[: _LONGEST - 17]}.{hashlib.sha256(word.encode()).hexdigest()[:16]}"
 
 
 def default_stop_folder() -> Path:
