@@ -422,3 +422,40 @@ def test_rates_become_steps_and_a_column_can_be_left_out():
     np.testing.assert_allclose(
         np.stack(list(steps.values())), [[0.1, -0.1], [0.4, 0.8], [0.5, 1.0]]
     )
+
+
+def test_the_signs_of_imported_quaternions_are_those_that_are_seen_live(tmp_path: Path):
+    rng, columns = np.random.default_rng(0), foreign_poses()
+    flipped = columns["pose"].copy()
+    flipped[:, 3:] *= rng.choice([-1.0, 1.0], (len(flipped), 1))
+    rows = {}
+    for name, pose in (("ours", columns["pose"]), ("theirs", flipped)):
+        folder = tmp_path / name
+        folder.mkdir()
+        np.savez(folder / "all.npz", **{**columns, "pose": pose})
+        assert run("import", folder / "all.npz", folder / "out.zarr") == 0
+        mapping = fill(folder / "out.map.yaml")
+        text = mapping.read_text()
+        mapping.write_text(text.replace("state/pose:", "state/tcp_pose:"))
+        assert run("import", folder / "all.npz", folder / "out.zarr", f"map={mapping}") == 0
+        (episode, other) = EpisodeDataset(folder / "out.zarr").episodes
+        rows[name] = [episode["state/tcp_pose"], other["state/tcp_pose"]]
+    for ours, theirs in zip(rows["ours"], rows["theirs"], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+        assert np.abs(np.diff(theirs, axis=0)).max() < 0.5
+        assert theirs[0, 3] > 0.9  # the tool points down
+
+
+def foreign_poses() -> dict[str, np.ndarray]:
+    """Two episodes of a tool that points down and sways."""
+    steps = np.arange(20)
+    tilt = np.stack([np.pi + 0.1 * np.sin(steps), 0.05 * np.cos(steps), 0.0 * steps], axis=1)
+    turns = Rotation.from_rotvec(tilt).as_quat()
+    ends = np.isin(steps, (9, 19))
+    return {
+        "pose": np.concatenate([np.full((20, 3), 0.3), turns], axis=1).astype(np.float32),
+        "action": np.zeros((20, 2), np.float32),
+        "terminals": ends,
+        "success": ends,
+        "episode_ends": np.array([10, 20]),
+    }

@@ -65,6 +65,27 @@ class MisreadArm(SimArm):
         return SimArm.read(self).tcp_pose[:3]
 
 
+class CountingArm(SimArm):
+    """A simulated arm that counts its targets.
+
+    Attributes:
+        targets: How many it was given.
+    """
+
+    targets = 0
+
+    def command(self, target_pose):
+        self.targets += 1
+        super().command(target_pose)
+
+
+@dataclasses.dataclass(eq=False)
+class AddressedArm(SimArm):
+    """A simulated arm with an address, as if it were on the network."""
+
+    host: str = ""
+
+
 class UnstoppableArm(SimArm):
     """A simulated arm whose stop fails as a vendor's library may."""
 

@@ -37,6 +37,38 @@ def test_a_node_that_begins_anew_is_still_stopped(tmp_path):
     assert list(tmp_path.iterdir()) == []  # a third one is free
 
 
+def test_an_arm_is_given_no_target_before_somebody_asks_for_motion(tmp_path, opened):
+    driver = {**sim_arm(), "_target_": "arm_cell.CountingArm"}
+    cell = opened(ArmCell(f"/idle_{os.getpid()}", driver, stop_folder=str(tmp_path)))
+    cell.until_mode("hold")
+    arm, polled = cell.running.node.driver, len(cell.poses)
+    cell.listener.until(lambda: len(cell.poses) > polled + 20)
+    assert arm.targets == 0
+    cell.stream(lambda _: HOME, 60.0, until=cell.following)
+    cell.until_mode("hold: no command")
+    given = arm.targets
+    assert given > 0
+    cell.listener.until(lambda: arm.targets > given + 20)  # it is held where it was led
+    assert cell.listener.trigger("stop")[0]
+    assert cell.listener.trigger("clear_errors")[0]
+    cell.until_mode("hold: cleared")
+    given, polled = arm.targets, len(cell.poses)
+    cell.listener.until(lambda: len(cell.poses) > polled + 20)
+    assert arm.targets == given
+
+
+def test_a_node_in_another_namespace_finds_the_stop_of_its_arm(tmp_path, opened):
+    driver = {**sim_arm(), "_target_": "arm_cell.AddressedArm"}
+    for host, name in (("arm.invalid", "one"), ("ARM.invalid.", "two")):
+        cell = opened(
+            ArmCell(f"/{name}_{os.getpid()}", {**driver, "host": host}, stop_folder=str(tmp_path))
+        )
+        if name == "one":
+            assert cell.listener.trigger("stop")[0]
+            cell.until_mode("stopped")
+    cell.until_mode("stopped: since before this node began: the service stop was called")
+
+
 def test_a_stop_just_after_a_clearing_is_kept_too(tmp_path, opened):
     cell = opened(ArmCell(f"/twice_{os.getpid()}", sim_arm(), stop_folder=str(tmp_path)))
     # Between two polls: there are none of a node that is not active.
