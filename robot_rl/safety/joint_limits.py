@@ -96,7 +96,7 @@ class JointRanges:
 
     def median(self, places: Vector) -> Vector:
         """The place (n,) in the middle of several (k, n)."""
-        return np.median(places, axis=0)
+        return np.asarray(np.median(places, axis=0))
 
     def between(self, start: Vector, end: Vector) -> Vector:
         """The way (n,) from one place to another [rad]."""

@@ -187,7 +187,7 @@ class PoseLimits:
 
     def median(self, places: Vector) -> Vector:
         """The pose (7,) in the middle of several (k, 7) that are near one another."""
-        pose = np.median(rotations.continuous(places), axis=0)
+        pose: Vector = np.median(rotations.continuous(places), axis=0)
         pose[3:] = rotations.normalize(pose[3:])
         return pose
 

@@ -1,6 +1,7 @@
 """Demonstrations of others: a proposal, the answers of a person, and the rows that come of it."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -434,12 +435,13 @@ def test_the_signs_of_imported_quaternions_are_those_that_are_seen_live(tmp_path
         folder.mkdir()
         np.savez(folder / "all.npz", **{**columns, "pose": pose})
         assert run("import", folder / "all.npz", folder / "out.zarr") == 0
-        mapping = fill(folder / "out.map.yaml")
+        mapping = folder / "out.map.yaml"
         text = mapping.read_text()
-        mapping.write_text(text.replace("state/pose:", "state/tcp_pose:"))
+        mapping.write_text(re.sub("state/observation:.*", "state/tcp_pose: pose", text))
+        fill(mapping)
         assert run("import", folder / "all.npz", folder / "out.zarr", f"map={mapping}") == 0
-        (episode, other) = EpisodeDataset(folder / "out.zarr").episodes
-        rows[name] = [episode["state/tcp_pose"], other["state/tcp_pose"]]
+        dataset = EpisodeDataset(folder / "out.zarr")
+        rows[name] = [dataset.whole(n).rows["state/tcp_pose"] for n in range(2)]
     for ours, theirs in zip(rows["ours"], rows["theirs"], strict=True):
         np.testing.assert_array_equal(ours, theirs)
         assert np.abs(np.diff(theirs, axis=0)).max() < 0.5

@@ -117,51 +117,6 @@ def test_a_frankas_state_that_stays_the_same_keeps_its_stamp_and_is_stale_soon(f
     assert arm.read().stamp_ns > first
 
 
-class ControlBox:
-    """What UFACTORY's SDK asks of its controller: it keeps what changes something."""
-
-    def __init__(self):
-        self.asked = []
-
-    def __getattr__(self, name):
-        def answer(*values, **options):
-            if not name.startswith(("get_", "set_timeout")):
-                self.asked.append(name)
-            return [0, *[0.0] * 21]
-
-        return answer
-
-
-@pytest.fixture
-def box_and_arm():
-    pytest.importorskip("xarm", reason="needs the extra `xarm`")
-    arm = registry.make({"_target_": "drivers.arm.xarm.XArm", "host": "127.0.0.9"})
-    sdk, box = arm._sdk.XArmAPI, ControlBox()
-    host, server = listening(502)
-
-    def made(*arguments, **options):
-        api = sdk(do_not_open=True, is_radian=True)
-        api._arm.arm_cmd, api._arm._stream = box, SimpleNamespace(connected=True)
-        return api
-
-    arm.host, arm._sdk = host, SimpleNamespace(XArmAPI=made)
-    with server:
-        arm.connect()
-        yield box, arm
-
-
-def test_an_xarm_is_switched_to_velocities_by_its_first_target(box_and_arm):
-    box, arm = box_and_arm
-    arm._pose = POSE  # as if it had been read
-    arm.hold()
-    assert box.asked == []
-    arm.command(POSE)
-    assert {"motion_en", "set_mode", "set_state"} <= {*box.asked}
-    box.asked.clear()
-    arm.command(POSE)
-    assert "set_mode" not in box.asked
-
-
 def test_states_are_stamped_when_they_are_first_seen_and_what_is_no_time_is_no_state():
     clock = StateClock()
     assert clock.take(1.0)
