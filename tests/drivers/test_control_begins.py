@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from drivers.arm.base import StateClock
+from drivers.arm.franka import FrankaArm
 from drivers.errors import DriverFault, Stale
-from policies import registry
 from robot_rl.processes.waiting import wait_until
 
 POSE = np.array([0.4, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0])
@@ -70,7 +70,7 @@ def franka(monkeypatch):
     unit = ControlUnit(franky)
     monkeypatch.setattr(franky, "Robot", lambda host: unit)
     host, server = listening(1337)
-    arm = registry.make({"_target_": "drivers.arm.franka.FrankaArm", "host": host})
+    arm = FrankaArm(host=host)
     with server:
         arm.connect()
         yield arm, unit
