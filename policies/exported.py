@@ -155,7 +155,7 @@ def describe(folder: Path) -> dict[str, Any]:
     path = folder / DESCRIPTION_FILE
     try:
         description = dict(json.loads(path.read_bytes()))
-        version, _ = description["exported"], description[IDENTITY]
+        version = description["exported"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} is no exported policy", got=repr(error)[:300]) from error
     if version != FORMAT_VERSION:
@@ -204,9 +204,15 @@ def load(folder: Path) -> Behaviour:
 
 
 def identity(folder: Path) -> str:
-    """The checksum of a checkpoint's policy, which its export keeps."""
+    """The checksum of a checkpoint's policy, which its export keeps.
+
+    Raises:
+        CheckpointError: The export does not say it, or cannot be read.
+    """
     if is_exported(folder):
-        return str(describe(folder)[IDENTITY])
+        if IDENTITY not in (description := describe(folder)):
+            raise CheckpointError(f"{folder} does not say whose export it is", got=f"no {IDENTITY}")
+        return str(description[IDENTITY])
     from policies import checkpoint  # late: loads torch
 
     return checkpoint.checksum(folder)

@@ -251,7 +251,7 @@ def _survey(dataset: ForeignDataset, choice: str) -> _Survey:
     lines = []
     for name, c in first.items():
         line = f"{name}  {c.dtype} {c.shape[1:]}{ranges.get(name, '')}"
-        line += f"  {' '.join(dataset.columns[name])}"
+        line += f"  {' '.join(dataset.columns[name])}".rstrip()
         lines.append(line + (f"  (unreadable in part: {lost[name]})" if name in lost else ""))
     unreadable = {**dataset.unreadable, **{n: why for n, why in lost.items() if n not in first}}
     lines += [f"{name}  unreadable: {why}" for name, why in unreadable.items()]
