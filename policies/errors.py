@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+import shlex
 from collections.abc import Iterable
 from types import ModuleType
 
@@ -73,6 +74,11 @@ def did_you_mean(name: str, choices: Iterable[str], before: str | None = None) -
     close = nearest(name, choices)
     written = repr(close) if before is None else f"{before}{close}"
     return None if close is None else f"did you mean {written}?"
+
+
+def in_shell(*words: object) -> str:
+    """Words of a command as they are typed in a shell: a path may hold spaces, quotes or $."""
+    return shlex.join(map(str, words))
 
 
 def installing(extra: str) -> str:

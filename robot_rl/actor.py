@@ -9,7 +9,6 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 import numpy as np
 import torch
 from omegaconf import DictConfig
-from rich.console import Console
 
 from policies.compute import compute_device
 from policies.runner import Decision, PolicyRunner
@@ -23,7 +22,7 @@ from robot_rl.env.controllers import ControllerWrapper
 from robot_rl.env.factory import make_inbox, make_intervention
 from robot_rl.env.reset import make_reset
 from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_seed
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.learning.blocks import ScheduleError
 from robot_rl.learning.weights import (
     KeptWeights,
@@ -36,7 +35,7 @@ from robot_rl.learning.weights import (
     online_steps,
 )
 from robot_rl.learning.workbench import noting_faults
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress import WorkProgress, plain_console
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.processes.waiting import QuietWait
 from robot_rl.replay import StoreFull
@@ -193,7 +192,7 @@ def run(config: DictConfig) -> None:
     actor = _number(config)
     number = len(_episodes_before(directory, actor))
     # Plain lines between episodes: a display that redraws itself would disturb the control loop.
-    progress = WorkProgress(int(config.environment_steps), console=Console(force_terminal=False))
+    progress = WorkProgress(int(config.environment_steps), console=plain_console())
     progress.phase("acting")
     claim = directory.claim(f"actor-{actor}", _CLAIM_SECONDS)
     with stop_event() as stop, claim, progress:
@@ -235,7 +234,7 @@ def _spooling_client(
         except (ServerUnreachable, StoreFull) as problem:
             _note(
                 f"{client.unacknowledged} rows wait in {path} for the next start"
-                f" (robot-rl train resume={run.path}): {problem}"
+                f" ({in_shell('robot-rl', 'train', f'resume={run.path}')}): {problem}"
             )
             if not stop.is_set():
                 raise
@@ -267,7 +266,7 @@ def _first_behaviour(
     raise RobotRLError(
         "there are no weights to act with",
         got=f"none within {_FIRST_WEIGHTS_SECONDS:g} s",
-        hint=f"start the learner of this run: robot-rl learner {run.path}",
+        hint=f"start the learner of this run: {in_shell('robot-rl', 'learner', run.path)}",
     )
 
 

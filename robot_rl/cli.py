@@ -7,6 +7,7 @@ pages, 80 columns wide, what a key means is its comment in the YAML.
 from __future__ import annotations
 
 import errno
+import io
 import itertools
 import json
 import math
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from policies.registry import add_folder
 from robot_rl.commands.table import COMMANDS, Command, Option
-from robot_rl.errors import RobotRLError, described, did_you_mean
+from robot_rl.errors import RobotRLError, described, did_you_mean, in_shell
 from robot_rl.processes.signals import (
     ENDS_WITH_INPUT,
     EXIT_INTERRUPTED,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 EXIT_ERROR = 2
+DRY_RUN = "--dry-run"
 _WIDTH, _COLUMN = 80, 32  # of the help pages, and of the keys in them
 _NO_SPACE_OR_ACCESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -52,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns the exit code: 0, 2 after an error that the user can mend, 130 after Ctrl-C.
     """
     end_at_once()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a path may hold bytes that are no text
+            stream.reconfigure(errors="surrogateescape")
     words = list(sys.argv[1:] if argv is None else argv)
     interrupted = Interruption()
     with handled(ending_signals(), interrupted):
@@ -72,7 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return EXIT_INTERRUPTED
             if isinstance(error, BrokenPipeError):  # `robot-rl inspect RUN | head`: nobody reads on
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            elif isinstance(error, OSError) and error.errno in _NO_SPACE_OR_ACCESS:
+            elif isinstance(error, OSError) and (
+                error.filename is not None or error.errno in _NO_SPACE_OR_ACCESS
+            ):  # also of a path that cannot be: too long, below a file, in /proc
                 _say(f"the system refused to read or write; got: {error}")
             else:
                 raise
@@ -111,30 +118,37 @@ def _dispatch(words: list[str]) -> None:
             expected=f"one of {', '.join(COMMANDS)}",
             hint=did_you_mean(name, COMMANDS, "robot-rl ") or "robot-rl --help",
         )
-    options = [word for word in rest if word.startswith("-")]
+    command = COMMANDS[name]
+    options = [word for word in rest if word.startswith("-") and not os.path.exists(word)]
+    others = [word for word in rest if word not in options]
     if {"-h", "--help"}.intersection(options):
-        print(_page(name, COMMANDS[name], [word for word in rest if word not in options]))
-    elif unknown := [word for word in options if word.startswith("--")]:
+        print(_page(name, command, others))
+        return
+    known = [DRY_RUN] if command.dry_run else []
+    if unknown := [word for word in options if word not in known]:
+        sweep = unknown[0] in ("-m", "--multirun")
+        hint = "give the command once for each value" if sweep else None
         raise UsageError(
-            f"{name} has no option {unknown[0]!r}",
-            expected="--help, or overrides of the form key=value",
+            "a command makes one run" if sweep else f"{name} has no option {unknown[0]!r}",
+            got=unknown[0] if sweep else None,
+            expected=", ".join(["--help", *known, "overrides of the form key=value"]),
+            hint=hint or f"of a path write {in_shell(f'./{unknown[0]}')}",
         )
-    else:
-        _run_command(name, COMMANDS[name], rest)
+    _run_command(name, command, others, command.dry_run if options else command.target)
 
 
-def _run_command(name: str, command: Command, words: list[str]) -> None:
+def _run_command(name: str, command: Command, words: list[str], target: str) -> None:
     if not command.takes_overrides:
         positionals, options = _split(name, command, words)
-        pkgutil.resolve_name(command.target)(*positionals, **options)
+        pkgutil.resolve_name(target)(*positionals, **options)
         return
-    paths = [word for word in words if "=" not in word or Path(word).is_dir()]
+    paths = [word for word in words if not _is_setting(word)]
     _check_count(name, command, paths)
     words = [word for word in words if word not in paths]
     from omegaconf.errors import OmegaConfBaseException  # late: Hydra takes a moment
 
     try:
-        _configured(name, command, words, paths)
+        _configured(name, command, words, paths, target)
     except OmegaConfBaseException as error:
         raise UsageError(
             "the configuration lacks a setting, or has another kind of value for it",
@@ -143,16 +157,24 @@ def _run_command(name: str, command: Command, words: list[str]) -> None:
         ) from error
 
 
-def _configured(name: str, command: Command, words: list[str], paths: list[str]) -> None:
+def _configured(
+    name: str, command: Command, words: list[str], paths: list[str], target: str
+) -> None:
     # Before the import: a mistyped word is answered at once.
     config = command_config(command, words, *paths[:1])
-    run = f" run={config.run}" if command.measures else ""
+    run = f" {in_shell(f'run={config.run}')}" if command.measures else ""
     groups = ("task", "robot", "policy", "algorithm") if command.run_key else command.keys.split()
-    chosen = (f"{g}={config.choices[g]}" for g in groups if g in config.choices)
+    names = {**config.choices, "task": config.task.name}  # of other people's environments their id
+    chosen = (f"{g}={names[g]}" for g in groups if g in names)
     # For whoever waits while torch is loaded.
     print(f"{name}: {' '.join(chosen)} seed={config.seed}{run}", flush=True)
     told = [words] if command.measures else []
-    pkgutil.resolve_name(command.target)(config, *told, *([paths] if command.arguments else []))
+    pkgutil.resolve_name(target)(config, *told, *([paths] if command.arguments else []))
+
+
+def _is_setting(word: str) -> bool:
+    """Whether a word is key=value, and no path; one that holds = may be a path too: ./a=b."""
+    return bool(re.match(r"[+~]*[A-Za-z_][\w.@-]*=", word)) and not os.path.isdir(word)
 
 
 def _overview() -> str:
@@ -171,6 +193,8 @@ def _page(name: str, command: Command, words: Sequence[str]) -> str:
     settings = " [key=value ...]" if command.takes_overrides or command.options else ""
     lines = [" ".join(("robot-rl", name, *command.positionals)) + settings, ""]
     lines += textwrap.wrap(f"{command.summary} {command.details}", _WIDTH)
+    if command.dry_run:
+        lines += [f"{DRY_RUN} checks and shows all of that, but starts and writes nothing."]
     lines += [""] if settings else []
     for option in command.options:
         choices = f"{' or '.join(option.choices)}: " if option.choices else ""
@@ -255,20 +279,20 @@ def _split(
     given = {option.name: option.default for option in command.options}
     positionals = []
     for word in words:
-        key, equals, value = word.partition("=")
-        if "cell" in options and re.fullmatch(r"[+~]*\w+\.[\w.]+", key) and equals:
+        key, _, value = word.partition("=")
+        if "cell" in options and re.fullmatch(r"[+~]*\w+\.[\w.]+", key) and _is_setting(word):
             cell = next((w[5:] for w in words if w.startswith("cell=")), "PATH")
             file = cell if cell.endswith((".yaml", ".yml")) else f"{cell}/cell.yaml"
             raise UsageError(
                 f"{name} takes no settings of a cell", got=word, hint=f"write it into {file}"
             )
-        if not (equals and key.isidentifier()):  # a path may hold "=" too, as in ./a=b
+        if not _is_setting(word) or (key not in options and os.path.exists(word)):
             positionals.append(word)
         elif key not in options:
             raise UsageError(
                 f"{name} has no option {key!r}",
                 expected=f"one of {', '.join(options)}" if options else "no options",
-                hint=did_you_mean(key, options, ""),
+                hint=did_you_mean(key, options, "") or f"of a path write {in_shell(f'./{word}')}",
             )
         else:
             given[key] = _value(options[key], value)

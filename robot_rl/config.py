@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 import operator
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType, ValueType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from policies import registry
-from robot_rl.errors import RobotRLError, did_you_mean
+from robot_rl.errors import RobotRLError, did_you_mean, in_shell
 from robot_rl.processes.resources import choice_file, config_places, find_resource
 from robot_rl.ros.nodes import joined
 from robot_rl.run import CELL_FILE, POLICIES
@@ -40,6 +40,28 @@ VALUES = {
     "evaluation.policy": POLICIES,
     "proof.score": ("success", "return"),
 }
+# Keys whose value is a path: it is taken as it stands, whatever signs it has; `null` is none.
+PATHS = frozenset(
+    (
+        "artifacts",
+        "cell",
+        "classifier.test",
+        "console.certificate",
+        "console.model",
+        "console.token_file",
+        "dataset",
+        "policy.path",
+        "policy.tokenizer",
+        "replay.keys",
+        "resume",
+        "reward.source.path",
+        "robot.model",
+        "run",
+        "runs_directory",
+        "teleop.device.path",
+        "teleop.device.port",
+    )
+)
 # How a value that must be given is written, by the last word of its key.
 _WRITTEN = {"pose": "[x,y,z,qx,qy,qz,qw]", "names": "[NAME,NAME,...]"}
 NOT_GIVEN = "not given"
@@ -64,7 +86,7 @@ class Cell(NamedTuple):
 
 def own_file(named: str | Path) -> Path:
     """A file of the user's own, `cell.yaml` of a folder; `ConfigError` where it is in robot_rl."""
-    path = Path(named).expanduser().resolve()
+    path = Path(os.path.expanduser(named)).resolve()
     path = path / CELL_FILE if path.is_dir() else path
     own, code = find_resource("configs"), Path(__file__).resolve().parent
     if path.parent == own.parent or path.is_relative_to(own) or path.is_relative_to(code):
@@ -76,10 +98,10 @@ def own_file(named: str | Path) -> Path:
 
 def read_cell(named: str) -> Cell:
     """Read a cell, and nothing beside it; `ConfigError` where it is not there or none."""
-    path = Path(named).expanduser().resolve()
+    path = Path(os.path.expanduser(named)).resolve()
     path = own_file(path) if path.exists() else path
     if not path.is_file():
-        hint = f"write one: robot-rl cell {named} arm=ur"
+        hint = f"write one: {in_shell('robot-rl', 'cell', named, 'arm=ur')}"
         raise ConfigError("there is no such cell", got=path, expected="a YAML file", hint=hint)
     try:
         found = OmegaConf.load(path)
@@ -130,8 +152,9 @@ def group_choices() -> dict[str, tuple[str, ...]]:
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
     """Compose the default configuration with overrides such as `task=reach` or `seed=3`.
 
-    They are in Hydra's grammar; later ones win. Interpolations are resolved. `choices` holds the
-    name chosen in each group. Reading a key that does not exist raises, as does adding one.
+    They are in Hydra's grammar, but for the values of `PATHS`; later ones win. Interpolations are
+    resolved. `choices` holds the name chosen in each group. Reading a key that does not exist
+    raises, as does adding one.
 
     `ConfigError` for an override that does not parse, an unknown choice or key, a value of another
     type than its default, or one that must be given and is not.
@@ -140,9 +163,9 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     return result
 
 
-def composed(overrides: Sequence[str], cell: Cell | None = None) -> DictConfig:
+def composed(overrides: Sequence[str | Override], cell: Cell | None = None) -> DictConfig:
     """As `compose`, with a cell that was read; values may be missing: see `check_missing`."""
-    parsed = [parse(text) for text in overrides]
+    parsed = [parse(each) if isinstance(each, str) else each for each in overrides]
     groups = group_choices()
     typed = [override for override in parsed if override.key_or_group in groups]
     own = ", ".join(map(str, registry.config_folders()))
@@ -354,8 +377,8 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
 
 @functools.cache  # Hydra takes half a second, and a command asks for the same ones again and again
 def _composed_once(places: tuple[Path, ...], overrides: tuple[str, ...]) -> DictConfig:
-    further = json.dumps([f"file://{place}" for place in places[1:]])
-    words = [f"hydra.searchpath={further}"] if places[1:] else []
+    further = ",".join(_quoted(f"file://{place}") for place in places[1:])
+    words = [f"hydra.searchpath=[{further}]"] if places[1:] else []
     try:
         with initialize_config_dir(str(places[0]), job_name="robot_rl", version_base="1.3"):
             config = hydra_compose("config.yaml", [*words, *overrides], return_hydra_config=True)
@@ -370,6 +393,11 @@ def _composed_once(places: tuple[Path, ...], overrides: tuple[str, ...]) -> Dict
     # A part within another group, as reset.backward is, follows from that group.
     config.choices = {g: c for g, c in chosen.items() if not re.match("hydra/|.*@", g)}
     return config
+
+
+def _quoted(text: str) -> str:
+    """Write a text in Hydra's grammar, which drops a backslash only where a quote follows it."""
+    return "'" + re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + "\\'" * bool(m[2]), text) + "'"
 
 
 @functools.cache
@@ -430,7 +458,13 @@ def check_missing(config: DictConfig) -> None:
 
 @functools.cache  # each is read several times: for the cell, the task and the value
 def parse(text: str) -> Override:
-    """Read an override in Hydra's grammar; `ConfigError` where it gives no value, or several."""
+    """Read an override in Hydra's grammar, but a path as it stands: see `PATHS`.
+
+    `ConfigError` where it gives no value, or several.
+    """
+    key, equals, value = text.partition("=")
+    if equals and key in PATHS:
+        return given(key, None if value == "null" else check_path(value))
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
@@ -445,10 +479,24 @@ def parse(text: str) -> Override:
     if override.is_sweep_override():
         raise ConfigError(
             f"the override {text!r} gives several values",
-            expected="one value",
-            hint="start one run for each value",
+            expected="one value: a command makes one run",
+            hint="give the command once for each value",
         )
     return override
+
+
+def given(key: str, value: Any) -> Override:
+    """An override that gives a key this very value, whatever signs a text has."""
+    line = f"{key}={value}"
+    return Override(OverrideType.CHANGE, key, ValueType.ELEMENT, value, input_line=line)
+
+
+def check_path(path: str | Path) -> str:
+    """Return a path as text; `ConfigError` where the configuration could not keep it."""
+    if "${" in (text := str(path)) or text == "???":
+        problem = "a path must not hold ${ or be ???, which configuration files read otherwise"
+        raise ConfigError(problem, got=text, hint="rename that folder or file")
+    return text
 
 
 def check_value(

@@ -16,6 +16,7 @@ from torch import Tensor
 from policies.behaviour import Behaviour
 from policies.compute import compute_device, explained_memory
 from robot_rl.data.policy_columns import check_features, check_fit
+from robot_rl.errors import in_shell
 from robot_rl.learning.algorithms import check_algorithm, make_algorithm
 from robot_rl.learning.algorithms.base import Correction, check_finite
 from robot_rl.learning.algorithms.encoding import trains_on
@@ -355,5 +356,5 @@ def _waits_for_annotation(config: DictConfig, run: RunDirectory) -> str | None:
         return None
     return (
         f"learns only from steps with the annotation {name!r}, and waits until there are some:"
-        f" robot-rl annotate {run.path} ADDRESS"
+        f" {in_shell('robot-rl', 'annotate', run.path, 'ADDRESS')}"
     )

@@ -30,7 +30,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.processes.files import (
     check_manifest,
     locked,
@@ -261,7 +261,8 @@ class RunDirectory:
             if checksum in (None, _checksum(content)):
                 return dict(content)
             problem, got = f"{path} has changed since it was written", "another checksum"
-        hint = f"restore it from a copy, or write it again: robot-rl train resume={self.path}"
+        again = in_shell("robot-rl", "train", f"resume={self.path}")
+        hint = f"restore it from a copy, or write it again: {again}"
         raise RunError(problem, got=got, hint=hint)
 
     @contextmanager

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from robot_rl.calibration.board import Board, BoardNotFound, CalibrationError, Intrinsics
 from robot_rl.calibration.hand_eye import View
-from robot_rl.errors import require
+from robot_rl.errors import in_shell, require
 from robot_rl.safety.commands import CommandRefused, checked_pose
 
 Image = npt.NDArray[np.uint8]
@@ -78,7 +78,8 @@ class ViewFolder:
             raise CalibrationError(
                 f"there are no views in {self.path}",
                 expected="view-00.png, view-00.json, …",
-                hint=f"robot-rl calibrate camera {self.path} camera=CAMERA.yaml arm=ARM.yaml",
+                hint=f"{in_shell('robot-rl', 'calibrate', 'camera', self.path)}"
+                " camera=CAMERA.yaml arm=ARM.yaml",
             )
         views, without = [], {}
         for picture in pictures:

@@ -18,12 +18,13 @@ from robot_rl.config import (
     group_choices,
     own_file,
 )
+from robot_rl.errors import in_shell
 from robot_rl.processes.resources import find_resource
 from robot_rl.run import CELL_FILE
 
 _HEAD = """\
-# A robot of our own: robot-rl COMMAND cell={path}. Commands ask for each ??? that is left, and
-# robot-rl doctor cell={path} looks at the devices. docs/robot.md is the guide. Any other setting
+# A robot of our own: robot-rl COMMAND {cell}. Commands ask for each ??? that is left, and
+# robot-rl doctor {cell} looks at the devices. docs/robot.md is the guide. Any other setting
 # of robot-rl train --help all can be added here.
 choices:                     # of configs/; one that is typed wins, as reward=classifier
   robot: {robot}
@@ -156,7 +157,7 @@ def write(
             raise ConfigError(problem, got=f"the camera {camera[0]}", expected=expected, hint=more)
     file = Path(path) if Path(path).suffix in (".yaml", ".yml") else Path(path) / CELL_FILE
     write_new(own_file(file), _text(path, arm, names, gripper, seen, teleop))
-    print(f"next: robot-rl doctor cell={path}", flush=True)
+    print(f"next: {in_shell('robot-rl', 'doctor', f'cell={path}')}", flush=True)
 
 
 def write_new(file: Path, text: str) -> None:
@@ -180,7 +181,12 @@ def _text(
     path: str, arm: str, arms: list[str], gripper: str, cameras: list[_Camera], teleop: str
 ) -> str:
     observation = "pixels" if cameras else "state"
-    head = _HEAD.format(path=path, robot=arm, teleop=teleop, observation=observation)
+    head = _HEAD.format(
+        cell=in_shell(f"cell={path}").replace("\n", "\n#"),
+        robot=arm,
+        teleop=teleop,
+        observation=observation,
+    )
     if not arms:
         return head + _text_of_arm(arm, gripper, cameras)
     text = head + _ARMS

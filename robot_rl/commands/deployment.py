@@ -23,6 +23,7 @@ from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.reset import make_reset
 from robot_rl.env.robot import watchers_of
 from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_seed
+from robot_rl.errors import in_shell
 from robot_rl.evaluation.evaluate import TAKEN_BACK, without_training_aids
 from robot_rl.evaluation.ledger import open_policy
 from robot_rl.processes.signals import StopEvent, stop_event
@@ -167,7 +168,8 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
     ):
         with closing(Deployment(config, directory, stop)) as deployed:
             name = f"{behaviour.policy.kind} policy after {steps:,} steps"
-            print(f"{name}; robot-rl console {directory.path} shows it, Ctrl-C ends it", flush=True)
+            shown = in_shell("robot-rl", "console", directory.path)
+            print(f"{name}; {shown} shows it, Ctrl-C ends it", flush=True)
             deployed.work(behaviour)
         print(f"{config.task.name}: {deployed.counters}", flush=True)
         if stop.is_set():

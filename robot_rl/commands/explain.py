@@ -7,11 +7,11 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
-
 from robot_rl.commands.runs import load_resolved
+from robot_rl.errors import in_shell
 from robot_rl.evaluation import learning_causes, motion_causes, sensing_causes
 from robot_rl.evaluation.evidence import Evidence, Finding, explain, gather
+from robot_rl.processes.progress import plain_console
 from robot_rl.run import RunDirectory
 
 _GOOD = 0.95  # success of what is deployed, from which on nothing has to be explained
@@ -35,7 +35,7 @@ def run(path: str = "latest", *, runs_directory: str, **options: Any) -> None:
 
 
 def _print(evidence: Evidence, causes: list[Finding], in_order: list[Finding]) -> None:
-    console = Console(highlight=False, soft_wrap=True, force_terminal=False)
+    console = plain_console()
     shown, acted = len(evidence.shown), len(evidence.acted)
     steps = f"{evidence.transitions} environment steps"
     if evidence.gathered:
@@ -50,7 +50,7 @@ def _print(evidence: Evidence, causes: list[Finding], in_order: list[Finding]) -
     if not acted:
         console.print("no policy has acted yet, so only the demonstrations were looked at")
     if not evidence.records.summary:
-        again = f"robot-rl train resume={evidence.run.path}"
+        again = in_shell("robot-rl", "train", f"resume={evidence.run.path}")
         console.print(f"the run is not finished; unless it is still at work, go on with {again}")
     ledger = evidence.records.ledger
     if ledger.entries:

@@ -22,11 +22,12 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.intervals import interval_over_runs
 from robot_rl.data.lerobot import INFO_PATH, open_lerobot
 from robot_rl.data.schema import SOURCE_NAMES
+from robot_rl.errors import in_shell
 from robot_rl.evaluation.ledger import deployed_policy, open_policy, steps_behind
 from robot_rl.evaluation.records import read_run
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.files import MANIFEST, CheckpointError, check_manifest
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress import WorkProgress, plain_console
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.reader import summarize_store
 from robot_rl.replay.store_state import rebuild_catalogue
@@ -58,7 +59,7 @@ def run(path: str, *further: str, rebuild: bool, runs_directory: str, **options:
     if options["json"]:
         sys.stdout.write(json.dumps(facts) + "\n")
     else:
-        console = Console(highlight=False, soft_wrap=True, force_terminal=False)
+        console = plain_console()
         _PAGES[facts["kind"]](console, facts)
 
 
@@ -314,7 +315,8 @@ def _print_run(console: Console, run: Facts) -> None:
     if run["working"]:
         console.print(f"at work: {', '.join(run['working'])}")
     elif not run["finished"] and not run["damaged"]:
-        console.print(f"not finished; to go on: robot-rl train resume={run['path']}")
+        again = in_shell("robot-rl", "train", f"resume={run['path']}")
+        console.print(f"not finished; to go on: {again}")
 
 
 def _print_runs(console: Console, facts: Facts) -> None:

@@ -24,7 +24,7 @@ from robot_rl.data.transfer import (
     Selection,
     write_episodes,
 )
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import stop_event
 from robot_rl.replay.catalogue import is_store
@@ -110,7 +110,7 @@ def _import_foreign(place: Path, out: str, table: str | None, map: str | None) -
     if map is None:
         file = Path(f"{Path(out)}".removesuffix(".zarr") + ".map.yaml")
         propose(place, Path(out), file, open_foreign(place))
-        print(f"fill in {file}, then: robot-rl import {place} {out} map={file}")
+        print(f"fill in {file}, then: {in_shell('robot-rl', 'import', place, out, f'map={file}')}")
         return
     source = MappedEpisodes(open_foreign(place), Path(map))
     _transfer(source, out, "zarr", "imported", table)

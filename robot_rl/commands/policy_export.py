@@ -8,7 +8,7 @@ from pathlib import Path
 from policies import exported
 from policies.export import export
 from robot_rl.commands.runs import load_resolved
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.evaluation.card import CARD, card, facts
 from robot_rl.evaluation.ledger import open_policy, policy_checkpoint
 from robot_rl.processes.files import new_folder
@@ -47,4 +47,5 @@ def run(path: str, out: str, *, which: str, runs_directory: str) -> None:
         text = card(directory, exported.describe(partial))
         (partial / CARD).write_text(text, encoding="utf-8")
     print(f"{named} of {directory.path}: the largest difference from torch is {apart:.1e}")
-    print(f"written to {target}: robot-rl run {target} plays it; {target / CARD} is its card")
+    plays = in_shell("robot-rl", "run", target)
+    print(f"written to {target}: {plays} plays it; {target / CARD} is its card")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -20,12 +18,14 @@ from robot_rl.config import (
     check_missing,
     composed,
     flatten,
+    given,
     group_choices,
     is_task_named,
     named_cell,
     parse,
     read_cell,
 )
+from robot_rl.errors import in_shell
 from robot_rl.processes.files import point, replace_text
 from robot_rl.processes.group import ProcessDied
 from robot_rl.run import CELL_FILE, CONFIG_FILE, LATEST, RunDirectory
@@ -75,7 +75,7 @@ ELSEWHERE = (
     "task.tracked",
 )
 _NO_VALUE = object()
-SAME_COMMAND = "the same command with run="
+SAME_COMMAND = "the same command with"
 
 
 def compose_new_run(overrides: Sequence[str]) -> DictConfig:
@@ -89,7 +89,8 @@ def compose_new_run(overrides: Sequence[str]) -> DictConfig:
             "which task is this robot to do?",
             got="none",
             expected=f"task=NAME, one of {', '.join(group_choices()['task'])}",
-            hint=f"add it; or write your own: robot-rl task {folder}/NAME instruction=TEXT",
+            hint="add it; or write your own:"
+            f" {in_shell('robot-rl', 'task', f'{folder}/NAME', 'instruction=TEXT')}",
         )
     return config
 
@@ -113,20 +114,20 @@ def compose_for_run(
         chosen = new.choices.items()
         typed = {**{g: c for g, c in chosen if known.get(g) != c}, **typed}
         overrides = [*(f"{g}={c}" for g, c in chosen if known.get(g) != c), *overrides]
-    given = list(typed)
+    asked = list(typed)
     _check_own_choices(run_config)
     choices = {g: f"{g}={c}" for g, c in run_config.choices.items() if c is not None}
     same_robot = typed.get("robot") in (None, run_config.choices.robot)
     # What must be given was given when the run was made; it is not asked for again.
     found = composed(
-        [*(text for g, text in choices.items() if g not in given), *overrides],
+        [*(text for g, text in choices.items() if g not in asked), *overrides],
         new or (cell if same_robot else None),
     )
     result = copy.deepcopy(run_config)
     OmegaConf.set_struct(result, False)
-    kept = {key: OmegaConf.select(run_config, key) for key in given if key not in found.choices}
+    kept = {key: OmegaConf.select(run_config, key) for key in asked if key not in found.choices}
     told = {key: value for key, value in kept.items() if key != "cell"}
-    plain = [f"{k}={json.dumps(v)}" for k, v in told.items() if isinstance(v, int | float | str)]
+    plain = [given(k, v) for k, v in told.items() if isinstance(v, int | float | str)]
     made = composed([*choices.values(), *plain], cell)
     if lacking := sorted(set(made) - set(run_config)):
         raise ConfigError(
@@ -138,7 +139,7 @@ def compose_for_run(
     for key, value in flatten(found).items():
         if before.get(key, _NO_VALUE) != value:
             OmegaConf.update(result, key, value, force_add=True)
-    for key in given:
+    for key in asked:
         if key in kept:
             OmegaConf.update(result, key, OmegaConf.select(found, key), merge=False)
         elif found.choices[key] != run_config.choices.get(key):
@@ -169,7 +170,7 @@ def _check_own_choices(run_config: DictConfig) -> None:
 def _naming(run_config: DictConfig, file: str) -> str:
     """How to name the folder of the user's own with a file that a run needs."""
     cell = run_config.get("cell")
-    made_with = f"; it was made with cell={shlex.quote(str(cell))}" if cell else ""
+    made_with = f"; it was made with {in_shell(f'cell={cell}')}" if cell else ""
     options = f"cell=FOLDER, --config-dir FOLDER or {registry.PATH_VARIABLE}=FOLDER"
     return f"if you trust its code, name the folder with {file}: {options}{made_with}"
 
@@ -298,7 +299,7 @@ def working_run(
 ) -> Iterator[RunDirectory]:
     """Open the run that the configuration's `key` names, or make one that keeps the configuration.
 
-    Says where it is, and at a stop how to go on: `how`, up to its path.
+    Says where it is, and at a stop how to go on: `how`, with the key and its path after it.
     """
     known = config[key]
     opened = nullcontext(RunDirectory.open(known, config.runs_directory)) if known else None
@@ -310,7 +311,7 @@ def working_run(
             yield run
         except (KeyboardInterrupt, ProcessDied) as error:
             if isinstance(error, KeyboardInterrupt) or not run.is_empty():
-                print(f"to go on: {how}{run.path}", flush=True)
+                print(f"to go on: {how} {in_shell(f'{key}={run.path}')}", flush=True)
             raise
 
 

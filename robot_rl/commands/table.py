@@ -43,6 +43,9 @@ class Command:
     # robot and the parameters of the task may be others than the run was made with. It is told the
     # overrides too, for its records.
     measures: bool = False
+    # `module:function` that says what the target would do, after the same checks, and does nothing;
+    # empty where there is none.
+    dry_run: str = ""
     # The settings that matter most, for its help page: keys and groups of the configuration, with
     # spaces between them. A command without any has no configuration.
     keys: str = ""

@@ -9,13 +9,14 @@ from pathlib import Path
 from robot_rl.commands.cell import write_new
 from robot_rl.config import ConfigError, own_file
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
+from robot_rl.errors import in_shell
 from robot_rl.processes.resources import choice_file
 from robot_rl.safety.commands import checked_pose
 
 _TEXT = """\
 # @package _global_
 # {summary}
-# Commands with cell=PATH, a cell in {folder}, find it as task={name}. docs/robot.md is the guide.
+# Commands with {cell} find it as task={name}. docs/robot.md is the guide.
 defaults:
   - override /reward: {reward}{judge}
 task:
@@ -83,7 +84,7 @@ def write(
     if (other := choice_file("task", name)) not in (None, file):
         raise ConfigError(f"there is a task {name} already", got=other, hint="name yours otherwise")
     if not instruction:
-        hint = f"robot-rl task {path} instruction='push the plug into the socket'"
+        hint = in_shell("robot-rl", "task", path, "instruction=push the plug into the socket")
         raise ConfigError("what is the robot to do?", expected="instruction=TEXT", hint=hint)
     if goal is not None and reward != "pose":
         raise ConfigError("only reward=pose has a goal", got=f"goal={goal} with reward={reward}")
@@ -93,7 +94,7 @@ def write(
     moves = gripper == "moves"
     text = _TEXT.format(
         summary=" ".join(instruction.split()),
-        folder=folder,
+        cell=in_shell(f"cell={folder}").replace("\n", "\n#"),
         name=name,
         reward=reward,
         judge=_JUDGES[reward],
@@ -110,7 +111,7 @@ def write(
     write_new(file, text + (_CLASSIFIER if reward == "classifier" else ""))
     if reward == "task":
         print("a cell that says task.tracked.reports_success: false wins: take that out of it")
-    words, steps_left = f"cell={folder} task={name}", []
+    words, steps_left = in_shell(f"cell={folder}", f"task={name}"), []
     taught = {"start": start, **({"goal": goal} if reward == "pose" else {})}
     steps_left += [f"teach part={part}" for part, pose in taught.items() if pose is None]
     if reward == "classifier":

@@ -21,6 +21,7 @@ from robot_rl.commands.preparation import check_robot, robot_nodes, try_environm
 from robot_rl.commands.runs import SAME_COMMAND, load_resolved, save_resolved, working_run
 from robot_rl.config import ConfigError
 from robot_rl.env.policy_inputs import PolicyInputs
+from robot_rl.errors import in_shell
 from robot_rl.evaluation.card import CARD, inputs_of, write_card
 from robot_rl.evaluation.evaluate import check_counts
 from robot_rl.evaluation.evidence import explain, gather
@@ -119,7 +120,7 @@ def run(config: DictConfig) -> None:
     left = recipe.left(known)
     if known is not None and not left and _is_finished(config, known):
         print(f"{known.path} is finished: {read_ledger(known)}", flush=True)
-        again = f"to measure its policy again: robot-rl evaluate {known.path}"
+        again = f"to measure its policy again: {in_shell('robot-rl', 'evaluate', known.path)}"
         print(f"{again}; {_further(config, recipe, known)}", flush=True)
         return
     anyway = [n for n, s in recipe.stages.items() if s.with_actors and config.stage is None]
@@ -133,7 +134,7 @@ def run(config: DictConfig) -> None:
     if not config.resume:
         _check_sources(config)
     with (
-        working_run(config, "resume", "robot-rl train resume=") as directory,
+        working_run(config, "resume", "robot-rl train") as directory,
         directory.claim("train") as lock,
         robot_nodes(config, directory.path / "logs"),
         MemorySampler() as memory,
@@ -167,7 +168,8 @@ def _further(config: DictConfig, recipe: Recipe, run: RunDirectory) -> str:
     """How to learn more than a finished run has, in words."""
     if any(stage.with_actors for stage in recipe.stages.values()):
         steps = 2 * max(int(config.environment_steps), steps_behind(run))
-        return f"to learn on: robot-rl train resume={config.resume} environment_steps={steps}"
+        words = (f"resume={config.resume}", f"environment_steps={steps}")
+        return f"to learn on: {in_shell('robot-rl', 'train', *words)}"
     longer = [
         f"recipe.stages.{name}.repeat={2 * stage.repeat}"
         for name, stage in config.recipe.stages.items()
@@ -197,7 +199,7 @@ def _check(config: DictConfig, run: RunDirectory, recipe: Recipe) -> PolicyInput
             f"{run.path / LAST} has learned from a store that is gone",
             got=f"nothing at {run.store}",
             hint="put it back from a copy; without one begin another run, with"
-            f" dataset={run.demonstrations} for the same demonstrations",
+            f" {in_shell(f'dataset={run.demonstrations}')} for the same demonstrations",
         )
     made = {made for name in recipe.left(run) for made in recipe.stages[name].makes}
     if DEMONSTRATIONS not in made and (config.dataset or run.demonstrations.exists()):
@@ -333,7 +335,8 @@ def _rate(method: str, result: EvaluationResult | None) -> dict[str, Any]:
 def collect(config: DictConfig) -> None:
     """Record demonstrations into a new run directory, or go on in that of `run`."""
     run = _alone(config, Collect, on_robot=True)
-    print(f"written to {run.demonstrations}\nnext: robot-rl pretrain {run.path}", flush=True)
+    following = in_shell("robot-rl", "pretrain", run.path)
+    print(f"written to {run.demonstrations}\nnext: {following}", flush=True)
 
 
 def pretrain(config: DictConfig) -> None:
@@ -350,12 +353,13 @@ def pretrain(config: DictConfig) -> None:
         for name in names:
             recipe.perform(name, directory)
         written = f"written to {directory.path / CLONED}"
-        print(f"{written}\nnext: robot-rl train resume={directory.path}", flush=True)
+        following = in_shell("robot-rl", "train", f"resume={directory.path}")
+        print(f"{written}\nnext: {following}", flush=True)
 
 
 def distil(config: DictConfig) -> None:
     """Distil the deployed policy of `run` into a student that needs one call of the network."""
-    _alone(config, Distil, how="from the beginning, by the same command with run=")
+    _alone(config, Distil, how="from the beginning, by the same command with")
 
 
 def collect_reward(config: DictConfig) -> None:

@@ -11,6 +11,7 @@ from scipy.signal import lfilter
 from scipy.stats import fisher_exact, poisson
 
 from robot_rl.config import changed_settings, flatten
+from robot_rl.errors import in_shell
 from robot_rl.evaluation.evidence import Check, Evidence, Finding, Origin, Vector, percent
 from robot_rl.evaluation.records import intervention_rates
 from robot_rl.learning.blocks import Blocks
@@ -296,7 +297,8 @@ def steps(evidence: Evidence) -> Finding | None:
     )
     table = [[after, half - after], [before, half - before]]
     rises = fisher_exact(table, alternative="greater").pvalue <= 0.05 and after < 0.9 * half
-    mend = f"learn on: robot-rl train resume={evidence.run.path} environment_steps={2 * total}"
+    words = (f"resume={evidence.run.path}", f"environment_steps={2 * total}")
+    mend = f"learn on: {in_shell('robot-rl', 'train', *words)}"
     return Finding("steps few", 0.5 if rises else 0.0, figure, mend)
 
 

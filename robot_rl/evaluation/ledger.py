@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from policies import exported
+from robot_rl.errors import in_shell
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.files import newest_folder
 from robot_rl.run import (
@@ -179,7 +180,8 @@ def _why(
     run: RunDirectory, results: Mapping[str, EvaluationResult], chosen: str, *, held_back: bool
 ) -> str:
     mine, learned = results[chosen], results.get(LEARNED_POLICY)
-    again = f"robot-rl train resume={run.path} evaluation.compare=true evaluates both"
+    words = (f"resume={run.path}", "evaluation.compare=true")
+    again = f"{in_shell('robot-rl', 'train', *words)} evaluates both"
     if learned is None and held_back:
         return f"training has held back what was learned; {again}"
     if learned is None:
@@ -272,11 +274,13 @@ def policy_checkpoint(run: RunDirectory, which: str = DEPLOYED) -> str:
         raise RunError(f"{run.path} has cloned nothing", hint="evaluation.policy=learned")
     if not run.has_policy():
         raise RunError(
-            f"{run.path} has no policy yet", hint=f"go on with robot-rl train resume={run.path}"
+            f"{run.path} has no policy yet",
+            hint=f"go on with {in_shell('robot-rl', 'train', f'resume={run.path}')}",
         )
     if which == STUDENT_POLICY:
         if not run.has_folder(STUDENT):
-            raise RunError(f"{run.path} has no student", hint=f"robot-rl distil {run.path}")
+            hint = in_shell("robot-rl", "distil", run.path)
+            raise RunError(f"{run.path} has no student", hint=hint)
         return STUDENT
     judged = [str(run.path / verdict["candidate"]) for verdict in run.read_jsonl("gate")]
     none_learned = which == LEARNED_POLICY and judged and learned_checkpoint(run) is None

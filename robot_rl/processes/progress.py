@@ -19,6 +19,16 @@ LOG_INTERVAL_S = 10.0
 _RATE_WINDOW_S = 60.0
 
 
+def _console(**options: Any) -> Console:
+    """What prints text as it is: a path may hold [brackets] or :colons:."""
+    return Console(highlight=False, markup=False, emoji=False, **options)
+
+
+def plain_console() -> Console:
+    """A console for results: lines of any length, without colours and cursor motion."""
+    return _console(soft_wrap=True, force_terminal=False)
+
+
 class WorkProgress:
     """Shows how far a long job is; a context manager.
 
@@ -30,7 +40,7 @@ class WorkProgress:
         self, total: int, label: str = "environment steps", *, console: Console | None = None
     ) -> None:
         self._label = label
-        self._console = console or Console(highlight=False)
+        self._console = console or _console()
         bar = BarColumn(bar_width=60)
         self._bar = Progress(bar, speed_estimate_period=_RATE_WINDOW_S, get_time=time.monotonic)
         self._bar.add_task("", total=total)
@@ -61,7 +71,7 @@ class WorkProgress:
 
     def note(self, text: str) -> None:
         """Print a line that stays, for example the result of an evaluation."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(text, soft_wrap=True)
 
     def episode(self, success: bool, intervened: float = 0.0) -> None:
         """Count an episode into the figures of the last 20, with the operator's share of steps."""
@@ -111,7 +121,7 @@ class WorkProgress:
         parts = [f"{name} {value}" for name, value in self._rows().items()]
         line = " | ".join([self._phase, *parts] if self._phase else parts)
         if line != self._printed:
-            self._console.print(line, soft_wrap=True, markup=False)
+            self._console.print(line, soft_wrap=True)
             self._console.file.flush()
         self._printed = line
         self._next_line = time.monotonic() + LOG_INTERVAL_S

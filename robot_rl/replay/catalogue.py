@@ -32,7 +32,7 @@ from robot_rl.errors import did_you_mean
 from robot_rl.processes.files import locked
 from robot_rl.replay import AnnotationRefused, StoreError
 from robot_rl.replay.records import Annotations, EpisodeRecord, Session, SessionKey, TableInfo
-from robot_rl.replay.row_file import write_error
+from robot_rl.replay.row_file import rebuilding, write_error
 
 FILE = "catalogue.sqlite"
 LOCK = "server.lock"
@@ -131,7 +131,7 @@ class Catalogue:
                     got=version,
                     expected=VERSION,
                     hint="export it with the robot_rl that wrote it; if it is damaged instead, make"
-                    f" it anew from the rows: robot-rl inspect {store} rebuild=true",
+                    f" it anew from the rows: {rebuilding(store)}",
                 )
             ((self.identity,),) = self.read("SELECT identity FROM about")
         except BaseException:
@@ -336,7 +336,7 @@ class Catalogue:
                 raise write_error(OSError(errno.ENOSPC, str(error)), store) from error
             hint = "see that the folder can be read and written"
             if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
-                hint = f"make it anew from the rows: robot-rl inspect {store} rebuild=true"
+                hint = f"make it anew from the rows: {rebuilding(store)}"
             problem = f"the catalogue of the store {store} cannot be used"
             raise StoreError(problem, got=error, hint=hint) from error
 
@@ -380,7 +380,7 @@ def _absent(store: Path) -> StoreError:
         return StoreError(
             f"the store {store} has rows and no catalogue",
             expected=FILE,
-            hint=f"put it back, or make it anew: robot-rl inspect {store} rebuild=true",
+            hint=f"put it back, or make it anew: {rebuilding(store)}",
         )
     return StoreError(
         f"there is no replay store in {store}",

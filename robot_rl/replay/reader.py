@@ -20,6 +20,7 @@ import numpy.typing as npt
 from robot_rl.data.episodes import Episode
 from robot_rl.data.schema import ANNOTATION, SOURCE_NAMES, Row, RowSchema
 from robot_rl.data.transfer import Selection, close_episode
+from robot_rl.errors import in_shell
 from robot_rl.replay import NotEnoughData, ReplayError
 from robot_rl.replay.catalogue import Catalogue, NewestValues
 from robot_rl.replay.client import ReplayClient
@@ -78,7 +79,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
                 "rows of the episode are not in the store",
                 got=len(rows),
                 expected=episode.rows,
-                hint=f"see what is there: robot-rl inspect {self.path}",
+                hint=f"see what is there: {in_shell('robot-rl', 'inspect', self.path)}",
             )
         return rows
 

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from robot_rl.errors import in_shell
 from robot_rl.processes.files import why_not_written
 from robot_rl.replay import FileDamaged, StoreError, StoreFull
 
@@ -193,6 +194,11 @@ def is_blank(path: Path) -> bool:
     """Return whether a file is new, or its making was cut off before its magic."""
     with path.open("rb") as file:
         return not any(file.read(len(_MAGIC)))
+
+
+def rebuilding(store: Path) -> str:
+    """The command that makes the catalogue of a store from its rows."""
+    return in_shell("robot-rl", "inspect", store, "rebuild=true")
 
 
 def write_error(error: OSError, store: Path) -> StoreError:

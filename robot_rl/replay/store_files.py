@@ -31,7 +31,7 @@ from robot_rl.processes.files import flush_to_disk, locked, replace_bytes
 from robot_rl.replay import NotEnoughData, StoreError, StoreInUse, WeightsRefused
 from robot_rl.replay.catalogue import LOCK
 from robot_rl.replay.records import EpisodeRecord, SessionKey, WeightsRecord
-from robot_rl.replay.row_file import RowFile, write_error
+from robot_rl.replay.row_file import RowFile, rebuilding, write_error
 
 SEGMENT_BYTES = 256 << 20
 # A segment takes at most so much of the capacity: by so much less may be kept.
@@ -165,7 +165,7 @@ def lacks_rows(store: Path, place: str, end: int, expected: int) -> StoreError:
         f"the store {store} has fewer rows than its catalogue knows",
         got=f"rows up to {end} of {place}",
         expected=f"up to {expected}",
-        hint=f"see what is there: robot-rl inspect {store} rebuild=true",
+        hint=f"see what is there: {rebuilding(store)}",
     )
 
 

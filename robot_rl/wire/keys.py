@@ -25,6 +25,7 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
+from robot_rl.errors import in_shell
 from robot_rl.wire import KeysError
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class ServerKeys:
             raise KeysError(
                 f"the keys in {folder} admit nobody",
                 expected=f"files {CLIENTS}/NAME.public",
-                hint=f"robot-rl keys {folder} client=NAME",
+                hint=in_shell("robot-rl", "keys", folder, "client=NAME"),
             )
         return cls(secret, clients)
 
@@ -197,7 +198,7 @@ def _read(file: Path, *, secret: bool = False) -> bytes:
         raise KeysError(
             f"there is no key {file}",
             got=error.strerror,
-            hint=f"make keys with: robot-rl keys {file.parent}",
+            hint=f"make keys with: {in_shell('robot-rl', 'keys', file.parent)}",
         ) from error
     except (KeyError, ValueError):
         damaged = True
@@ -210,7 +211,7 @@ def _read(file: Path, *, secret: bool = False) -> bytes:
             f"the secret key {file} can be read by others",
             got=f"mode {mode:03o}",
             expected="mode 600",
-            hint=f"chmod 600 {file}",
+            hint=in_shell("chmod", "600", file),
         )
     return key
 
@@ -223,17 +224,18 @@ def make_keys(folder: str, client: str | None = None) -> None:
         print(
             f"made {keys}: it stays on the replay server's machine, secret keys for you alone\n"
             f"  start the server, and actor and learner beside it, with: replay=network"
-            f" replay.keys={keys}\n"
-            f"  let another machine in with: robot-rl keys {keys} client=NAME",
+            f" {in_shell(f'replay.keys={keys}')}\n"
+            f"  let another machine in with: {in_shell('robot-rl', 'keys', keys, 'client=NAME')}",
             flush=True,
         )
         return
     own = add_client(keys, client)
     print(
         f"made {own}: copy this folder, and nothing else of {keys}, to {client}, for example with\n"
-        f"  scp -rp {own} {client}:\n"
+        f"  {in_shell('scp', '-rp', own, f'{client}:')}\n"
         f"restart the replay server, so that it lets {client} in; then there add\n"
-        f"  replay.connect=tcp://HOST_OF_THE_SERVER:PORT replay.keys={own.name}\n"
+        "  replay.connect=tcp://HOST_OF_THE_SERVER:PORT"
+        f" {in_shell(f'replay.keys={own.name}')}\n"
         f"to shut {client} out again, delete {keys / CLIENTS / (client + '.public')} and restart"
         " the server",
         flush=True,

@@ -21,7 +21,7 @@ from robot_rl.data.episodes import DatasetDamaged
 from robot_rl.data.foreign.dataset import ALL, ForeignDataset, one_line
 from robot_rl.data.foreign.pictures import camera_name, is_picture
 from robot_rl.data.schema import Array, SchemaMismatch
-from robot_rl.errors import did_you_mean
+from robot_rl.errors import did_you_mean, in_shell
 
 BLANK = "???"
 # What the numbers of an action are; the text below explains them.
@@ -40,7 +40,7 @@ _OBSERVED = re.compile(r"(?:observations?|obs)(?:[./](?:images?[./])?(.+))?")
 _PART = re.compile(r"(.+)\[(\d*):(\d*)\]")
 _TEXT = """\
 # {kind}: {count} episodes, {steps:,} steps. Replace each {blank}, correct what is wrong, then run
-#     robot-rl import {path} {out} map={file}
+#     {command}
 # Its columns are below. Instead of one you may name a part, as in NAME[0:3], or a list of both.
 {columns}{notes}
 
@@ -134,9 +134,7 @@ def propose(path: Path, out: Path, file: Path, dataset: ForeignDataset) -> None:
         choices=one_line(", ".join(f"{name} ({count})" for name, count in dataset.counts.items())),
         steps=survey.steps,
         blank=BLANK,
-        path=path,
-        out=out,
-        file=file,
+        command=one_line(in_shell("robot-rl", "import", path, out, f"map={file}")),
         columns="\n".join(survey.lines),
         notes="".join(f"\n{note}" for note in notes),
         seen="\n".join(seen) or f"  state/observation: {BLANK}",

@@ -22,7 +22,7 @@ from robot_rl.data.schema import RowSchema
 from robot_rl.env.factory import make_env, observed_widths
 from robot_rl.env.gym import GymRobot
 from robot_rl.env.policy_inputs import PolicyInputs
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.learning.algorithms import make_algorithm
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions, Student, fit, windows
 from robot_rl.learning.demonstrations import demonstrated
@@ -143,7 +143,8 @@ def check_unused(config: DictConfig, run: RunDirectory) -> None:
     Raises:
         RobotRLError: Something does.
     """
-    hint = f"clone into a new run: robot-rl pretrain dataset={config.dataset or run.demonstrations}"
+    word = f"dataset={config.dataset or run.demonstrations}"
+    hint = f"clone into a new run: {in_shell('robot-rl', 'pretrain', word)}"
     if run.has_folder(LAST):
         raise RobotRLError(f"{run.path} has learned online from its cloned policy", hint=hint)
     if not run.has_folder(CLONED) or not is_store(run.store):

@@ -29,7 +29,7 @@ from policies.vision import observed_keys
 from robot_rl.config import ConfigError, check_least
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.env.factory import observed_widths
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.learning.algorithms.base import Batch, check_finite, check_settings
 from robot_rl.learning.algorithms.training import Training, adam, step
 from robot_rl.learning.demonstrations import demonstrated
@@ -205,7 +205,7 @@ def left_out(bench: Workbench, dataset: EpisodeDataset) -> npt.NDArray[np.bool_]
             f"{bench.run.path / CURATED} is of other demonstrations",
             got=f"{len(found)} episodes",
             expected=f"the {len(shown)} successful ones of {dataset.path}",
-            hint=f"look at these first: robot-rl pretrain {bench.run.path}",
+            hint=f"look at these first: {in_shell('robot-rl', 'pretrain', bench.run.path)}",
         )
     for each in found:
         for top, end in each["left_out"]:

@@ -23,7 +23,7 @@ from policies.processes.one_step import OneStep
 from robot_rl.config import check_least
 from robot_rl.data.episodes import Episode
 from robot_rl.data.transfer import DatasetEpisodes, EpisodeSource, Selection
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.evaluation.ledger import load_policy, policy_checkpoint
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions
 from robot_rl.learning.demonstrations import first_episodes
@@ -100,7 +100,7 @@ class Distil(Stage):
         state = {"environment_steps": steps, "distil": asked}
         state |= {"teacher": name, "teacher_checksum": checksum}
         bench.checkpoint(STUDENT, replace(behaviour, policy=taught.student), state=state)
-        told = f"robot-rl evaluate {run.path} evaluation.policy=student"
+        told = in_shell("robot-rl", "evaluate", run.path, "evaluation.policy=student")
         bench.say(f"written to {run.path / STUDENT}; beside its teacher: {told}")
 
 

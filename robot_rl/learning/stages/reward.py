@@ -16,7 +16,7 @@ from policies.compute import explained_memory
 from policies.networks import warm_up_cosine
 from policies.vision import random_shift
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.evaluation.reward_report import RewardRecord, write_reward_report
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.workbench import Workbench
@@ -89,10 +89,9 @@ class Reward(Stage):
         bench.say(str(record))
         for warning in record.warnings:
             bench.say(f"warning: {warning}")
-        bench.say(
-            f"report: {bench.run.path / 'reward.html'}\nuse it: robot-rl train reward=classifier"
-            f" reward.source.path={bench.run.path / REWARD}"
-        )
+        words = ("reward=classifier", f"reward.source.path={bench.run.path / REWARD}")
+        bench.say(f"report: {bench.run.path / 'reward.html'}")
+        bench.say(f"use it: {in_shell('robot-rl', 'train', *words)}")
 
 
 def _open(path: Path) -> EpisodeDataset:
