@@ -133,7 +133,8 @@ def imported(name: str, module_name: str) -> Any:
             got=f"a module {root!r} that nobody has added",
             expected=f"a module of {', '.join(OWN_PACKAGES)}, of a plug-in ({others}),"
             f" or in a folder of {PATH_VARIABLE} ({own})",
-            hint=f"name the folder with {root}.py: {PATH_VARIABLE}=FOLDER, or --config-dir FOLDER",
+            hint=f"name the folder with {root}.py: {PATH_VARIABLE}=FOLDER, --config-dir FOLDER, or"
+            " in Python robot_rl.add_folder(FOLDER)",
         )
     folder = make_importable(module_name)
     try:

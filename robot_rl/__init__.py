@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import gymnasium
@@ -32,6 +33,8 @@ __all__ = [
     "RobotRLError",
     "RowSchema",
     "SampleSpec",
+    "__version__",
+    "add_folder",
     "blank_row",
     "compare_results",
     "exact_interval",
@@ -45,7 +48,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load the interface when one of its names is asked for."""
+    """Load the interface, or read the version, when one of its names is asked for."""
+    if name == "__version__":
+        return version("robot_rl")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module("robot_rl.commands.api"), name)

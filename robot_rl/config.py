@@ -40,6 +40,8 @@ VALUES = {
     "evaluation.policy": POLICIES,
     "proof.score": ("success", "return"),
 }
+_SEEDS = ("seed", "evaluation.seed", "evaluation.final_seed", "proof.seed")
+_SEEDS_END = 1 << 31  # where the seeds of training's episodes begin
 # Keys whose value is a path: it is taken as it stands, whatever signs it has; `null` is none.
 PATHS = frozenset(
     (
@@ -195,6 +197,9 @@ def composed(overrides: Sequence[str | Override], cell: Cell | None = None) -> D
                 OmegaConf.update(result, key, _checked(key, now[key], defaults))
     for key, names in VALUES.items():
         check_value(key, OmegaConf.select(result, key), names)
+    for key in _SEEDS:
+        if (seed := OmegaConf.select(result, key)) is not None and not 0 <= seed < _SEEDS_END:
+            raise ConfigError(f"{key} is out of range", got=seed, expected=f"0 to {_SEEDS_END - 1}")
     return result
 
 

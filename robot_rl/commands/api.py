@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.errors import PolicyError
+from policies.registry import add_folder as add_folder
 from robot_rl.commands.inspection import Kind, first_episodes_of, look
 from robot_rl.data import lerobot
 from robot_rl.data.episodes import Episode as Episode
@@ -66,6 +67,13 @@ class LoadedPolicy:
         self.action_names = behaviour.interface.action_names
         self.observation = behaviour.observation
         self._runner = PolicyRunner(behaviour.exploring("mean"))
+
+    def __repr__(self) -> str:
+        sees = ", ".join(self.observation)
+        return (
+            f"<LoadedPolicy {self._runner.behaviour.policy.kind!r} for {self.task!r}:"
+            f" {self.control_rate_hz:g} Hz, {len(self.action_names)} action columns, sees {sees}>"
+        )
 
     def reset(self, seed: int = 0, instruction: str = "") -> None:
         """Begin an episode; its plans draw noise from the seed, >= 0, and follow an instruction."""

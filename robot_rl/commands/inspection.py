@@ -18,7 +18,7 @@ from rich.table import Table
 
 from policies.exported import is_exported
 from robot_rl.commands.runs import MAY_DIFFER, compare_run, load_resolved
-from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.episodes import EpisodeDataset, importing
 from robot_rl.data.intervals import interval_over_runs
 from robot_rl.data.lerobot import INFO_PATH, open_lerobot
 from robot_rl.data.schema import SOURCE_NAMES
@@ -94,6 +94,7 @@ def look(path: Path, runs_directory: str = "runs") -> tuple[Kind, Path]:
         f"{path} is nothing that robot_rl writes",
         got=held,
         expected="a run, store, checkpoint, dataset or LeRobot dataset",
+        hint=importing(path),
     )
 
 

@@ -18,7 +18,7 @@ from zarr.codecs import ZstdCodec
 from zarr.storage import LocalStore
 
 from robot_rl.data.schema import RowSchema
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.processes.files import locked, new_folder, why_not_written
 from robot_rl.processes.signals import deferred_signals
 
@@ -130,19 +130,25 @@ def check_chunks(array: zarr.Array[Any], directory: Path, start: int, stop: int)
 
 
 def read_attributes(path: Path) -> tuple[RowSchema, dict[str, Any]]:
-    """Read schema and metadata; refuse what is no dataset of this program."""
-    hint = "give the directory that `robot-rl collect` wrote"
-    if not path.is_dir():
+    """Read schema and metadata; refuse what is no dataset of this program, and what is damaged."""
+    if not path.exists():
+        hint = "give the directory that `robot-rl collect` wrote"
         raise NotADataset(f"there is no episode dataset at {path}", hint=hint)
-    try:
-        content = json.loads((path / "zarr.json").read_text(encoding="utf-8"))
-        attributes = content["attributes"]
-        if attributes["format"] != _FORMAT:
-            raise ValueError(f"format {attributes['format']!r}")
+    if not is_ours(path):
+        got = "a folder without its description" if path.is_dir() else "a file"
+        raise NotADataset(f"{path} is no episode dataset", got=got, hint=importing(path))
+    described = path / "zarr.json"
+    with damage(described, also=(RecursionError,)):
+        attributes = json.loads(described.read_text(encoding="utf-8"))["attributes"]
         schema, metadata = str(attributes["schema"]), dict(attributes["metadata"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise NotADataset(f"{path} is no episode dataset", got=f"{error!r}", hint=hint) from error
     return RowSchema.from_json(schema), metadata
+
+
+def importing(path: Path) -> str:
+    """How demonstrations of others are used."""
+    out = f"{path.stem}.zarr" if path.suffix != ".zarr" else f"{path.stem}-imported.zarr"
+    command = in_shell("robot-rl", "import", path, out)
+    return f"if others recorded it, take it in: {command}; then {in_shell(f'dataset={out}')}"
 
 
 def is_ours(path: Path) -> bool:

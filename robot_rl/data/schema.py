@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.errors import RobotRLError
+from robot_rl.errors import RobotRLError, in_shell
+from robot_rl.processes.resources import choice_file
 
 SCHEMA_VERSION = 3
 # Names of the dtypes that a column may have. A name that came from outside is looked up here before
@@ -283,10 +285,8 @@ class RowSchema:
         for name in ("task", "control_rate_hz", "action_names"):
             expected, got = getattr(self, name), getattr(other, name)
             if expected != got:
-                named = name in ("task", "control_rate_hz")
-                hint = f"{name}={got} takes that of the data" if named else None
                 raise SchemaMismatch(
-                    f"{what}: {name} differs", got=got, expected=expected, hint=hint
+                    f"{what}: {name} differs", got=got, expected=expected, hint=_taking(name, got)
                 )
         mine = {f.name: f for f in self.fields}
         theirs = {f.name: f for f in other.fields}
@@ -297,6 +297,16 @@ class RowSchema:
                     got=_describe(theirs.get(name)),
                     expected=_describe(mine.get(name)),
                 )
+
+
+def _taking(name: str, value: object) -> str | None:
+    """How a run takes the task, or the rate, of data; None where there is no such task here."""
+    words = in_shell(f"{name}={value}")
+    if name == "task" and choice_file("task", str(value)) is None:
+        if re.search(r"-v\d+$", str(value)) is None:  # an id of Gymnasium
+            return None
+        words = in_shell("robot=gym", f"robot.id={value}")
+    return None if name == "action_names" else f"{words} takes that of the data"
 
 
 def row_schema(
