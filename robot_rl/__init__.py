@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import gymnasium
@@ -21,6 +20,8 @@ from robot_rl.processes.resources import find_resource
 
 if TYPE_CHECKING:
     from robot_rl.commands.api import *
+
+__version__: str  # see `__getattr__`
 
 # Tasks of other people's Gymnasium environments, which have ids of their own.
 _NOT_SIMULATED = ("gym", "gym_hil")
@@ -50,7 +51,9 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Load the interface, or read the version, when one of its names is asked for."""
     if name == "__version__":
-        return version("robot_rl")
+        from robot_rl.processes.machine import package_version  # late: it needs psutil
+
+        return package_version("robot_rl")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module("robot_rl.commands.api"), name)

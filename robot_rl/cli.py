@@ -126,15 +126,17 @@ def _dispatch(words: list[str]) -> None:
         return
     known = [DRY_RUN] if command.dry_run else []
     if unknown := [word for word in options if word not in known]:
-        sweep = unknown[0] in ("-m", "--multirun")
-        hint = "give the command once for each value" if sweep else None
-        raise UsageError(
-            "a command makes one run" if sweep else f"{name} has no option {unknown[0]!r}",
-            got=unknown[0] if sweep else None,
-            expected=", ".join(["--help", *known, "overrides of the form key=value"]),
-            hint=hint or f"of a path write {in_shell(f'./{unknown[0]}')}",
-        )
+        raise _unknown_option(name, unknown[0], known)
     _run_command(name, command, others, command.dry_run if options else command.target)
+
+
+def _unknown_option(name: str, word: str, known: Sequence[str]) -> UsageError:
+    expected = ", ".join(["--help", *known, "overrides of the form key=value"])
+    if word in ("-m", "--multirun"):
+        hint = "give the command once for each value"
+        return UsageError("a command makes one run", got=word, expected=expected, hint=hint)
+    hint = None if word.startswith("--") else f"of a path write {in_shell(f'./{word}')}"
+    return UsageError(f"{name} has no option {word!r}", expected=expected, hint=hint)
 
 
 def _run_command(name: str, command: Command, words: list[str], target: str) -> None:

@@ -98,6 +98,7 @@ COMMANDS: dict[str, Command] = {
         " and writes them to demonstrations.zarr in a new run directory. An interrupted recording"
         " keeps all finished episodes; RUN goes on with one.",
         default_run=None,
+        dry_run="robot_rl.commands.plan:collect",
         keys="cell task robot domain teleop observation reward seed demonstrations"
         " recording.wait_for_start recording.countdown_s recording.undo_s recording.keep_failures"
         " control_rate_hz clock start_nodes run runs_directory",
@@ -146,6 +147,7 @@ COMMANDS: dict[str, Command] = {
         " checkpoint saved; resume=RUN, or RUN, goes on at the stage that was interrupted.",
         run_key="resume",
         default_run=None,
+        dry_run="robot_rl.commands.plan:train",
         keys="cell task robot domain policy algorithm observation operator teleop reset reward"
         " seed demonstrations dataset recipe environment_steps evaluation.final_episodes device"
         " console.open resume",

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 
@@ -107,9 +107,17 @@ class Feed:
             self._progress.update(0)
 
 
-def run(config: DictConfig) -> None:
-    """Run the stages of the recipe, or those that are left in the run `config.resume`."""
-    # What cannot work is said before anything is made.
+class Prepared(NamedTuple):
+    """A run that may begin, or go on: what could be checked before anything is made is in order."""
+
+    recipe: Recipe
+    known: RunDirectory | None  # that `config.resume` names
+    left: list[str]  # names of its stages with something left to do
+    finished: bool  # whether nothing at all is left
+
+
+def prepare(config: DictConfig) -> Prepared:
+    """Check all of a run that can be checked before anything is made."""
     recipe = Recipe(config)
     check_counts(config)
     check_robot(config)
@@ -119,10 +127,7 @@ def run(config: DictConfig) -> None:
         raise RunError(f"{known.path} is a policy, not a run", hint="name the run with resume=RUN")
     left = recipe.left(known)
     if known is not None and not left and _is_finished(config, known):
-        print(f"{known.path} is finished: {read_ledger(known)}", flush=True)
-        again = f"to measure its policy again: {in_shell('robot-rl', 'evaluate', known.path)}"
-        print(f"{again}; {_further(config, recipe, known)}", flush=True)
-        return
+        return Prepared(recipe, known, left, finished=True)
     anyway = [n for n, s in recipe.stages.items() if s.with_actors and config.stage is None]
     recipe.check(known, [name for name in recipe.stages if name in (*left, *anyway)])
     if config.replay.connect:
@@ -133,6 +138,17 @@ def run(config: DictConfig) -> None:
         )
     if not config.resume:
         _check_sources(config)
+    return Prepared(recipe, known, left, finished=False)
+
+
+def run(config: DictConfig) -> None:
+    """Run the stages of the recipe, or those that are left in the run `config.resume`."""
+    recipe, known, left, finished = prepare(config)
+    if known is not None and finished:
+        print(f"{known.path} is finished: {read_ledger(known)}", flush=True)
+        again = f"to measure its policy again: {in_shell('robot-rl', 'evaluate', known.path)}"
+        print(f"{again}; {_further(config, recipe, known)}", flush=True)
+        return
     with (
         working_run(config, "resume", "robot-rl train") as directory,
         directory.claim("train") as lock,
@@ -140,7 +156,7 @@ def run(config: DictConfig) -> None:
         MemorySampler() as memory,
     ):
         recipe.borrow(directory, left)
-        inputs = _check(config, directory, recipe)
+        inputs = check_run(config, directory, recipe)
         try:
             if config.resume:
                 save_resolved(config, directory.path)
@@ -186,15 +202,15 @@ def _is_finished(config: DictConfig, run: RunDirectory) -> bool:
     return judged == wanted and load_resolved(run.path).evaluation == config.evaluation
 
 
-def _check(config: DictConfig, run: RunDirectory, recipe: Recipe) -> PolicyInputs | None:
+def check_run(config: DictConfig, run: RunDirectory | None, recipe: Recipe) -> PolicyInputs | None:
     """Look for damage, and for what cannot be made, before anything is collected.
 
     Returns what the policy will see, or sees; None where neither is known.
     """
     for name in (CLONED, ACCEPTED, CANDIDATE, LAST):
-        if run.has_folder(name):
+        if run is not None and run.has_folder(name):
             run.complete_folder(name)
-    if run.has_folder(LAST) and not is_store(run.store):
+    if run is not None and run.has_folder(LAST) and not is_store(run.store):
         raise RunError(
             f"{run.path / LAST} has learned from a store that is gone",
             got=f"nothing at {run.store}",
@@ -202,11 +218,12 @@ def _check(config: DictConfig, run: RunDirectory, recipe: Recipe) -> PolicyInput
             f" {in_shell(f'dataset={run.demonstrations}')} for the same demonstrations",
         )
     made = {made for name in recipe.left(run) for made in recipe.stages[name].makes}
-    if DEMONSTRATIONS not in made and (config.dataset or run.demonstrations.exists()):
+    recorded = run is not None and run.demonstrations.exists()
+    if DEMONSTRATIONS not in made and (config.dataset or recorded):
         check_demonstrations(config, run)
     if made & {CLONED, UNTRAINED}:
         return check_networks(config)
-    return inputs_of(run, config)
+    return None if run is None else inputs_of(run, config)
 
 
 def _go_through(
@@ -233,7 +250,7 @@ def _warn(config: DictConfig, run: RunDirectory) -> None:
         print(f"robot-rl explain: {cause.name}: {cause.figure}{way}", flush=True)
 
 
-def _processes(actors: int, periodic: bool) -> dict[str, list[str]]:
+def processes(actors: int, periodic: bool) -> dict[str, list[str]]:
     """Names and arguments in the order of their start; they are ended in the reverse one."""
     acting = {
         f"actor-{n}" if actors > 1 else "actor": ["actor", f"actor={n}"]
@@ -254,14 +271,14 @@ def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
         ProcessGroup(run.path / "logs", [lock], progress.note) as group,
     ):
         progress.phase("online learning")
-        processes = _processes(int(config.actors), evaluates_periodically(config))
-        for name, arguments in processes.items():
+        started = processes(int(config.actors), evaluates_periodically(config))
+        for name, arguments in started.items():
             group.start(name, [*arguments, *place])
         if config.console.open:  # learning does not need it, and goes on where it fails
             group.start("console", ["console", *place], needed=False)
             progress.note(f"console: its address is in {run.path}/logs/console.log")
         feed = Feed(run, progress)
-        waiting = [name for name in processes if name != "replay"]
+        waiting = [name for name in started if name != "replay"]
         while waiting:
             group.require("replay")
             waiting = [name for name in waiting if group.running(name)]
@@ -376,10 +393,7 @@ def _alone(
     config: DictConfig, kind: type[Stage], *, on_robot: bool = False, how: str = SAME_COMMAND
 ) -> RunDirectory:
     """Perform a kind of stage in the run `config.run`, or in a new one, which is returned."""
-    if on_robot:  # what cannot work is said before anything is made
-        check_robot(config)
-        try_environment(config)
-    recipe, names = _checked(config, kind)
+    recipe, names = check_alone(config, kind, on_robot=on_robot)
     with (
         working_run(config, how=how) as run,
         run.claim("train"),
@@ -388,6 +402,16 @@ def _alone(
         for name in names:
             recipe.perform(name, run)
     return run
+
+
+def check_alone(
+    config: DictConfig, kind: type[Stage], *, on_robot: bool
+) -> tuple[Recipe, list[str]]:
+    """As `_checked`, before anything is made; first the robot, where it moves."""
+    if on_robot:
+        check_robot(config)
+        try_environment(config)
+    return _checked(config, kind)
 
 
 def _check_sources(config: DictConfig) -> None:

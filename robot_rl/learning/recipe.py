@@ -181,8 +181,11 @@ class Recipe:
             with nullcontext() if finished else suppress(RunError):
                 run.append_jsonl(RECORDS, record)
 
-    def table(self, run: RunDirectory) -> list[str]:
-        """A line for each stage: what it makes, whether it has, and how long that took."""
+    def table(self, run: RunDirectory | None) -> list[str]:
+        """A line for each stage: what it makes, whether it has, and how long that took.
+
+        `run` is None where there is none yet.
+        """
         left, width, records = self._unfinished(run), max(map(len, self.stages)), _records(run)
         lines = []
         for name, stage in self.stages.items():

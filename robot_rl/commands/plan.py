@@ -1,0 +1,118 @@
+"""`--dry-run`: what a command would do with its whole configuration, after the same checks.
+
+Nothing is started or written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from robot_rl.commands.train import check_alone, check_run, prepare, processes
+from robot_rl.config import on_stepped_clock
+from robot_rl.learning.blocks import evaluates_periodically
+from robot_rl.learning.recipe import Recipe
+from robot_rl.learning.stages.collect import Collect
+from robot_rl.ros.nodes import node_table
+from robot_rl.run import DEMONSTRATIONS, SUMMARY, RunDirectory, RunError, steps_behind
+
+
+def train(config: DictConfig) -> None:
+    """Print what `train` would do; raises what it would raise before it makes anything."""
+    ready = prepare(config)
+    if ready.finished:
+        print(f"{config.resume} is finished: nothing would run", flush=True)
+        return
+    check_run(config, ready.known, ready.recipe)
+    _tell(config, ready.recipe, ready.left, ready.known)
+
+
+def collect(config: DictConfig) -> None:
+    """Print what `collect` would do; raises what it would raise before it makes anything."""
+    recipe, names = check_alone(config, Collect, on_robot=True)
+    known = RunDirectory.open(config.run, config.runs_directory) if config.run else None
+    _tell(config, recipe, names, known)
+
+
+def _tell(
+    config: DictConfig, recipe: Recipe, left: Sequence[str], known: RunDirectory | None
+) -> None:
+    print(OmegaConf.to_yaml(config, resolve=True).rstrip())
+    print("\n".join(["", *recipe.table(known)]))
+    print(f"would run: {', '.join(left)}")
+    print(f"processes: {', '.join(_processes(config, recipe, left))}")
+    print(f"data: {_place(config) if known is None else known.path}")
+    for line in _robot_time(config, recipe, left, known):
+        print(f"robot time: {line}")
+    for line in _former_runs(config, recipe, left):
+        print(line)
+    print("nothing was started or written", flush=True)
+
+
+def _processes(config: DictConfig, recipe: Recipe, left: Sequence[str]) -> list[str]:
+    """Names of all processes, this one first."""
+    names = ["this one"]
+    if any(recipe.stages[name].with_actors for name in left):
+        names += processes(int(config.actors), evaluates_periodically(config))
+        names += ["console"] * bool(config.console.open)
+    nodes = node_table(config) if config.start_nodes else ()
+    recorded = config.recorder.minutes and "namespace" in config.robot
+    return names + [node.process for node in nodes] + ["recorder"] * bool(recorded)
+
+
+def _place(config: DictConfig) -> Path:
+    """Where a new run would be; `RunError` where it could not be made."""
+    place = Path(config.runs_directory).absolute()
+    there = next(folder for folder in (place, *place.parents) if os.path.exists(folder))
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        problem = f"the run directory below {place} cannot be made"
+        hint = "choose another place: runs_directory=PATH"
+        raise RunError(problem, got=f"{there} cannot be written to", hint=hint)
+    return place / str(config.task.name) / "TIME"
+
+
+def _robot_time(
+    config: DictConfig, recipe: Recipe, left: Sequence[str], known: RunDirectory | None
+) -> Iterator[str]:
+    """A line for each part of the work that moves the robot."""
+    rate, keys = float(config.control_rate_hz), ("task.environment", "task")
+    limits = (OmegaConf.select(config, f"{key}.time_limit_steps") for key in keys)
+    limit = next((int(each) for each in limits if each is not None), None)
+    of_up_to = f" of up to {_time(limit / rate)}" if limit else ""
+    if any(DEMONSTRATIONS in recipe.stages[name].makes for name in left):
+        yield f"{config.demonstrations} demonstrations{of_up_to} each, and the attempts that fail"
+    if any(recipe.stages[name].with_actors for name in left):
+        total = int(config.environment_steps)
+        steps = total - (0 if known is None else min(steps_behind(known), total))
+        yield f"{steps:,} steps of online learning at {rate:g} Hz: {_time(steps / rate)}"
+        count = config.evaluation.final_episodes
+        yield f"the final evaluation: {count} episodes{of_up_to} each, per policy"
+    if on_stepped_clock(config).clock == "stepped":
+        yield "all of it is simulated, and takes as long as it computes"
+
+
+def _former_runs(config: DictConfig, recipe: Recipe, left: Sequence[str]) -> Iterator[str]:
+    """How long the newest finished run of this task and algorithm has taken here."""
+    if not any(recipe.stages[name].with_actors for name in left):
+        return
+    found = Path(config.runs_directory).glob(f"*/*/{SUMMARY}")
+    for file in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            run = json.loads(file.read_bytes())
+            same = (run["task"], run["algorithm"]) == (config.task.name, config.choices.algorithm)
+            seconds, steps = float(run["wall_seconds"]), int(run["environment_steps"])
+        except (ValueError, KeyError, TypeError):  # of another version, or damaged
+            continue
+        if same:
+            yield f"{file.parent} took {_time(seconds)} here for {steps:,} steps, all in all"
+            return
+    yield "how long it takes is not known: no such run has finished here"
+
+
+def _time(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
