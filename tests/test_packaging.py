@@ -146,3 +146,26 @@ def test_make_without_a_usable_python_says_so(source_tree: Path, tmp_path: Path)
     assert done.returncode != 0
     assert "no Python 3.11 or 3.12" in done.stderr
     assert not (source_tree / ".venv").exists()
+
+
+def test_editable_install_is_found_from_the_folder_above(source_tree: Path, tmp_path: Path):
+    """The clone, which is called robot_rl too, is not taken for the package there."""
+    clone = tmp_path / "robot_rl"
+    shutil.copytree(source_tree, clone)
+    build = f"from setuptools.build_meta import build_editable; build_editable({str(tmp_path)!r})"
+    done = _python(build, clone)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site-packages")
+    code = "import site, importlib.util; site.addsitedir('site-packages')"
+    code += "\nprint(importlib.util.find_spec('robot_rl').origin)"
+    found = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        cwd=tmp_path,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == str(clone / "robot_rl/__init__.py")
