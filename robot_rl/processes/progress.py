@@ -71,7 +71,7 @@ class WorkProgress:
 
     def note(self, text: str) -> None:
         """Print a line that stays, for example the result of an evaluation."""
-        self._console.print(text, soft_wrap=True)
+        self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def episode(self, success: bool, intervened: float = 0.0) -> None:
         """Count an episode into the figures of the last 20, with the operator's share of steps."""
@@ -121,7 +121,7 @@ class WorkProgress:
         parts = [f"{name} {value}" for name, value in self._rows().items()]
         line = " | ".join([self._phase, *parts] if self._phase else parts)
         if line != self._printed:
-            self._console.print(line, soft_wrap=True)
+            self._console.print(line, soft_wrap=True, markup=False, emoji=False)
             self._console.file.flush()
         self._printed = line
         self._next_line = time.monotonic() + LOG_INTERVAL_S
