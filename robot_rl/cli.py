@@ -133,8 +133,8 @@ def _dispatch(words: list[str]) -> None:
 def _unknown_option(name: str, word: str, known: Sequence[str]) -> UsageError:
     expected = ", ".join(["--help", *known, "overrides of the form key=value"])
     if word in ("-m", "--multirun"):
-        hint = "give the command once for each value"
-        return UsageError("a command makes one run", got=word, expected=expected, hint=hint)
+        again = "give the command once for each value"
+        return UsageError("a command makes one run", got=word, expected=expected, hint=again)
     hint = None if word.startswith("--") else f"of a path write {in_shell(f'./{word}')}"
     return UsageError(f"{name} has no option {word!r}", expected=expected, hint=hint)
 
