@@ -88,10 +88,10 @@ def test_hint_names_a_task_that_there_is(task: str, hint: str | None):
 def test_own_class_names_the_call_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "somebodys_part.py").write_text("class Part:\n    pass\n", encoding="utf-8")
     with pytest.raises(robot_rl.RobotRLError, match=r"robot_rl\.add_folder\(FOLDER\)"):
-        registry.find("somebodys_part.Part")
+        registry.find("somebodys_part.Part", object)
     monkeypatch.setenv(registry.PATH_VARIABLE, os.environ[registry.PATH_VARIABLE])
     robot_rl.add_folder(str(tmp_path))
-    assert registry.find("somebodys_part.Part").__name__ == "Part"
+    assert registry.find("somebodys_part.Part", object).__name__ == "Part"
 
 
 def test_version_is_that_of_the_package():

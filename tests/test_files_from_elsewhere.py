@@ -256,7 +256,7 @@ def test_python_files_beside_a_run_are_not_its_code(run, tmp_path, capsys):
         said = refusal(capsys, word, run)
         assert "got: domain._target_: own_domain.Mine" in said
         assert "name the folder with own_domain.py: cell=FOLDER" in said
-        assert f"it was made with cell='{other}/cell.yaml'" in said
+        assert f"it was made with 'cell={other}/cell.yaml'" in said
     assert not Path("called").exists()
     # Who names it brings it.
     assert cli.main(["evaluate", str(run), f"cell='{other}'"]) == 0

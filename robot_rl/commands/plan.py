@@ -15,11 +15,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from robot_rl.commands.train import check_alone, check_run, prepare, processes
 from robot_rl.config import on_stepped_clock
+from robot_rl.evaluation.ledger import steps_behind
 from robot_rl.learning.blocks import evaluates_periodically
 from robot_rl.learning.recipe import Recipe
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.ros.nodes import node_table
-from robot_rl.run import DEMONSTRATIONS, SUMMARY, RunDirectory, RunError, steps_behind
+from robot_rl.run import DEMONSTRATIONS, SUMMARY, RunDirectory, RunError
 
 
 def train(config: DictConfig) -> None:
@@ -28,7 +29,8 @@ def train(config: DictConfig) -> None:
     if ready.finished:
         print(f"{config.resume} is finished: nothing would run", flush=True)
         return
-    check_run(config, ready.known, ready.recipe)
+    if (inputs := check_run(config, ready.known, ready.recipe)) is not None:
+        print(inputs)
     _tell(config, ready.recipe, ready.left, ready.known)
 
 

@@ -138,7 +138,7 @@ def read_attributes(path: Path) -> tuple[RowSchema, dict[str, Any]]:
         got = "a folder without its description" if path.is_dir() else "a file"
         raise NotADataset(f"{path} is no episode dataset", got=got, hint=importing(path))
     described = path / "zarr.json"
-    with damage(described, also=(RecursionError,)):
+    with damage(described):
         attributes = json.loads(described.read_text(encoding="utf-8"))["attributes"]
         schema, metadata = str(attributes["schema"]), dict(attributes["metadata"])
     return RowSchema.from_json(schema), metadata
