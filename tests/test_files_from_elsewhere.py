@@ -259,5 +259,5 @@ def test_python_files_beside_a_run_are_not_its_code(run, tmp_path, capsys):
         assert f"it was made with 'cell={other}/cell.yaml'" in said
     assert not Path("called").exists()
     # Who names it brings it.
-    assert cli.main(["evaluate", str(run), f"cell='{other}'"]) == 0
+    assert cli.main(["evaluate", str(run), f"cell={other}"]) == 0
     assert Path("called").exists()
