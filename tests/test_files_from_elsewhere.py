@@ -235,7 +235,7 @@ def test_a_training_from_elsewhere_calls_nothing(run, capsys, key, value, said):
 
 def test_a_run_imports_no_package_for_its_environment(run, capsys):
     robot = {registry.TARGET: "robot_rl.env.gym.GymRobot", "id": "antigravity:X-v0"}
-    changed(run, "robot", {**robot, "arguments": {}, "action_scale": None, "success_key": None})
+    changed(run, "robot", {**robot, "arguments": {}, "action_scale": None})
     task = {registry.TARGET: "robot_rl.env.gym.GymTask", "name": "any", "instruction": ""}
     changed(run, "task.environment", {**task, "time_limit_steps": 3})
     said = refusal(capsys, "evaluate", run)
