@@ -8,6 +8,7 @@ is missing ever becomes zero. Stamps are nanoseconds of the system clock since 1
 from __future__ import annotations
 
 import array
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ from std_msgs.msg import Header
 
 from robot_rl.calibration.board import Intrinsics
 from robot_rl.errors import RobotRLError
+from robot_rl.safety.limits import MeasurementRefused
+from robot_rl.safety.measurement import check_pose
 from robot_rl.safety.rotations import Vector
 
 BASE_FRAME = "base"
@@ -42,8 +45,6 @@ _ENCODINGS: dict[str, tuple[str, int, bool]] = {
     "bgr8": ("u1", 3, True),
     "16UC1": ("u2", 1, False),
 }
-# A quaternion further than this from unit length is no rotation.
-_UNIT_TOLERANCE = 1e-2
 
 
 class MessageError(RobotRLError):
@@ -203,14 +204,11 @@ def pose_numbers(message: Pose) -> Vector:
 def from_pose(message: Pose) -> Vector:
     """The pose (7,) of a message, its quaternion scaled to unit length, or `MessageError`."""
     pose = _finite(pose_numbers(message), "the pose's", "xyz" + "xyzw")
-    length = float(np.sqrt(pose[3:] @ pose[3:]))
-    if abs(length - 1.0) > _UNIT_TOLERANCE:
-        raise MessageError(
-            "the pose's quaternion is no rotation",
-            got=f"{pose[3:].tolist()}, of length {length:g}",
-            expected="x, y, z, w of length 1",
-        )
-    pose[3:] /= length
+    try:
+        check_pose(pose)
+    except MeasurementRefused as refusal:
+        raise MessageError(str(refusal)) from refusal
+    pose[3:] /= math.hypot(*pose[3:])
     return pose
 
 

@@ -93,6 +93,8 @@ def test_poses_velocities_and_forces_come_back():
     [
         ([0, 0, 0, 0, 0, 0, 0], "is no rotation"),  # what an unset message holds
         ([0, np.inf, 0, 0, 0, 0, 1], "'y' is not finite"),
+        ([1e308, 0, 0, 0, 0, 0, 1], "no arm is there"),
+        ([0, 0, 0, 1e308, 1e308, 0, 1e308], "is no rotation|no arm is there"),
     ],
 )
 def test_a_pose_that_is_none_is_refused(pose, named):
