@@ -32,6 +32,7 @@ from robot_rl.env.gym_spaces import (
 from robot_rl.env.gym_spaces import GymError as GymError
 from robot_rl.env.robot import Action
 from robot_rl.env.sim import choose_backend
+from robot_rl.env.sim.cameras import CameraOptions
 from robot_rl.env.task import Outcome, refuse_resume
 from robot_rl.errors import RobotRLError, installing
 
@@ -102,7 +103,7 @@ class GymRobot:
     id: str
     arguments: Mapping[str, Any]  # keyword arguments of the environment
     # Which of its pictures are observed: each has the name `<key>`. None: all of them.
-    cameras: Sequence[Any] | None = None
+    cameras: Sequence[CameraOptions] | None = None
     # Share of the action space's range about its middle that is used, for each of its columns; one
     # with 0 stays in the middle and is no column of the action. None: all of the range.
     action_scale: Sequence[float] | None = None

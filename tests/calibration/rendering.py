@@ -116,3 +116,8 @@ class Arm:
 
     def close(self):
         pass
+
+    def command(self, target_pose):
+        raise AssertionError("a calibration moves nothing")
+
+    hold = stop = clear_errors = command

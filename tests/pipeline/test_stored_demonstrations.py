@@ -171,7 +171,7 @@ def test_a_learner_knows_no_robot(
     act_for(50, run)
     config = load_resolved(run.path)
     OmegaConf.set_struct(config, False)
-    config.robot = {"_target_": "no.such.Robot"}
+    config.robot = {"_target_": "drivers.no.such.Robot"}
     save_resolved(config, run.path)
     monkeypatch.chdir(folder)
     assert cli.main(["learner", "environment_steps=50", "evaluation.every_steps=50"]) == 0

@@ -103,7 +103,7 @@ def test_other_horizons_are_refused(horizon, down_dims):
 
 
 def test_misfits_are_named():
-    with pytest.raises(RegistryError, match=r"no class or function 'ConditionalNet'.*'Cond.*UNet'"):
+    with pytest.raises(RegistryError, match=r"no class 'ConditionalNet'.*'Cond.*UNet'"):
         diffusion(denoiser={"class": "policies.denoisers.ConditionalNet"})
     with pytest.raises(RegistryError, match=r"ConditionalUNet takes no argument 'hidden'"):
         diffusion(denoiser={"class": UNET, "hidden": [32]})

@@ -161,6 +161,6 @@ def test_misfits_are_named():
         flow(steps=0)
     with pytest.raises(RegistryError, match=r"flow.Flow takes no argument 'eta'; .*'steps'"):
         flow(eta=0.5)
-    with pytest.raises(RegistryError, match=r"no class or function 'DDPM'; .*mean 'DDIM'"):
+    with pytest.raises(RegistryError, match=r"no class 'DDPM'; .*mean 'DDIM'"):
         flow(process="policies.processes.ddim.DDPM")
     assert math.prod(flow().noise_shape) == 8 * 3  # one draw: the ODE takes no further noise

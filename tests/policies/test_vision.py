@@ -201,7 +201,7 @@ def test_images_that_do_not_fit_are_one_clear_error():
         PolicyError, match="'images/front' differs; got: width 2304; expected: abse"
     ):
         made.expect(observation={"state/x": 3, "images/wrist": 2304})
-    with pytest.raises(RegistryError, match="no class or function 'VGG'"):
+    with pytest.raises(RegistryError, match="no class 'VGG'"):
         encoder(backbone={"class": "policies.backbones.VGG"})
     with pytest.raises(PolicyError, match="no RGB images"):
         ImageEncoder({"images/d": (24, 32, 1)}, SMALL, 7, 5, [1, 1], 1, generator=seeded(0))
