@@ -67,7 +67,7 @@ def test_parts_of_ones_own_demonstrate_are_cloned_and_are_evaluated(
     assert cli.main(["evaluate", *which]) == cli.EXIT_ERROR
     said = capsys.readouterr().err
     assert "the run was made with " in said
-    assert "next: name the folder with configs/" in said
+    assert "name the folder with configs/" in said
 
 
 @pytest.mark.slow  # a whole run, and each of its processes imports torch
