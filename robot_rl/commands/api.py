@@ -28,6 +28,7 @@ from robot_rl.data.schema import RowSchema as RowSchema
 from robot_rl.data.schema import row_schema as row_schema
 from robot_rl.data.transfer import DatasetEpisodes, Selection
 from robot_rl.errors import RobotRLError as RobotRLError
+from robot_rl.errors import did_you_mean
 from robot_rl.evaluation.ledger import open_policy
 from robot_rl.evaluation.statistics import Comparison, EvaluationResult
 from robot_rl.processes.signals import StopEvent
@@ -77,6 +78,8 @@ class LoadedPolicy:
 
     def reset(self, seed: int = 0, instruction: str = "") -> None:
         """Begin an episode; its plans draw noise from the seed, >= 0, and follow an instruction."""
+        if not isinstance(seed, int | np.integer) or seed < 0:
+            raise PolicyError("the seed of an episode", got=seed, expected="a whole number >= 0")
         self._runner.reset(seeds=[seed], instructions=[instruction])
         self._begun = True
 
@@ -119,7 +122,12 @@ def load_policy(
     from robot_rl.data.policy_columns import check_fit  # late: loads torch
 
     if which not in POLICIES:
-        raise RobotRLError("a run has no such policy", got=which, expected=POLICIES)
+        raise RobotRLError(
+            "a run has no such policy",
+            got=which,
+            expected=", ".join(POLICIES),
+            hint=did_you_mean(which, POLICIES),
+        )
     behaviour, _ = open_policy(path, which)
     if env is not None:
         schema = getattr(env.unwrapped, "schema", None)

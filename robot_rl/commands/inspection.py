@@ -132,6 +132,8 @@ def _run_directory(path: Path) -> Facts:
             "environment_steps": e.environment_steps,
             "seed_set": e.seed_set,
             "success_rate": e.success_rate,
+            "mean_return": e.mean_return,
+            "rate": e.rate.replace(".0 %", " %"),
             "held_back": e.held_back or e.deployed is False,
             "words": f"{e.name}: {e}",
         }
@@ -280,12 +282,12 @@ def _print_run(console: Console, run: Facts) -> None:
         with WorkProgress(int(config.environment_steps), console=console) as progress:
             Feed(directory, progress).show()
     rates = [
-        f"{e['environment_steps']}: {100 * e['success_rate']:.0f} %{' held back' * e['held_back']}"
+        f"{e['environment_steps']}: {e['rate']}{' held back' * e['held_back']}"
         for e in run["evaluations"]
         if e["seed_set"] == "periodic"
     ]
     if rates:
-        console.print(f"success by environment steps: {', '.join(rates)}")
+        console.print(f"evaluations by environment steps: {', '.join(rates)}")
     for evaluation in run["evaluations"]:
         if evaluation["seed_set"] == "final":
             console.print(f"final, {evaluation['words']}")

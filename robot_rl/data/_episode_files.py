@@ -216,7 +216,7 @@ def damage(what: object, *, hint: str = RESTORE) -> Iterator[None]:
 
 
 def inside(folder: Path, name: str | Path) -> Path:
-    """The path of a file that a dataset names, or has as a link, in its own folder.
+    """The path of a file that a dataset names, from its folder or in full, or has as a link.
 
     Raises:
         OutsideDataset: It lies elsewhere.

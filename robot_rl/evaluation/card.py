@@ -209,13 +209,12 @@ def _statistics(run: RunDirectory, told: Mapping[str, Any]) -> list[str]:
         mine = record.get(IDENTITY) == told[IDENTITY]
         if IDENTITY not in record and told["checkpoint"] != STUDENT:
             mine = made == (told["environment_steps"], told["version"])
-        interval = f"{100 * result.confidence_low:.1f} – {100 * result.confidence_high:.1f} %"
         mean = result.mean_seconds_to_success
         rows.append(
             (
                 "**this one**" if mine else result.name,
                 result.count,
-                interval,
+                result.interval,
                 "" if mean is None else f"{mean:.1f} s",
                 f"{result.first_seed} …",
                 " ".join(record.get("overrides", ())),

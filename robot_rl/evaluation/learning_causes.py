@@ -49,7 +49,10 @@ def reward_sign(evidence: Evidence) -> Finding | None:
 
 def reward_seen(evidence: Evidence) -> Finding | None:
     """Rewards that are all the same, so that there is nothing to learn from."""
-    if len(evidence.shown) and not np.ptp(evidence.shown.column("reward", last=False)):
+    returns = np.array([sum(rewards) for rewards in evidence.shown.each("reward")])
+    # The same reward at each step still tells a long episode from a short one.
+    equal = len(returns) and not np.ptp(evidence.shown.column("reward", last=False))
+    if equal and not np.ptp(returns):
         figure = "all rewards of the demonstrations are equal"
         mend = "record them with a reward, or say which of them succeeded: docs/rewards.md"
         return Finding("reward seen", 0.85, figure, mend)

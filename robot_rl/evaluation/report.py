@@ -191,12 +191,11 @@ def _success(result: EvaluationResult | None) -> dict[str, str]:
         return {"rate": _ABSENT, "count": "not evaluated", "interval": ""}
     if result.mean_return is not None:
         return {"rate": _ABSENT, "count": result.count, "interval": ""}
-    low, high = 100 * result.confidence_low, 100 * result.confidence_high
     seeds = "" if result.seed_set == "final" else " (periodic)"
     return {
-        "rate": f"{100 * result.success_rate:.1f} %".replace(".0 %", " %"),
+        "rate": result.rate.replace(".0 %", " %"),
         "count": f"{result.count} episodes{seeds}",
-        "interval": f"95 % interval {low:.1f} to {high:.1f} %",
+        "interval": f"95 % interval {result.interval}",
     }
 
 
@@ -222,8 +221,8 @@ def _figures(run: RunRecords) -> list[tuple[str, str]]:
 def _learning_curve(run: RunRecords) -> Markup | None:
     curve = run.learned_curve()
     steps, won = _columns(run.episodes, "success")
-    if not curve and not steps:
-        return None
+    if not (curve or steps) or any(e.mean_return is not None for e in curve):
+        return None  # where no success is counted, the table has the returns
     # The first means would be of few episodes and jump.
     full = max(0, min(_ROLLING_EPISODES, len(won)) - 1)
     rolling = rolling_mean(won, _ROLLING_EPISODES)

@@ -248,6 +248,20 @@ class EvaluationResult:
         return f"{self.successes} of {self.episodes}"
 
     @property
+    def rate(self) -> str:
+        """The share that succeeded, or the mean return."""
+        if self.mean_return is not None:
+            return f"return {self.mean_return:.4g}"
+        return f"{100 * self.success_rate:.1f} %"
+
+    @property
+    def interval(self) -> str:
+        """The bounds of the share that succeeds; empty where no success is counted."""
+        if self.mean_return is not None:
+            return ""
+        return f"{100 * self.confidence_low:.1f} to {100 * self.confidence_high:.1f} %"
+
+    @property
     def conduct(self) -> str:
         """What else happened while it was made, in words; empty where nothing did."""
         again = ", ".join(f"{count} {why}" for why, count in self.made_again.items())
@@ -259,14 +273,17 @@ class EvaluationResult:
         return ", ".join(filter(None, map(str, filter(None, parts))))
 
     def beside(self, cloned: EvaluationResult, looks: int = 1) -> Comparison | None:
-        """Compare it with the cloned policy's evaluation, None where they share no scene.
+        """Compare its successes with those of the cloned policy's evaluation.
+
+        None where they share no scene, or count no success: how far returns differ by chance is not
+        known here.
 
         The run is looked at `looks` times: each look has its share of the level, so that all of
         them together call a policy that is as good worse in one run of twenty.
         """
         first = max(self.first_seed, cloned.first_seed)
         end = min(self.first_seed + self.episodes, cloned.first_seed + cloned.episodes)
-        if first >= end:
+        if first >= end or self.mean_return is not None:
             return None
         mine = {self.first_seed + number for number in self.failures}
         theirs = {cloned.first_seed + number for number in cloned.failures}
@@ -329,8 +346,7 @@ class EvaluationResult:
             mean = f"mean return {self.mean_return:.4g} in {self.episodes} episodes"
             return f"no success is counted; {mean}{conduct}{domain}{held}"
         return (
-            f"{self.successes}/{self.episodes} = {100 * self.success_rate:.1f} % "
-            f"(95 % interval {100 * self.confidence_low:.1f} to {100 * self.confidence_high:.1f} %)"
+            f"{self.successes}/{self.episodes} = {self.rate} (95 % interval {self.interval})"
             f", mean time to success {'none' if time is None else f'{time:.1f} s'}"
             f", longest run of successes {self.longest_success_run}{conduct}{domain}{held}"
         )

@@ -600,7 +600,7 @@ def test_an_own_dataset_whose_description_is_damaged_is_still_called_that(folder
     shutil.copytree(folder / "recorded.zarr", tmp_path / "mine")
     cut("zarr.json")(tmp_path / "mine")
     assert run("import", tmp_path / "mine", tmp_path / "out.zarr") == cli.EXIT_ERROR
-    assert "is no episode dataset" in capsys.readouterr().err
+    assert "restore it from a copy" in capsys.readouterr().err
 
 
 def with_pictures(path: Path, **columns: np.ndarray) -> None:
@@ -668,3 +668,11 @@ def test_a_zip_with_a_broken_member_keeps_the_others(whole, tmp_path):
         archive.writestr("broken.npy", b"\x93NUMPY no header")
     assert len(imported(place, tmp_path)[0]) == 3
     assert "#   broken  unreadable: it cannot be read" in (tmp_path / "out.map.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_dataset_is_imported_by_a_path_from_where_one_is(name, whole, tmp_path, monkeypatch):
+    copied(whole, tmp_path, name)
+    monkeypatch.chdir(tmp_path)
+    episodes, _ = imported(Path(name), Path())
+    assert len(episodes) == len(LENGTHS)

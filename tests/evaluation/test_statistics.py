@@ -272,6 +272,8 @@ def test_where_no_success_is_counted_the_return_is_what_is_said():
     assert str(result) == "no success is counted; mean return 17.5 in 2 episodes"
     assert result.count == "no success counted, mean return 17.5"
     assert result.score > evaluation(0, 2, mean_return=3.0).score
+    assert (result.rate, result.interval) == ("return 17.5", "")
+    assert result.beside(evaluation(0, 2, mean_return=40.0)) is None  # that may not be chance
     assert EvaluationResult.from_json(result.to_json()) == result
 
 

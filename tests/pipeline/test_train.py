@@ -111,7 +111,7 @@ def test_inspect_says_in_short_how_far_a_run_is_that_trains(folder, capsys, monk
     for part in (
         "environment steps 300 of 400 | success of the last 20 episodes 75 % | by the operator 50 %"
         " | updates/s 60.0",
-        "success by environment steps: 100: 100 % held back, 200: 100 %",
+        "evaluations by environment steps: 100: 100 % held back, 200: 100 %",
         f"{run.path}/checkpoints/bc/policy: diffusion policy, version 0",
         f"{run.demonstrations}: 4 episodes",
         "at work: train",
@@ -251,7 +251,7 @@ def test_train_stop_resume_evaluate_inspect(
     page = said_by(capsys, "inspect", "runs/latest")
     learned = f"final, the learned policy (residual) after {best}"
     assert f"{run}/checkpoints/" in page  # on one line
-    for part in ("4 episodes", "150 steps", "success by environment steps: 0:", learned):
+    for part in ("4 episodes", "150 steps", "evaluations by environment steps: 0:", learned):
         assert part in " ".join(page.split()), page
     page = said_by(capsys, "inspect", "runs/latest/store")
     assert "recorded in simulated time" in page

@@ -30,6 +30,7 @@ def open_foreign(path: Path) -> ForeignDataset:
         OutsideDataset: It names a file that is not in its folder.
         DatasetError: It is none, or cannot be read.
     """
+    path = path.absolute()  # what is found in it is then named in full, wherever it is read
     if (path / layout.INFO_PATH).is_file():
         layout.require_packages()
         from robot_rl.data.foreign.lerobot import open_lerobot  # late: needs them
