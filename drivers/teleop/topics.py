@@ -136,7 +136,8 @@ class TopicDevice(OverTopics, TeleopDevice):
         if self._unusable is not None:
             return self._unusable
         axes, seconds, _ = self._heard
-        if time.monotonic() - seconds <= self.timeout_s:
+        heard_at = seconds if self._subscription is None else self._subscription.heard_at
+        if time.monotonic() - max(seconds, heard_at) <= self.timeout_s:
             return None
         # Any orientation will do to tell whether the operator moved.
         moved = self.shaping.motion(np.clip(axes, -1.0, 1.0), rotations.DOWNWARD).any()

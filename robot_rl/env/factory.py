@@ -374,13 +374,13 @@ class DeviceAttendant:
         except RobotRLError as error:
             self._lost = True
             self._inbox.jog(np.zeros(6), source="device")
-            gone = RobotInterrupted(
+            if isinstance(error, RobotInterrupted) and error.needs_start:
+                raise  # the device is there, and another one with it
+            raise RobotInterrupted(
                 "the operator's device is gone, so nobody could correct the robot",
                 got=error,
                 hint="connect it again",
-            )
-            gone.needs_start = isinstance(error, RobotInterrupted) and error.needs_start
-            raise gone from error
+            ) from error
 
 
 class LeaderAttendant(DeviceAttendant):

@@ -156,9 +156,7 @@ class Sensor:
     @property
     def is_silent(self) -> bool:
         """Whether nothing has come for so long that a person has to see to it."""
-        with self._lock:
-            last = self._kept[-1].received if self._kept else -float("inf")
-        return time.monotonic() - last > max(self.limit_s, _SILENT_S)
+        return time.monotonic() - self._source.heard_at > max(self.limit_s, _SILENT_S)
 
     def newest(self) -> Received:
         """The newest measurement; raises the `trouble` that there is."""

@@ -9,6 +9,7 @@ middleware gives to the messages of each publisher tell whether both still send.
 from __future__ import annotations
 
 import inspect
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -81,6 +82,7 @@ class SoleSubscription:
     Attributes:
         topic: The full name.
         rivals: Names of all publishers once there were several; empty while there were not.
+        heard_at: When a message came last, on the steady clock [s], also one that was not taken.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class SoleSubscription:
     ) -> None:
         self._node, self._take, self._accepts, self._refused = node, take, accepts, refused
         self.rivals: tuple[str, ...] = ()
+        self.heard_at = -math.inf
         self._lock = threading.Lock()
         self._numbers = Numbers()
         self._count, self._ask_at = 0, 0.0
@@ -128,6 +131,7 @@ class SoleSubscription:
             return
         now, number = time.monotonic(), info["publication_sequence_number"]
         with self._lock:
+            self.heard_at = now
             self._look(now)
             if number == UNNUMBERED:
                 alone = self._count < 2

@@ -104,7 +104,9 @@ def names_of(node: str, driver: Mapping[str, Any]) -> tuple[set[str], set[str]]:
     """
     told = {**driver, **(driver.get("settings") or {})}
     for kind, names in (("serial", _SERIALS), ("host", _HOSTS), ("wire", _WIRES)):
-        value = next((told[name] for name in names if isinstance(told.get(name), str)), "").strip()
+        # A serial number that YAML has read as a number is the same one.
+        given = (told[name] for name in names if isinstance(told.get(name), str | int))
+        value = str(next(given, "")).strip()
         if value and kind == "wire":
             serial, device = _on_wire(value)
             return _files_names(kind, serial or device), _files_names(kind, serial | device)

@@ -95,3 +95,35 @@ def test_of_pictures_only_the_newest_stays(sensor):
     assert sensor.value(sensor.nearest(first))[0] == 0
     assert pictures.value(pictures.nearest(first))[0] == 4
     client.close()
+
+
+def test_a_topic_of_two_publishers_is_not_silent_so_a_person_can_say_start_once_one_has_left(
+    sensor, opened
+):
+    namespace = f"/sensors_{os.getpid()}"
+    pose = [0, 0, 0, 0, 0, 0, 1.0]
+
+    def publish(name):
+        client = opened(RosClient(name, namespace))
+        publisher = client.node.create_publisher(PoseStamped, "current_pose", 1)
+        timer = client.node.create_timer(
+            0.02, lambda: publisher.publish(messages.pose_message(pose, time.time_ns()))
+        )
+        return client, timer
+
+    def until(found):
+        deadline = time.monotonic() + 20.0
+        while not found():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    publish("arm")
+    until(lambda: sensor.trouble() is None)
+    stranger, timer = publish("stranger")
+    until(lambda: sensor.conflict() is not None)
+    timer.cancel()
+    stranger.close()
+    ends = time.monotonic() + 1.5 * sensor.limit_s  # for so long nothing was believed
+    until(lambda: time.monotonic() > ends)
+    assert not sensor.is_silent
+    until(lambda: not (sensor.forget() or sensor.conflict()))  # as a `start` does

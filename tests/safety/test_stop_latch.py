@@ -140,3 +140,7 @@ def test_what_cannot_be_kept_says_what_to_do(tmp_path):
 
 def test_it_is_kept_for_the_user(state_home):
     assert default_stop_folder() == state_home / "robot_rl"
+
+
+def test_a_serial_number_that_yaml_reads_as_a_number_is_the_same(tmp_path):
+    assert_one_arm(tmp_path, {**UR, "serial": "840412060000"}, {**UR, "serial": 840412060000})
