@@ -41,7 +41,7 @@ class Graph:
     """One ONNX file; it computes on one thread of the CPU."""
 
     def __init__(self, path: Path) -> None:
-        runtime = require("onnxruntime", "onnx-runtime")
+        runtime, self._path = require("onnxruntime", "onnx-runtime"), path
         options = runtime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3  # errors
@@ -65,8 +65,12 @@ class Graph:
             fed[name] = np.ascontiguousarray(value.reshape(-1, 1, *shape), dtype)
         # Row by row: a robot has one, and a graph whose batch is fixed suits every network.
         rows = zip(*fed.values(), strict=True)
-        answers = [self._session.run(None, dict(zip(fed, row, strict=True)))[0] for row in rows]
-        return np.concatenate(answers)
+        try:
+            answers = [self._session.run(None, dict(zip(fed, row, strict=True)))[0] for row in rows]
+            return np.concatenate(answers)
+        except Exception as error:  # onnxruntime has errors of its own
+            got, hint = " ".join(repr(error).split())[:300], "export the policy again"
+            raise PolicyError(f"{self._path} cannot be computed", got=got, hint=hint) from error
 
 
 class ExportedVision:

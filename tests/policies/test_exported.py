@@ -1,5 +1,6 @@
 """A policy as ONNX files acts as it does with torch, and where there is no torch."""
 
+import json
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ from policies.networks import seeded
 from policies.runner import PolicyRunner
 from policies.vision import ImageEncoder
 
-pytest.importorskip("onnx", reason="needs the extra export")
+onnx = pytest.importorskip("onnx", reason="needs the extra export")
 pytest.importorskip("onnxruntime", reason="needs the extra export")
 
 FACTS = {"environment_steps": 0}
@@ -78,6 +79,27 @@ def test_what_cannot_be_exported_or_read_says_why(tmp_path):
     graph.write_bytes(graph.read_bytes()[:-1])
     with pytest.raises(PolicyError, match=r"plan\.onnx is damaged"):
         exported.load(tmp_path)
+
+
+def test_a_graph_that_cannot_be_computed_says_so(tmp_path):
+    export(tmp_path, behaviour(diffusion()), FACTS)
+    path, description = tmp_path / exported.PLAN_GRAPH, tmp_path / exported.DESCRIPTION_FILE
+    graph = onnx.load(path)
+    last = graph.graph.output[0].name
+    for node in graph.graph.node:
+        node.output[:] = ["uncut" if name == last else name for name in node.output]
+    shape = onnx.numpy_helper.from_array(np.array([977], np.int64), "shape")
+    graph.graph.initializer.append(shape)
+    graph.graph.node.append(onnx.helper.make_node("Reshape", ["uncut", "shape"], [last]))
+    graph.graph.output[0].type.tensor_type.ClearField("shape")
+    onnx.save(graph, path)
+    told = json.loads(description.read_text())
+    told[exported.GRAPHS][exported.PLAN_GRAPH] = exported.checksum(path)
+    description.write_text(json.dumps(told))
+    runner = PolicyRunner(exported.load(tmp_path))
+    runner.reset(seeds=[0])
+    with pytest.raises(PolicyError, match=r"plan\.onnx cannot be computed; got: .*; next: export"):
+        runner.act(observations(1, 0))
 
 
 def test_it_acts_without_torch(tmp_path):
