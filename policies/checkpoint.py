@@ -222,7 +222,7 @@ def _fill(
     if missing or unknown:
         raise CheckpointError(
             f"the tensors of {source} do not fit its description",
-            got=f"unknown {unknown}" if unknown else f"missing {missing}",
+            got=(f"unknown {unknown}" if unknown else f"missing {missing}")[:300],
             expected=f"the {len(own)} tensors of its kind",
         )
     for name, tensor in tensors.items():

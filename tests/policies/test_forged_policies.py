@@ -119,6 +119,10 @@ def test_tensors_more_and_less_are_named(made):
         checkpoint.from_bytes(sealed(content, {n: t for n, t in tensors.items() if n != name}))
     with pytest.raises(CheckpointError, match="further"):
         checkpoint.from_bytes(sealed(content, {**tensors, "further": torch.zeros(1)}))
+    more = {f"further.{number}": torch.zeros(1) for number in range(1000)}
+    with pytest.raises(CheckpointError, match="further") as refused:
+        checkpoint.from_bytes(sealed(content, {**tensors, **more}))
+    assert len(str(refused.value)) < 600
     with pytest.raises(CheckpointError, match="tensors"):
         checkpoint.from_bytes(sealed(content, {}))
 
