@@ -95,9 +95,9 @@ def _fill(path: Path, schema: RowSchema, metadata: dict[str, Any]) -> None:
 def open_array(
     store: LocalStore, name: str, path: Path, *, mode: Literal["r", "r+"] = "r"
 ) -> zarr.Array[Any]:
-    """Open one array of the dataset, `name` with slashes."""
+    """Open one array of the dataset, `name` with slashes; those of format 2 may run code."""
     with read_errors(path, name):
-        return zarr.open_array(store, path=name, mode=mode)
+        return zarr.open_array(store, path=name, mode=mode, zarr_format=3)
 
 
 def committed_ends(array: zarr.Array[Any], path: Path) -> npt.NDArray[np.int64]:

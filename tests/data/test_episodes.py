@@ -1,6 +1,7 @@
 """Episode datasets as a recording session and a training run meet them."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -235,6 +236,16 @@ def test_damaged_rows_are_reported_by_field(path, damage):
     ):
         append_known(writer)
     assert len(EpisodeDataset(path)) == 3
+
+
+@pytest.mark.parametrize("name", ["data/state/tcp_pose", "meta/seed", "meta/episode_ends"])
+def test_an_array_of_format_2_whose_codecs_may_run_code_is_not_opened(path, name):
+    record(path, 1)
+    content = zarr.open_array(path / name, mode="r")[:]
+    shutil.rmtree(path / name)
+    zarr.create_array(path / name, data=content, zarr_format=2)
+    with pytest.raises(DatasetDamaged, match=name.removeprefix("data/")):
+        EpisodeDataset(path).episode(0)
 
 
 def test_lost_episode_ends_are_not_taken_for_an_empty_dataset(path):
