@@ -8,6 +8,7 @@ everything again.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from aiohttp import WSMsgType, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from robot_rl.console.client import LoopClient
 from robot_rl.console.connections import Connections
@@ -83,7 +85,7 @@ class ConsoleServer:
         proxies = {name: ViewerProxy(scene.port, session) for name, scene in self.scenes.items()}
         connections = Connections()
         app = self._application(proxies, connections)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        runner = web.AppRunner(app, access_log=None, logger=_LOGGER, shutdown_timeout=1.0)
         await runner.setup()
         assert runner.server is not None
         works = [self._client.run(), self._player.run(), *self._pages.works(), stop.wait()]
@@ -156,6 +158,15 @@ class ConsoleServer:
             writing.cancel()
             await asyncio.gather(writing, *asking, return_exceptions=True)
         return browser
+
+
+def _is_own_fault(record: logging.LogRecord) -> bool:
+    """Whether a record is of more than a request that was no HTTP, which is answered with 400."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_LOGGER = logging.getLogger(__name__)
+_LOGGER.addFilter(_is_own_fault)
 
 
 async def _secure(request: web.Request, response: web.StreamResponse) -> None:

@@ -90,6 +90,20 @@ def test_a_page_stays_and_another_comes_in_beside_many_half_open_connections(ser
     serving(use)
 
 
+@pytest.mark.parametrize(
+    "request_", [b"GET /" + b"a" * 9000, b"GET / HTTP/9.9\r\n\r\n", b"\0\xff no HTTP\r\n\r\n"]
+)
+def test_a_request_that_is_no_http_is_refused_without_a_word(serving, request_, caplog):
+    async def use(port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request_)
+        assert (await reader.readline()).split()[1] == b"400"
+        writer.close()
+
+    serving(use)
+    assert not caplog.records
+
+
 def test_who_asks_nothing_whole_is_closed_and_a_page_is_not(serving, monkeypatch):
     monkeypatch.setattr(connections, "MOST_IDLE_SECONDS", 1.0)
 
