@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from policies.registry import add_folder
 from robot_rl.commands.table import COMMANDS, Command, Option
-from robot_rl.errors import RobotRLError, described, did_you_mean, in_shell
+from robot_rl.errors import RobotRLError, described, did_you_mean, in_shell, shown
 from robot_rl.processes.signals import (
     ENDS_WITH_INPUT,
     EXIT_INTERRUPTED,
@@ -376,7 +376,7 @@ def command_config(command: Command, overrides: list[str], path: str | None = No
 
 def _say(message: str) -> None:
     with suppress(OSError):  # the terminal is closed
-        print(f"robot-rl: {message}", file=sys.stderr, flush=True)
+        print(f"robot-rl: {shown(message)}", file=sys.stderr, flush=True)
 
 
 def command() -> NoReturn:

@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from policies import registry
-from robot_rl.errors import RobotRLError, did_you_mean, in_shell
+from robot_rl.errors import RobotRLError, did_you_mean, in_shell, shown
 from robot_rl.processes.resources import choice_file, config_places, find_resource
 from robot_rl.ros.nodes import joined
 from robot_rl.run import CELL_FILE, POLICIES
@@ -195,12 +195,51 @@ def composed(overrides: Sequence[str | Override], cell: Cell | None = None) -> D
         for key in references:
             if key in before and key in now:  # what a reference has come to
                 OmegaConf.update(result, key, _checked(key, now[key], defaults))
-    for key, names in VALUES.items():
-        check_value(key, OmegaConf.select(result, key), names)
-    for key in _SEEDS:
-        if (seed := OmegaConf.select(result, key)) is not None and not 0 <= seed < _SEEDS_END:
-            raise ConfigError(f"{key} is out of range", got=seed, expected=f"0 to {_SEEDS_END - 1}")
+    check_values(result)
     return result
+
+
+def check_values(config: DictConfig) -> None:
+    """Raise `ConfigError` for a value that its key does not take, whatever the choices are."""
+    for key, value in flatten(config).items():
+        if shown(text := f"{key}: {value}") != text:
+            raise ConfigError("a value has control characters", got=shown(text))
+    for key, names in VALUES.items():
+        check_value(key, OmegaConf.select(config, key), names)
+    for key in _SEEDS:
+        seed, expected = OmegaConf.select(config, key), f"0 to {_SEEDS_END - 1}"
+        if seed is not None and (type(seed) is not int or not 0 <= seed < _SEEDS_END):
+            raise ConfigError(f"{key} is out of range", got=seed, expected=expected)
+    for key in PATHS:
+        if not isinstance(path := OmegaConf.select(config, key), str | None):
+            raise ConfigError(f"{key} is no path", got=path, expected="a path, or null")
+
+
+def check_types(config: DictConfig, made: DictConfig) -> None:
+    """Raise `ConfigError` where a value of a run is of another type than one that was `made`.
+
+    That is what its choices make without the values that were given.
+    """
+    defaults, values = (OmegaConf.to_container(each) for each in (made, config))
+    assert isinstance(defaults, dict)
+    assert isinstance(values, dict)
+    for key, value in values.items():
+        _of_same_type(str(key), defaults.get(key), value)
+    for arm, own in values.get("arms", {}).items():
+        whole = defaults["arms"].get(arm) or defaults
+        try:
+            for key, value in _of_same_type(arm, {}, own).items():
+                _of_same_type(key, whole.get(key), value)
+        except ConfigError as error:
+            raise ConfigError(f"arms.{arm}: {error}") from error
+
+
+def file_defaults() -> DictConfig:
+    """The values of `config.yaml` itself, which are there whatever is chosen."""
+    config = OmegaConf.load(find_resource("configs") / "config.yaml")
+    assert isinstance(config, DictConfig)
+    del config["defaults"]
+    return config
 
 
 def _with_cell(cell: Cell, groups: Mapping[str, Sequence[str]], typed: Sequence[str]) -> DictConfig:
@@ -561,6 +600,8 @@ def _of_same_type(key: str, default: Any, value: Any) -> Any:
     if isinstance(default, Mapping) and isinstance(value, Mapping):
         return {k: _of_same_type(f"{key}.{k}", default.get(k), v) for k, v in value.items()}
     if isinstance(default, list) and isinstance(value, list):
+        if value == default:
+            return default  # its items may differ from the first one
         first = default[0] if len({type(item) for item in default}) == 1 else None
         return [_of_same_type(f"{key}[{i}]", first, item) for i, item in enumerate(value)]
     if isinstance(default, float) and type(value) is int:

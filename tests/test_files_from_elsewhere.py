@@ -233,6 +233,59 @@ def test_a_training_from_elsewhere_calls_nothing(run, capsys, key, value, said):
     assert not Path("called").exists()
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("seed", "x", "seed has another type than its default"),
+        ("seed", None, "seed has another type than its default"),
+        ("evaluation.slots", "x", "evaluation.slots has another type"),
+        ("evaluation.final_seed", [3], "evaluation.final_seed is out of range"),
+        ("execute_steps", "x", "execute_steps has another type"),
+        ("device", 3, "device has another type"),
+        ("device", "evil", "unknown device 'evil'"),
+        ("clock", "evil", "unknown clock 'evil'"),
+        ("arms", ["left"], "arms has another type"),
+        ("arms", {"left": {"robot": {"limits": []}}}, "arms.left: robot.limits has another type"),
+        ("cell", 5, "cell is no path"),
+        ("robot.model", ["a"], "robot.model is no path"),
+        ("robot.limits", [], "robot.limits has another type"),
+        ("robot.limits.workspace_low", ["a", "b", "c"], "workspace_low[0] has another type"),
+        ("task.environment.time_limit_steps", "x", "time_limit_steps has another type"),
+        ("task.expert", None, "task.expert has another type"),
+        ("task.environment.instruction", ["a"], "task.environment.instruction has another type"),
+        ("task.name", ["a"], "is not the configuration of a run"),
+        ("choices", ["a"], "is not the configuration of a run"),
+        ("choices", {"task": "reach"}, "it has no setting choices.algorithm"),
+        ("observation.states", [1], "observation.states[0] has another type"),
+        ("task.name", "\x1b[31mred", r"control characters; got: task.name: \x1b[31mred"),
+        ("choices.task", "\x9b31mred", r"got: choices.task: \x9b31mred"),
+    ],
+)
+def test_a_value_of_another_kind_is_named(run, capsys, key, value, said):
+    changed(run, key, value)
+    assert said in refusal(capsys, "evaluate", run)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("seed", "x"), ("environment_steps", None), ("dataset", 3), ("task.name", "\x1b[31mred")],
+)
+def test_a_run_whose_choices_are_not_here_is_looked_at_as_carefully(run, capsys, key, value):
+    changed(run, "choices.task", "of_another_lab")
+    assert cli.main(["inspect", str(run)]) == 0
+    changed(run, key, value)
+    assert f"config.yaml was changed: {key}" in refusal(capsys, "inspect", run).replace(
+        "a value has control characters; got: ", ""
+    )
+
+
+def test_what_files_of_a_run_say_moves_no_cursor(run, capsys):
+    line = '{"candidate": "a", "decision": "\\u001b[31mred\\u009b", "reason": "r"}'
+    (run / "gate.jsonl").write_text(line + "\n")
+    assert cli.main(["inspect", str(run)]) == 0
+    assert r"gate, a: \x1b[31mred\x9b, r" in capsys.readouterr().out
+
+
 def test_a_run_imports_no_package_for_its_environment(run, capsys):
     robot = {registry.TARGET: "robot_rl.env.gym.GymRobot", "id": "antigravity:X-v0"}
     changed(run, "robot", {**robot, "arguments": {}, "action_scale": None})

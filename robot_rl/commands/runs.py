@@ -16,7 +16,10 @@ from robot_rl.config import (
     Cell,
     ConfigError,
     check_missing,
+    check_types,
+    check_values,
     composed,
+    file_defaults,
     flatten,
     given,
     group_choices,
@@ -117,7 +120,7 @@ def compose_for_run(
     asked = list(typed)
     _check_own_choices(run_config)
     choices = {g: f"{g}={c}" for g, c in run_config.choices.items() if c is not None}
-    same_robot = typed.get("robot") in (None, run_config.choices.robot)
+    same_robot = typed.get("robot") in (None, run_config.choices.get("robot"))
     # What must be given was given when the run was made; it is not asked for again.
     found = composed(
         [*(text for g, text in choices.items() if g not in asked), *overrides],
@@ -129,11 +132,15 @@ def compose_for_run(
     told = {key: value for key, value in kept.items() if key != "cell"}
     plain = [given(k, v) for k, v in told.items() if isinstance(v, int | float | str)]
     made = composed([*choices.values(), *plain], cell)
-    if lacking := sorted(set(made) - set(run_config)):
+    groups = set(made.choices) - set(run_config.choices)
+    lacking = {*(set(made) - set(run_config)), *(f"choices.{group}" for group in groups)}
+    if lacking:
+        named = ", ".join(sorted(lacking))
         raise ConfigError(
-            f"another version of robot_rl made this run: it has no setting {', '.join(lacking)}",
+            f"another version of robot_rl made this run: it has no setting {named}",
             hint="use the version that made it, or train anew",
         )
+    _check_unchanged(run_config, made, "the configuration of the run")
     # What overrides change, other keys that refer to them among it.
     before = flatten(made)
     for key, value in flatten(found).items():
@@ -165,6 +172,15 @@ def _check_own_choices(run_config: DictConfig) -> None:
                 expected=f"one of {', '.join(here)}",
                 hint=_naming(run_config, f"configs/{group}/{choice}.yaml"),
             )
+
+
+def _check_unchanged(run_config: DictConfig, made: DictConfig, what: object) -> None:
+    """Raise `ConfigError` for a value of a run that no command of ours would have written."""
+    try:
+        check_types(run_config, made)
+        check_values(run_config)
+    except ConfigError as error:
+        raise ConfigError(f"{what} was changed: {error}") from error
 
 
 def _naming(run_config: DictConfig, file: str) -> str:
@@ -272,23 +288,32 @@ def save_resolved(config: DictConfig, run: Path) -> None:
 
 
 def load_resolved(run: Path) -> DictConfig:
-    """Read the configuration of a run; `ConfigError` where `save_resolved` has not written one."""
+    """Read the configuration of a run; `ConfigError` where `save_resolved` has not written one.
+
+    Its choices may be of a folder that is not here: see `compose_for_run` for the values of these.
+    """
     path = run / CONFIG_FILE
     try:
         config = OmegaConf.load(path)
     except Exception as error:  # OSError, or whatever YAML and OmegaConf raise on a cut file
         raise ConfigError(f"the configuration {path} cannot be read", got=error) from error
-    if not isinstance(config, DictConfig) or "choices" not in config:
+    mapping = isinstance(config, DictConfig)
+    names = {key: OmegaConf.select(config, key) for key in ("choices", "task.name") if mapping}
+    if [type(name) for name in names.values()] != [DictConfig, str]:
         raise ConfigError(
             f"{path} is not the configuration of a run",
-            got=type(config).__name__,
-            expected="a mapping with the key `choices`",
+            got=names or type(config).__name__,
+            expected="a mapping with the keys `choices` and `task.name`",
         )
     if references := [key for key, value in flatten(config).items() if "${" in str(value)]:
         # What `save_resolved` writes has none: it would be filled in from this machine.
         raise ConfigError(
             f"{path} was changed: it refers to other values", got=references, expected="values"
         )
+    defaults = file_defaults()
+    if config.get("control_rate_hz") is None:  # that of a Gymnasium environment, until it is known
+        del defaults["control_rate_hz"]
+    _check_unchanged(config, defaults, path)
     OmegaConf.set_struct(config, True)
     return config
 

@@ -13,20 +13,30 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress
 from rich.table import Table
 
+from robot_rl.errors import shown
+
 RECENT_EPISODES = 20
 LOG_INTERVAL_S = 10.0
 # The rate behind "time left" is that of the last minute: the stages of a run differ in speed.
 _RATE_WINDOW_S = 60.0
 
 
-def _console(**options: Any) -> Console:
+def _console(kind: type[Console] = Console, **options: Any) -> Console:
     """What prints text as it is: a path may hold [brackets] or :colons:."""
-    return Console(highlight=False, markup=False, emoji=False, **options)
+    return kind(highlight=False, markup=False, emoji=False, **options)
+
+
+class _PlainConsole(Console):
+    """Prints what files of others say, too, which might colour a terminal or move its cursor."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        texts = (shown(each) if isinstance(each, str) else each for each in objects)
+        super().print(*texts, **options)
 
 
 def plain_console() -> Console:
     """A console for results: lines of any length, without colours and cursor motion."""
-    return _console(soft_wrap=True, force_terminal=False)
+    return _console(_PlainConsole, soft_wrap=True, force_terminal=False)
 
 
 class WorkProgress:
