@@ -255,6 +255,7 @@ def test_a_training_from_elsewhere_calls_nothing(run, capsys, key, value, said):
         ("task.environment.instruction", ["a"], "task.environment.instruction has another type"),
         ("task.name", ["a"], "is not the configuration of a run"),
         ("choices", ["a"], "is not the configuration of a run"),
+        ("task", "reach", "is not the configuration of a run"),
         ("choices", {"task": "reach"}, "it has no setting choices.algorithm"),
         ("observation.states", [1], "observation.states[0] has another type"),
         ("task.name", "\x1b[31mred", r"control characters; got: task.name: \x1b[31mred"),

@@ -297,13 +297,14 @@ def load_resolved(run: Path) -> DictConfig:
         config = OmegaConf.load(path)
     except Exception as error:  # OSError, or whatever YAML and OmegaConf raise on a cut file
         raise ConfigError(f"the configuration {path} cannot be read", got=error) from error
-    mapping = isinstance(config, DictConfig)
-    names = {key: OmegaConf.select(config, key) for key in ("choices", "task.name") if mapping}
-    if [type(name) for name in names.values()] != [DictConfig, str]:
+    kinds = {"choices": DictConfig, "task": DictConfig, "task.name": str}
+    if not isinstance(config, DictConfig) or not all(
+        isinstance(OmegaConf.select(config, key), kind) for key, kind in kinds.items()
+    ):
         raise ConfigError(
             f"{path} is not the configuration of a run",
-            got=names or type(config).__name__,
-            expected="a mapping with the keys `choices` and `task.name`",
+            got=type(config).__name__,
+            expected="a mapping with `choices`, and with a text as `task.name`",
         )
     if references := [key for key, value in flatten(config).items() if "${" in str(value)]:
         # What `save_resolved` writes has none: it would be filled in from this machine.
