@@ -154,3 +154,40 @@ def test_a_base_is_looked_for_where_a_copy_has_it(tmp_path, place):
     checkpoint.save(tmp_path / "policy", saved, stored, place)
     with pytest.raises(CheckpointError):
         checkpoint.load(tmp_path / "policy")
+
+
+def _apart(run, place, base):
+    """Write checkpoints/last, whose base is at `place`, beside which it lies at `base`."""
+    saved = behaviour(POLICIES["residual"]())
+    whole = run / "checkpoints" / "whole"
+    checkpoint.save(whole, behaviour(saved.policy.base))
+    stored = checkpoint.StoredBase(saved.policy.base, checkpoint.checksum(whole))
+    checkpoint.save(run / "checkpoints/last/policy", saved, stored, place)
+    base.parent.mkdir(parents=True, exist_ok=True)
+    whole.rename(base)
+    return run / "checkpoints/last/policy"
+
+
+def test_a_base_beside_its_checkpoint_is_read(tmp_path):
+    run = tmp_path / "run"
+    folder = _apart(run, "../../bc/policy", run / "checkpoints/bc/policy")
+    assert checkpoint.load(folder).policy.base is not None
+    (tmp_path / "link").symlink_to(folder.parent)
+    assert checkpoint.load(tmp_path / "link/policy").policy.base is not None
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_base_elsewhere_is_not_read(tmp_path, linked):
+    run, base = tmp_path / "run", tmp_path / "lab/policy"
+    place = "../../bc" if linked else "../../../../lab/policy"
+    folder = _apart(run, place, base)
+    if linked:
+        (run / "checkpoints/bc").symlink_to(base)
+    with pytest.raises(CheckpointError, match="a checkpoint beside its own"):
+        checkpoint.load(folder)
+
+
+def test_a_base_that_has_a_base_is_refused_at_once(tmp_path):
+    folder = _apart(tmp_path / "run", ".", tmp_path / "run/checkpoints/bc/policy")
+    with pytest.raises(CheckpointError, match="no base"):
+        checkpoint.load(folder)
