@@ -32,6 +32,7 @@ from typing import Any
 
 from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.processes.files import (
+    check_links,
     check_manifest,
     locked,
     newest_folder,
@@ -82,10 +83,15 @@ class RunError(RobotRLError):
 
 
 class RunDirectory:
-    """The paths and files of one run, of an existing directory; see `create` and `open`."""
+    """The paths and files of one run, of an existing directory; see `create` and `open`.
+
+    Raises:
+        RunError: A link in it leads out of it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
+        check_links(self.path, RunError)
         self.demonstrations = self.path / DEMONSTRATIONS
         self.failures = self.path / "failures.zarr"  # of a person's attempts, where they are kept
         self.corrections = self.path / "corrections.zarr"  # by an operator, before online learning
@@ -203,7 +209,7 @@ class RunDirectory:
         """
         path = self.path / f".{role}.lock"
         with _reported(f"{path} cannot be written", path):
-            file = path.open("wb")
+            file = path.open("ab")
         with file:
             if not wait_until(lambda: locked(file.fileno()), wait_seconds, every_s=0.1):
                 raise RunError(

@@ -111,6 +111,66 @@ def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path):
         RunDirectory.create("reach", tmp_path / "runs")
 
 
+OUTSIDE = [
+    ".train.lock",
+    ".learner.lock",
+    ".actor-1.lock",
+    "evaluate.jsonl",
+    "logs/learner.log",
+    "store/server.lock",
+    "demonstrations.zarr/data/reward",
+    "logs",
+    "spool",
+    "checkpoints",
+    "store",
+]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize("command", ["train", "evaluate", "inspect"])
+def test_a_run_whose_links_lead_out_of_it_is_refused(run, tmp_path, capsys, name, command):
+    save_resolved(compose([]), run.path)
+    elsewhere, link = tmp_path / "elsewhere", run.path / name
+    kept = elsewhere / ".last-00000001" / "kept" if "." not in name[1:] else elsewhere
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text("precious")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(elsewhere)
+    word = f"resume={run.path}" if command == "train" else str(run.path)
+    assert cli.main([command, word]) == cli.EXIT_ERROR
+    said = capsys.readouterr().err
+    assert f"{name} -> {elsewhere}" in said
+    assert f"cp -rL {run.path} COPY" in said
+    assert kept.read_text() == "precious"
+    assert [p for p in elsewhere.rglob("*") if p.is_file()] in ([], [kept])
+
+
+def test_a_run_may_link_within_itself_and_lie_behind_links(run: RunDirectory, tmp_path: Path):
+    _write(run, "one")
+    (run.path / "absolute").symlink_to(run.path / "checkpoints")
+    (run.path / "circle").symlink_to("circle")
+    (tmp_path / "disk").symlink_to(tmp_path / "runs")
+    found = RunDirectory(tmp_path / "disk" / "latest")
+    assert found.path == run.path
+    assert (found.complete_folder(LAST) / "policy.json").read_text() == "one"
+
+
+def test_a_folder_that_hides_its_links_is_refused(run: RunDirectory, tmp_path: Path):
+    (run.path / "logs").mkdir()
+    (run.path / "logs" / "learner.log").symlink_to(tmp_path / "elsewhere")
+    (run.path / "logs").chmod(0o300)
+    with pytest.raises(RunError):  # as root, because of its link
+        RunDirectory(run.path)
+    (run.path / "logs").chmod(0o700)
+
+
+def test_a_claim_leaves_a_file_of_its_name_as_it_is(run: RunDirectory):
+    (run.path / ".train.lock").write_text("words")
+    with run.claim("train"):
+        assert run.claimed() == ["train"]
+    assert (run.path / ".train.lock").read_text() == "words"
+
+
 def test_jsonl_survives_a_cut_last_line(run: RunDirectory):
     assert run.read_jsonl("learner") == []
     for number in range(3):

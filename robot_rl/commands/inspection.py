@@ -52,7 +52,8 @@ def run(path: str, *further: str, rebuild: bool, runs_directory: str, **options:
     Nothing is changed, unless `rebuild` makes the catalogue of a store anew before.
     """
     if rebuild:
-        store = Path(path) / "store" if (Path(path) / "config.yaml").is_file() else Path(path)
+        at = Path(path)
+        store = RunDirectory(at).store if (at / "config.yaml").is_file() else at
         sys.stderr.write(rebuild_catalogue(store) + "\n")
     runs = [path, *further]
     facts = _runs(runs, runs_directory) if further else describe(Path(path), runs_directory)

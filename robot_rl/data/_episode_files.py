@@ -19,7 +19,7 @@ from zarr.storage import LocalStore
 
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError, in_shell
-from robot_rl.processes.files import locked, new_folder, why_not_written
+from robot_rl.processes.files import check_links, locked, new_folder, why_not_written
 from robot_rl.processes.signals import deferred_signals
 
 _FORMAT = "robot_rl episodes"
@@ -49,7 +49,7 @@ class DatasetDamaged(DatasetError):
 
 
 class OutsideDataset(DatasetError):
-    """A dataset names a file that is not in its folder."""
+    """A dataset names, or links to, a file that is not in its folder."""
 
 
 class StorageFull(DatasetError):
@@ -137,6 +137,7 @@ def read_attributes(path: Path) -> tuple[RowSchema, dict[str, Any]]:
     if not is_ours(path):
         got = "a folder without its description" if path.is_dir() else "a file"
         raise NotADataset(f"{path} is no episode dataset", got=got, hint=importing(path))
+    check_links(path, OutsideDataset)
     described = path / "zarr.json"
     with damage(described):
         attributes = json.loads(described.read_text(encoding="utf-8"))["attributes"]

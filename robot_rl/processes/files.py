@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from robot_rl.errors import CheckpointError as CheckpointError
+from robot_rl.errors import RobotRLError, in_shell
 
 MANIFEST = "manifest.json"
 _HINT = "copy the run again, or use an older checkpoint of it (checkpoints/step_*)"
@@ -74,6 +75,29 @@ def is_in_place(path: Path, descriptor: int) -> bool:
     with suppress(OSError):
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     return False
+
+
+def check_links(folder: Path, refused: type[RobotRLError]) -> None:
+    """Raise the error `refused` where a symbolic link below a folder leads out of it.
+
+    Whoever writes or deletes there would do so elsewhere. The folder itself may be a link.
+    """
+    root = folder.resolve()
+
+    def unlisted(error: OSError) -> None:
+        if os.access(error.filename, os.X_OK):  # where nobody may enter, no link is followed
+            raise refused(f"{folder} has a folder that cannot be listed", got=error) from error
+
+    for place, folders, names in os.walk(root, onerror=unlisted):
+        for link in (os.path.join(place, name) for name in (*folders, *names)):
+            if os.path.islink(link) and not Path(os.path.realpath(link)).is_relative_to(root):
+                raise refused(
+                    f"{folder} has a link to a place outside of its folder",
+                    got=f"{os.path.relpath(link, root)} -> {os.path.realpath(link)}",
+                    expected="links within the folder alone",
+                    hint="if what it links to is yours, copy all into one folder:"
+                    f" {in_shell('cp', '-rL', folder, 'COPY')}",
+                )
 
 
 def locked(descriptor: int) -> bool:

@@ -10,6 +10,8 @@ import pytest
 import zarr
 from recorder import append_known, expected_episode, make_rows, make_schema
 
+from robot_rl import cli
+from robot_rl.commands.api import read_episodes
 from robot_rl.data.episodes import (
     DatasetDamaged,
     DatasetError,
@@ -17,6 +19,7 @@ from robot_rl.data.episodes import (
     EpisodeDataset,
     EpisodeWriter,
     NotADataset,
+    OutsideDataset,
 )
 from robot_rl.data.schema import SchemaMismatch
 from robot_rl.data.transfer import DatasetSink
@@ -190,6 +193,33 @@ def test_what_is_no_dataset_is_refused_and_left_alone(tmp_path):
     with pytest.raises(NotADataset):
         EpisodeWriter(tmp_path / "thesis.txt", make_schema())
     assert (tmp_path / "thesis.txt").read_text() == "precious"
+
+
+LINKED = ["data", "data/reward", "data/reward/zarr.json", "data/reward/c", "meta/seed", "zarr.json"]
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_dataset_whose_links_lead_out_of_it_is_refused(path, tmp_path, name, capsys):
+    record(path, 1)
+    (path / name).rename(tmp_path / "elsewhere")
+    (path / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OutsideDataset, match="COPY"):
+        EpisodeDataset(path)
+    with pytest.raises(OutsideDataset, match="COPY"):
+        record(path, 1)
+    with pytest.raises(OutsideDataset, match="COPY"):
+        next(read_episodes(path))
+    for words in (["inspect", path], ["import", path, tmp_path / "out.zarr"]):
+        assert cli.main([str(word) for word in words]) == cli.EXIT_ERROR
+        assert f"{name} -> {tmp_path / 'elsewhere'}" in capsys.readouterr().err
+
+
+def test_a_dataset_may_link_within_itself_and_lie_behind_a_link(path, tmp_path):
+    record(path, 1)
+    (path / "data/reward").rename(path / "reward")
+    (path / "data/reward").symlink_to("../reward")
+    (tmp_path / "link.zarr").symlink_to(path)
+    assert len(EpisodeDataset(tmp_path / "link.zarr").read("reward")) == 2
 
 
 def test_one_writer_at_a_time(path):

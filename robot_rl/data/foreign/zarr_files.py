@@ -15,11 +15,12 @@ import zarr
 from zarr.storage import LocalStore
 
 from robot_rl.data._episode_files import ENDS as ENDS_PATH
-from robot_rl.data._episode_files import damage, inside
-from robot_rl.data.episodes import DatasetDamaged
+from robot_rl.data._episode_files import damage
+from robot_rl.data.episodes import DatasetDamaged, OutsideDataset
 from robot_rl.data.foreign.arrays import ENDS, Arrays, flat_dataset
 from robot_rl.data.foreign.dataset import ForeignDataset, reason
 from robot_rl.data.schema import Array
+from robot_rl.processes.files import check_links
 
 _DESCRIPTIONS = (".zarray", "zarr.json")
 _CODE = "pickle"  # a codec that runs code
@@ -39,7 +40,7 @@ def open_zarr(path: Path) -> ForeignDataset:
     unreadable: dict[str, str] = {}
     notes: list[str] = []
     with damage(path):
-        _check_links(path)
+        check_links(path, OutsideDataset)
         store = LocalStore(path, read_only=True)
     for name in sorted(_names(path / "data")):
         try:
@@ -116,13 +117,3 @@ def _is_group(file: Path) -> bool:
         return bool(json.loads(file.read_bytes())["node_type"] == "group")
     except (OSError, ValueError, LookupError, TypeError):
         return False  # format 2 has other files for groups; opening says what else is wrong
-
-
-def _check_links(path: Path) -> None:
-    """Refuse links to files elsewhere: zarr follows them."""
-    for part in ("data", "meta"):
-        for folder, folders, files in os.walk(inside(path, part)):
-            for name in (*folders, *files):
-                entry = Path(folder) / name
-                if entry.is_symlink():
-                    inside(path, entry)
