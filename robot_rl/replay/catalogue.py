@@ -11,16 +11,12 @@ beside it.
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
-import os
 import secrets
-import shutil
 import sqlite3
-import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
+from types import GenericAlias
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,16 +25,20 @@ import numpy.typing as npt
 
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import did_you_mean
-from robot_rl.processes.files import locked
+from robot_rl.processes.files import check_links
 from robot_rl.replay import AnnotationRefused, StoreError
-from robot_rl.replay.records import Annotations, EpisodeRecord, Session, SessionKey, TableInfo
-from robot_rl.replay.row_file import rebuilding, write_error
+from robot_rl.replay.catalogue_file import FILE, CatalogueFile
+from robot_rl.replay.records import (
+    Annotations,
+    Count,
+    EpisodeRecord,
+    Session,
+    SessionKey,
+    TableInfo,
+)
+from robot_rl.replay.row_file import rebuilding
 
-FILE = "catalogue.sqlite"
-LOCK = "server.lock"
 VERSION = 2
-_BUSY_SECONDS = 30.0
-_LITTLE_ROOM_BYTES = 1 << 20
 _TABLES = """
 CREATE TABLE about (identity TEXT);
 CREATE TABLE tables (identifier INTEGER PRIMARY KEY, name TEXT UNIQUE, schema TEXT, metadata JSON,
@@ -58,11 +58,12 @@ CREATE TABLE annotations (name INTEGER, actor INTEGER, session INTEGER, sequence
 _SESSION = '"table" = ? AND actor = ? AND session = ?'
 _STRETCH = f"{_SESSION} AND first_sequence >= ? AND first_sequence < ?"
 
-for _kind in (dict, tuple, Counter):
-    sqlite3.register_adapter(_kind, json.dumps)
-sqlite3.register_converter("JSON", json.loads)
-sqlite3.register_converter("STEPS", lambda text: tuple(json.loads(text)))
-sqlite3.register_converter("FLAG", lambda text: text == b"1")
+_JSON = dict[str, Any]
+_EPISODE = GenericAlias(tuple, tuple(f.type for f in msgspec.structs.fields(EpisodeRecord)))
+_UNKNOWN_TABLE = """
+SELECT "table" FROM (SELECT "table" FROM sessions UNION SELECT "table" FROM episodes)
+    WHERE "table" IS NULL OR "table" NOT IN (SELECT identifier FROM tables)
+"""
 
 
 class NewestValues(NamedTuple):
@@ -73,7 +74,7 @@ class NewestValues(NamedTuple):
     values: npt.NDArray[np.float32]
 
 
-class Catalogue:
+class Catalogue(CatalogueFile):
     """The open catalogue of a store, which has the `identity` of all its copies.
 
     With `write` it is created where absent, else it is only read. With `durable` what was written
@@ -81,8 +82,9 @@ class Catalogue:
     does for readers; then what comes later may not be seen.
 
     Raises:
-        StoreError: There is no store, it is damaged, or of another version. So do all calls where
-            SQLite fails; `StoreFull` where the disk has no room.
+        StoreError: There is no store, it is damaged, or of another version; or a link in it leads
+            out of it. So do all calls where SQLite fails, or the catalogue has what it cannot have;
+            `StoreFull` where the disk has no room.
     """
 
     def __init__(
@@ -94,29 +96,19 @@ class Catalogue:
         identity: str | None = None,
         still: bool = False,
     ) -> None:
-        self.path = store / FILE
-        self._opened = contextlib.ExitStack()
+        check_links(store, StoreError)
         with_rows = _has_rows(store) and identity is None
         # A new catalogue over rows would be another store's, which knows none of them.
-        if not self.path.is_file() and (with_rows or not write):
+        if not (store / FILE).is_file() and (with_rows or not write):
             raise _absent(store)
-        with self._errors():
-            self._connection = sqlite3.connect(
-                self._opened.enter_context(_unserved(self.path)) if still else self.path,
-                _BUSY_SECONDS,
-                detect_types=sqlite3.PARSE_DECLTYPES,
-                isolation_level=None,
-                check_same_thread=False,
-                uri=still,
-            )
-            self._opened.callback(self._connection.close)
+        super().__init__(store / FILE, still=still)
         try:
             if write:
-                self.read("PRAGMA journal_mode = WAL")
-                self.read(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+                self.set("PRAGMA journal_mode = WAL")
+                self.set(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             else:
-                self.read("PRAGMA query_only = ON")
-            if write and not self.read("SELECT 1 FROM sqlite_master"):
+                self.set("PRAGMA query_only = ON")
+            if write and not self.read(tuple[int], "SELECT 1 FROM sqlite_master"):
                 if with_rows:
                     raise _absent(store)
                 with self.transaction() as execute:
@@ -124,7 +116,7 @@ class Catalogue:
                         execute(statement)
                     execute("INSERT INTO about VALUES (?)", (identity or secrets.token_hex(16),))
                     execute(f"PRAGMA user_version = {VERSION}")
-            ((version,),) = self.read("PRAGMA user_version")
+            (version,) = self.one(tuple[int], "PRAGMA user_version")
             if version != VERSION:
                 raise StoreError(
                     f"the store {store} is of another version",
@@ -133,37 +125,17 @@ class Catalogue:
                     hint="export it with the robot_rl that wrote it; if it is damaged instead, make"
                     f" it anew from the rows: {rebuilding(store)}",
                 )
-            ((self.identity,),) = self.read("SELECT identity FROM about")
+            (self.identity,) = self.one(tuple[str], "SELECT identity FROM about")
+            if unknown := self.read(tuple[Any], _UNKNOWN_TABLE):
+                raise self.unusable(f"sessions or episodes of the table {unknown[0][0]}, unknown")
         except BaseException:
             self.close()
             raise
 
-    @contextlib.contextmanager
-    def transaction(self, *, write: bool = True) -> Iterator[Any]:
-        """Run statements together: all or none is done, and a read sees one moment."""
-        with self._errors():
-            self._connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            try:
-                yield self._connection.execute
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
-
-    def read(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
-        """Return the rows of a statement."""
-        with self._errors():
-            return self._connection.execute(statement, values).fetchall()
-
-    def data_version(self) -> int:
-        """Return a number that changes when another connection has written."""
-        ((version,),) = self.read("PRAGMA data_version")
-        return int(version)
-
     def tables(self) -> dict[str, TableInfo]:
         """Return the tables by name."""
-        rows = self.read("SELECT identifier, name, schema, metadata FROM tables ORDER BY 1")
+        statement = "SELECT identifier, name, schema, metadata FROM tables ORDER BY 1"
+        rows = self.read(tuple[Count, str, str, _JSON], statement)
         return {
             name: TableInfo(number, name, RowSchema.from_json(schema), metadata)
             for number, name, schema, metadata in rows
@@ -199,7 +171,8 @@ class Catalogue:
     def sessions(self, only: SessionKey | None = None) -> dict[SessionKey, Session]:
         """Return all sessions, or only one, as they stand behind what was evicted of them."""
         where = "" if only is None else f" WHERE {_SESSION}"
-        rows = self.read(f"SELECT * FROM sessions{where}", *(only or ()))
+        types = tuple[Count, Count, Count, str, Count]
+        rows = self.read(types, f"SELECT * FROM sessions{where}", *(only or ()))
         return {row[:3]: Session(*row[3:]) for row in rows}
 
     def add_session(self, key: SessionKey, owner: str) -> None:
@@ -226,7 +199,7 @@ class Catalogue:
 
     def next_episode(self) -> int:
         """Return an identifier above those of all episodes that there ever were."""
-        ((newest,),) = self.read("SELECT max(seq) FROM sqlite_sequence")
+        (newest,) = self.one(tuple[Count | None], "SELECT max(seq) FROM sqlite_sequence")
         return 0 if newest is None else newest + 1
 
     def put_episodes(self, records: Iterable[EpisodeRecord]) -> None:
@@ -238,7 +211,8 @@ class Catalogue:
 
     def evicted(self, table: int) -> Counter[str]:
         """Return the totals of what was evicted from a table."""
-        ((evicted,),) = self.read("SELECT evicted FROM tables WHERE identifier = ?", table)
+        statement = "SELECT evicted FROM tables WHERE identifier = ?"
+        (evicted,) = self.one(tuple[dict[str, Count]], statement, table)
         return Counter(evicted)
 
     def evict(self, key: SessionKey, first: int, end: int, total: Counter[str]) -> None:
@@ -259,14 +233,15 @@ class Catalogue:
 
     def annotation_counts(self, table: int) -> dict[str, int]:
         """Return the values ever written of each annotation of a table, by its name."""
-        names = self.read('SELECT name, written FROM annotation_names WHERE "table" = ?', table)
-        return dict(names)
+        statement = 'SELECT name, written FROM annotation_names WHERE "table" = ?'
+        return dict(self.read(tuple[str, Count], statement, table))
 
     def newest_values(self, name: str, key: SessionKey, first: int, rows: int) -> NewestValues:
         """Read the newest version of an annotation of so many rows from a sequence on."""
         valid, versions = np.zeros(rows, np.bool_), np.zeros(rows, np.int64)
         values = np.zeros(rows, np.float32)
         for at, version, value in self.read(
+            tuple[Count, int, float],
             "SELECT sequence - ?, max(version), value FROM annotations JOIN annotation_names AS n"
             ' ON annotations.name = n.identifier WHERE n.name = ? AND "table" = ? AND actor = ?'
             " AND session = ? AND sequence >= ? AND sequence < ? GROUP BY sequence",
@@ -313,57 +288,9 @@ class Catalogue:
                 return int(copied.rowcount)
         return 0
 
-    def close(self) -> None:
-        """Release the file."""
-        self._opened.close()
-
     def _episodes(self, where: str, *values: object) -> list[EpisodeRecord]:
-        rows = self.read(f"SELECT * FROM episodes WHERE {where}", *values)
+        rows = self.read(_EPISODE, f"SELECT * FROM episodes WHERE {where}", *values)
         return [EpisodeRecord(*row) for row in rows]
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            store, code = self.path.parent, getattr(error, "sqlite_errorcode", 0) & 0xFF
-            full = code == sqlite3.SQLITE_FULL
-            if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and store.is_dir():
-                found = os.statvfs(store)
-                few = found.f_bavail * found.f_frsize < _LITTLE_ROOM_BYTES
-                full = few or (found.f_files > 0 and found.f_favail == 0)
-            if full:
-                raise write_error(OSError(errno.ENOSPC, str(error)), store) from error
-            hint = "see that the folder can be read and written"
-            if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
-                hint = f"make it anew from the rows: {rebuilding(store)}"
-            problem = f"the catalogue of the store {store} cannot be used"
-            raise StoreError(problem, got=error, hint=hint) from error
-
-
-@contextlib.contextmanager
-def _unserved(path: Path) -> Iterator[str]:
-    """Give SQLite a catalogue that nobody writes so that it writes nothing there itself."""
-    log = path.with_name(f"{path.name}-wal")
-    if is_served(path.parent):  # who writes has made all that a reader needs
-        yield f"{path.absolute().as_uri()}?mode=ro"
-    elif not log.exists() or not log.stat().st_size:
-        yield f"{path.absolute().as_uri()}?immutable=1"
-    else:  # what a killed server has written last is there alone; to read it SQLite moves it
-        memory = Path("/dev/shm")
-        with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-            for file in (path, log):
-                shutil.copyfile(file, Path(folder) / file.name)
-            yield (Path(folder) / path.name).as_uri()
-
-
-def is_served(store: Path) -> bool:
-    """Return whether a server writes a store now."""
-    try:
-        with (store / LOCK).open("rb") as file:
-            return not locked(file.fileno())
-    except FileNotFoundError:
-        return False
 
 
 def is_store(path: Path) -> bool:

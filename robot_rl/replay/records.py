@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,6 +29,10 @@ from robot_rl.replay import RowRefused
 MAXIMUM_EPISODE_METADATA = 4000  # bytes of JSON
 
 SessionKey = tuple[int, int, int]  # table, actor and session
+# What a catalogue may say of numbers and names; msgspec checks it where records are read.
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Source = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(SOURCE_NAMES)})$")]
+_Steps = Annotated[tuple[Count, ...], msgspec.Meta(min_length=3, max_length=3)]
 
 
 class RowFacts(NamedTuple):
@@ -60,18 +64,18 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
     that row is terminated the episode is whole, without a final observation.
     """
 
-    identifier: int  # increases in the order in which episodes began
-    table: int
-    actor: int
-    session: int
-    first_sequence: int
-    rows: int = 0  # so far; T + 1 once sealed, or fewer if cut short
+    identifier: Count  # increases in the order in which episodes began
+    table: Count
+    actor: Count
+    session: Count
+    first_sequence: Count
+    rows: Count = 0  # so far; T + 1 once sealed, or fewer if cut short
     # Environment steps by source: demonstration, policy, intervention. A step that ended the
     # episode counts once the row with ``is_last`` is there.
-    steps: tuple[int, ...] = (0, 0, 0)
+    steps: _Steps = (0, 0, 0)
     sealed: bool = False  # complete: its row with ``is_last`` is there, or it was cut short
     cut: bool = False
-    source: str = SOURCE_NAMES[SOURCE_DEMONSTRATION]  # of its first row
+    source: _Source = SOURCE_NAMES[SOURCE_DEMONSTRATION]  # of its first row
     success: bool = False  # any of its rows says so
     # What the actor said of it: ``task``, ``seed``, ``instruction``.
     metadata: Mapping[str, object] = msgspec.field(default_factory=dict)

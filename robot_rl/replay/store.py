@@ -33,7 +33,8 @@ from robot_rl.replay import (
     StoreError,
     StoreFull,
 )
-from robot_rl.replay.catalogue import LOCK, Catalogue
+from robot_rl.replay.catalogue import Catalogue
+from robot_rl.replay.catalogue_file import LOCK
 from robot_rl.replay.messages import Append
 from robot_rl.replay.records import Annotations, EpisodeRecord, Session, SessionKey, TableInfo
 from robot_rl.replay.row_file import write_error

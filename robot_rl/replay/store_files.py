@@ -27,9 +27,9 @@ from typing import IO, Any, Self
 
 import numpy.typing as npt
 
-from robot_rl.processes.files import flush_to_disk, locked, replace_bytes
+from robot_rl.processes.files import check_links, flush_to_disk, locked, replace_bytes
 from robot_rl.replay import NotEnoughData, StoreError, StoreInUse, WeightsRefused
-from robot_rl.replay.catalogue import LOCK
+from robot_rl.replay.catalogue_file import LOCK
 from robot_rl.replay.records import EpisodeRecord, SessionKey, WeightsRecord
 from robot_rl.replay.row_file import RowFile, rebuilding, write_error
 
@@ -237,11 +237,12 @@ def lock_store(path: Path) -> IO[bytes]:
 
     Raises:
         StoreInUse: Another process has it.
-        StoreError: The folder cannot be made or written.
+        StoreError: The folder cannot be made or written, or a link in it leads out of it.
     """
+    check_links(path, StoreError)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        file = (path / LOCK).open("wb")
+        file = (path / LOCK).open("ab")
     except OSError as error:
         problem, hint = f"the store {path} cannot be opened", "see that it can be written"
         raise StoreError(problem, got=error, hint=hint) from error

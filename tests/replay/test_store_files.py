@@ -3,13 +3,16 @@
 import errno
 import os
 import shutil
+import sqlite3
 import struct
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 from store_writing import Recording, numbers, read_back, sampler_of
 
+from robot_rl.commands.api import read_episodes
 from robot_rl.replay import SessionTaken, StoreError, StoreInUse, store_state
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.reader import StoreReader, summarize_store
@@ -136,6 +139,64 @@ def test_a_catalogue_is_made_anew_beside_a_file_whose_making_was_cut_off(store, 
     assert "5 episodes of reach" in rebuild_catalogue(store)
     assert not left.exists()
     assert_same(read_back(store), before)
+
+
+FORGED = [
+    *(f"UPDATE tables SET metadata = '{text}'" for text in ("{bad", "[1]", "[" * 99_999)),
+    "UPDATE tables SET metadata = NULL",
+    "UPDATE tables SET evicted = '{\"rows\": -1}'",
+    "UPDATE tables SET name = X'ff'",
+    "UPDATE tables SET identifier = 99",
+    "DELETE FROM tables",
+    *(f"UPDATE episodes SET steps = {v}" for v in ("'x'", "'[1'", "'[1]'", "'[1,-1,0]'", "-5")),
+    *(f"UPDATE episodes SET metadata = {value}" for value in ("'x'", "'[1'", "-5", "NULL")),
+    *(f"UPDATE episodes SET {c} = NULL" for c in ("steps", "sealed", "source", '"table"')),
+    *(
+        f"UPDATE episodes SET {column} = {value}"
+        for column in ("first_sequence", "rows")
+        for value in ("'x'", "NULL", "1e300", "-1", "0.5", "9223372036854775807")
+    ),
+    "UPDATE episodes SET source = 'nobody'",
+    'UPDATE episodes SET "table" = 99',
+    "UPDATE sessions SET actor = 'x'",
+    "DELETE FROM about",
+    "INSERT INTO about VALUES ('other')",
+    "UPDATE about SET identity = NULL",
+    "ALTER TABLE episodes ADD COLUMN more",
+    "ALTER TABLE sessions ADD COLUMN more",
+]
+
+
+@pytest.mark.parametrize("statement", FORGED)
+def test_a_forged_or_damaged_catalogue_is_one_error_that_says_how_to_make_it_again(
+    store, statement
+):
+    before = read_back(store)
+    with closing(sqlite3.connect(store / "catalogue.sqlite")) as forged, forged:
+        forged.execute(statement)
+
+    def read():
+        summarize_store(store)
+        return [*read_episodes(store)]
+
+    acts = read, lambda: StoreWriter(store).close()
+    for act in acts["sessions" in statement :]:  # which only a writer reads
+        with pytest.raises(StoreError, match=r"(?s)cannot be used.*rebuild=true"):
+            act()
+    rebuild_catalogue(store)
+    assert [rows.tobytes() for _, rows in read_back(store)] == [r.tobytes() for _, r in before]
+
+
+@pytest.mark.parametrize("name", ["server.lock", "rows", "weights", "catalogue.sqlite-wal"])
+def test_a_store_whose_links_lead_out_of_it_is_refused(store, tmp_path, name):
+    (tmp_path / "elsewhere").write_text("precious")
+    if (store / name).exists():
+        (store / name).rename(tmp_path / "before")
+    (store / name).symlink_to(tmp_path / "elsewhere")
+    for act in (StoreWriter, summarize_store, rebuild_catalogue):
+        with pytest.raises(StoreError, match="a place outside of its folder"):
+            act(store)
+    assert (tmp_path / "elsewhere").read_text() == "precious"
 
 
 def test_nobody_else_writes_a_store_while_its_catalogue_is_made_anew(store, monkeypatch):
