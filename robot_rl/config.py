@@ -201,11 +201,12 @@ def composed(overrides: Sequence[str | Override], cell: Cell | None = None) -> D
 
 def check_values(config: DictConfig) -> None:
     """Raise `ConfigError` for a value that its key does not take, whatever the choices are."""
-    for key, value in flatten(config).items():
+    flat = flatten(config)
+    for key, value in flat.items():
         if shown(text := f"{key}: {value}") != text:
             raise ConfigError("a value has control characters", got=shown(text))
-    for key, names in VALUES.items():
-        check_value(key, OmegaConf.select(config, key), names)
+    for key in VALUES.keys() & flat.keys():  # a run of another version may lack some
+        check_value(key, flat[key], VALUES[key])
     for key in _SEEDS:
         seed, expected = OmegaConf.select(config, key), f"0 to {_SEEDS_END - 1}"
         if seed is not None and (type(seed) is not int or not 0 <= seed < _SEEDS_END):

@@ -9,7 +9,10 @@ from inspect import signature
 import pytest
 import yaml
 
+from drivers.arm.base import Arm
 from drivers.arm.ur import UrArm
+from drivers.camera.base import Camera
+from drivers.gripper.base import Gripper
 from policies.registry import make
 from robot_rl import cli
 from robot_rl.config import compose
@@ -22,12 +25,13 @@ BLOCKS = [
     for page in sorted(find_resource("hardware").glob("*.md"))
     for block in re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 ]
+FAMILIES = {"arms.md": Arm, "cameras.md": Camera, "grippers.md": Gripper}
 
 
 @pytest.mark.parametrize(("page", "driver"), BLOCKS)
 def test_a_driver_of_a_page_can_be_made(page, driver):
     try:
-        made = make(driver)
+        made = make(driver, FAMILIES[page])
     except MissingExtra as missing:
         pytest.skip(str(missing))
     made.close()

@@ -54,7 +54,7 @@ def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("evaluation.slots=0", "evaluation.slots is out of range; got: 0"),
         ("environment_steps=-5", "got: -5; expected: more than algorithm.schedule.warmup_steps"),
         ("environment_steps=500", "ends with the warm-up, and nothing would be learned; got: 500"),
-        ("demonstrations=-1", "demonstrations is out of range; got: -1; expected: >= 1"),
+        ("demonstrations=-1", "demonstrations is out of range; got: -1; expected: >= 0"),
         ("cloning.updates=0", "cloning.updates is out of range; got: 0; expected: >= 1"),
         (
             "algorithm.schedule.discount=high",

@@ -147,7 +147,7 @@ def test_a_policy_is_tested_outside_of_its_training(folder, capsys, monkeypatch)
     facts = json.loads(said_by(capsys, "inspect", "runs/latest", "json=true"))
     assert facts["evaluated"] == results
     refused = said_by(capsys, "evaluate", "seed=-1")
-    assert "evaluation.final_seed is out of range; got: -1; expected: >= 0" in refused
+    assert "evaluation.final_seed is out of range; got: -1; expected: 0 to" in refused
 
 
 def test_train_stop_resume_evaluate_inspect(

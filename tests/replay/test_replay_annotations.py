@@ -238,7 +238,7 @@ def test_evicting_an_episode_evicts_its_annotations(writer, schema, make_episode
         episode = reader.episodes("reach")[-1]
         for version in range(3):
             annotate(writer, episode, "score", version, np.zeros(10, np.float32))
-    ((count,),) = writer._catalogue.read("SELECT count(*) FROM annotations")
+    ((count,),) = writer._catalogue.read(tuple[int], "SELECT count(*) FROM annotations")
     assert count == 3 * 30
     for episode in reader.episodes("reach"):
         assert reader.annotations("score", episode)[0].all()
