@@ -163,7 +163,7 @@ class SimDevice(OverTopics):
         self._world = self._mirror.task.world
 
     def listen(self, name: str = "sim_device") -> RosClient:
-        """Begin to listen to the world anew."""
+        """Begin to listen to the world again."""
         client = super().listen(name)
         self._mirror.listen(client, _STALE_S)
         return client
