@@ -79,7 +79,9 @@ class LoadedPolicy:
     def reset(self, seed: int = 0, instruction: str = "") -> None:
         """Begin an episode; its plans draw noise from the seed, >= 0, and follow an instruction."""
         if not isinstance(seed, int | np.integer) or seed < 0:
-            raise PolicyError("the seed of an episode cannot be used", got=seed, expected="a whole number >= 0")
+            raise PolicyError(
+                "the seed of an episode cannot be used", got=seed, expected="a whole number >= 0"
+            )
         self._runner.reset(seeds=[seed], instructions=[instruction])
         self._begun = True
 
