@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.util
 import os
+import pkgutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ PACKAGES_VARIABLE = "ROBOT_RL_PACKAGES"
 """Installed packages with environments that the user has named; child processes inherit it."""
 
 ENTRY_POINTS = "robot_rl.plugins"
+EXTRAS = "robot_rl.extras"
 OWN_PACKAGES = ("robot_rl", "policies", "drivers")
 
 
@@ -84,18 +86,21 @@ def may_import(name: str) -> bool:
 
 def config_folders() -> tuple[Path, ...]:
     """Return the `configs/` folders of plug-ins and of `ROBOT_RL_PATH`."""
-    specs = [importlib.util.find_spec(name) for name in plugins()]
+    specs = [importlib.util.find_spec(name) for name in plugin_packages()]
     places = [Path(p) for s in specs if s is not None for p in s.submodule_search_locations or ()]
     return tuple(each / "configs" for each in (*folders(), *places) if (each / "configs").is_dir())
 
 
 @functools.cache
-def plugins() -> tuple[str, ...]:
-    """Names of the packages that the entry points name."""
+def plugin_packages() -> tuple[str, ...]:
+    """Names of the packages that add to robot_rl: its own extras, then those of entry points."""
     from importlib.metadata import entry_points  # late: it takes a moment
 
-    found = entry_points(group=ENTRY_POINTS)
-    return tuple(sorted({each.module.partition(".")[0] for each in found}))
+    extras = importlib.util.find_spec(EXTRAS)
+    places = extras.submodule_search_locations if extras is not None else None
+    own = sorted(f"{EXTRAS}.{each.name}" for each in pkgutil.iter_modules(places or []))
+    others = {each.module.partition(".")[0] for each in entry_points(group=ENTRY_POINTS)}
+    return (*own, *sorted(others))
 
 
 def make_importable(module_name: str) -> Path | None:
@@ -116,7 +121,7 @@ def _own_folder(root: str) -> Path | None:
 def is_registered(name: str) -> bool:
     """Whether a module, or what is in it, is of robot_rl, a plug-in or a folder that was named."""
     root = name.partition(".")[0]
-    return root in OWN_PACKAGES or _own_folder(root) is not None or root in plugins()
+    return root in OWN_PACKAGES or _own_folder(root) is not None or root in plugin_packages()
 
 
 def imported(name: str, module_name: str) -> Any:
@@ -127,7 +132,8 @@ def imported(name: str, module_name: str) -> Any:
     """
     root = module_name.partition(".")[0]
     if not is_registered(module_name):
-        own, others = (", ".join(map(str, each)) or "none" for each in (folders(), plugins()))
+        own = ", ".join(map(str, folders())) or "none"
+        others = ", ".join(each for each in plugin_packages() if "." not in each) or "none"
         raise RegistryError(
             f"{name!r} is not in the registry",
             got=f"a module {root!r} that nobody has added",

@@ -12,7 +12,6 @@ import itertools
 import json
 import math
 import os
-import pkgutil
 import re
 import signal
 import sys
@@ -23,8 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from policies.registry import add_folder
-from robot_rl.commands.table import COMMANDS, Command, Option
+from robot_rl.commands.table import commands
 from robot_rl.errors import RobotRLError, described, did_you_mean, in_shell, shown
+from robot_rl.plugins import Command, Option, resolve
 from robot_rl.processes.signals import (
     ENDS_WITH_INPUT,
     EXIT_INTERRUPTED,
@@ -112,21 +112,22 @@ def _dispatch(words: list[str]) -> None:
         print(f"robot-rl {package_version('robot_rl')}")
         return
     name, rest = words[0], words[1:]
-    if name not in COMMANDS:
+    known = commands()
+    if name not in known:
         raise UsageError(
             f"unknown command {name!r}",
-            expected=f"one of {', '.join(COMMANDS)}",
-            hint=did_you_mean(name, COMMANDS, "robot-rl ") or "robot-rl --help",
+            expected=f"one of {', '.join(known)}",
+            hint=did_you_mean(name, known, "robot-rl ") or "robot-rl --help",
         )
-    command = COMMANDS[name]
+    command = known[name]
     options = [word for word in rest if word.startswith("-") and not os.path.exists(word)]
     others = [word for word in rest if word not in options]
     if {"-h", "--help"}.intersection(options):
         print(_page(name, command, others))
         return
-    known = [DRY_RUN] if command.dry_run else []
-    if unknown := [word for word in options if word not in known]:
-        raise _unknown_option(name, unknown[0], known)
+    allowed = [DRY_RUN] if command.dry_run else []
+    if unknown := [word for word in options if word not in allowed]:
+        raise _unknown_option(name, unknown[0], allowed)
     _run_command(name, command, others, command.dry_run if options else command.target)
 
 
@@ -142,7 +143,7 @@ def _unknown_option(name: str, word: str, known: Sequence[str]) -> UsageError:
 def _run_command(name: str, command: Command, words: list[str], target: str) -> None:
     if not command.takes_overrides:
         positionals, options = _split(name, command, words)
-        pkgutil.resolve_name(target)(*positionals, **options)
+        resolve(target)(*positionals, **options)
         return
     paths = [word for word in words if not _is_setting(word)]
     _check_count(name, command, paths)
@@ -171,7 +172,7 @@ def _configured(
     # For whoever waits while torch is loaded.
     print(f"{name}: {' '.join(chosen)} seed={config.seed}{run}", flush=True)
     told = [words] if command.measures else []
-    pkgutil.resolve_name(target)(config, *told, *([paths] if command.arguments else []))
+    resolve(target)(config, *told, *([paths] if command.arguments else []))
 
 
 def _is_setting(word: str) -> bool:
@@ -181,7 +182,7 @@ def _is_setting(word: str) -> bool:
 
 def _overview() -> str:
     lines = ["robot-rl COMMAND [key=value ...]", ""]
-    for name, command in COMMANDS.items():
+    for name, command in commands().items():
         lines += _entry(" ".join((name, *command.positionals)), command.summary)
     return "\n".join([*lines, "", "robot-rl COMMAND --help says more. Start with: robot-rl train"])
 

@@ -12,7 +12,8 @@ import sys
 import pytest
 
 from robot_rl import cli
-from robot_rl.commands.table import COMMANDS, Command
+from robot_rl.commands.table import COMMANDS
+from robot_rl.plugins import Command
 from robot_rl.processes import signals
 
 pytestmark = pytest.mark.usefixtures("default_signals")
@@ -100,7 +101,8 @@ SHOWING = """
 import signal, sys, time
 from robot_rl import cli
 from robot_rl.processes.progress import WorkProgress
-from robot_rl.commands.table import COMMANDS, Command
+from robot_rl.commands.table import COMMANDS
+from robot_rl.plugins import Command
 
 def work():
     with WorkProgress(10, "episodes") as progress:
@@ -165,7 +167,8 @@ def test_a_command_that_is_done_looks_for_no_garbage():
 LEAVING = """
 import atexit, sys, time
 from robot_rl import cli
-from robot_rl.commands.table import COMMANDS, Command
+from robot_rl.commands.table import COMMANDS
+from robot_rl.plugins import Command
 
 def leave():
     print("leaving", flush=True)

@@ -23,9 +23,10 @@ from launch_ros.substitutions import FindPackagePrefix
 from omegaconf import DictConfig
 
 from launch import LaunchContext, LaunchDescription
-from robot_rl.commands.table import COMMANDS, Command
+from robot_rl.commands.table import COMMANDS
 from robot_rl.config import compose
 from robot_rl.errors import RobotRLError
+from robot_rl.plugins import Command
 from robot_rl.processes.signals import EXIT_INTERRUPTED
 from robot_rl.ros.environment import ros_environment
 from robot_rl.ros.nodes import PACKAGE, NodeDescription, node_table

@@ -5,84 +5,11 @@ Stages are named, not imported: help and errors do not wait for torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-
-from robot_rl.errors import RobotRLError, did_you_mean
+from robot_rl.plugins import Command, Option, PluginError, plugins
 from robot_rl.run import POLICIES
-
-
-@dataclass(frozen=True)
-class Option:
-    """One `key=value` of a command that has no configuration."""
-
-    name: str  # the key, which is also the name of the function's argument
-    summary: str  # what it decides
-    # The value if it is not given; a number or a truth value takes only such.
-    default: str | float | bool | None = None
-    choices: tuple[str, ...] = ()  # which words it may be; empty where any text may follow
-
 
 # Of the commands that read runs, but have no configuration.
 _RUNS = Option("runs_directory", "folder of all runs", "runs")
-
-
-@dataclass(frozen=True)
-class Command:
-    """One word of the command line."""
-
-    target: str  # `module:function` that does the work; it is called with the configuration
-    summary: str  # one line for the list of commands
-    details: str  # what the command reads and writes
-    # The configuration key that names the run directory to work on; its path alone does too. The
-    # configuration of that run is used, and overrides that would make it another run are refused.
-    run_key: str | None = "run"
-    # The run when that key is not given; None when the command makes its own.
-    default_run: str | None = "latest"
-    # Whether it measures a run's policy: `latest` is then the newest run that has one, and the
-    # robot and the parameters of the task may be others than the run was made with. It is told the
-    # overrides too, for its records.
-    measures: bool = False
-    # `module:function` that says what the target would do, after the same checks, and does nothing;
-    # empty where there is none.
-    dry_run: str = ""
-    # The settings that matter most, for its help page: keys and groups of the configuration, with
-    # spaces between them. A command without any has no configuration.
-    keys: str = ""
-    # Words that stand for a longer key of the configuration.
-    short: Mapping[str, str] = field(default_factory=dict)
-    # Names of the positional arguments, [OPTIONAL] and ... for more. Where the command has a
-    # configuration they are runs or checkpoints, and it is that of the first's run; the command is
-    # told all of them, last.
-    arguments: tuple[str, ...] = ()
-    # What `key=value` may follow, of a command that has no configuration.
-    options: tuple[Option, ...] = ()
-    example: str = ""  # a command to show to somebody who gave the wrong arguments
-
-    @property
-    def takes_overrides(self) -> bool:
-        """Whether the command has a configuration."""
-        return bool(self.keys)
-
-    def written_out(self, overrides: Iterable[str]) -> list[str]:
-        """Put the longer keys in the place of the words that stand for them.
-
-        `RobotRLError` for a word that is one of them but for a letter or two.
-        """
-        typed = [override.partition("=") for override in overrides]
-        for key, *_ in typed:
-            hint = None if key in self.short or "." in key else did_you_mean(key, self.short, "")
-            if hint is not None:
-                expected = ", ".join(self.short)
-                raise RobotRLError(f"unknown key {key!r}", expected=expected, hint=hint)
-        return ["".join((self.short.get(key, key), *rest)) for key, *rest in typed]
-
-    @property
-    def positionals(self) -> tuple[str, ...]:
-        """What may come without a key: its arguments, or the run."""
-        return self.arguments or (("[RUN]",) if self.run_key and self.takes_overrides else ())
-
-
 _PROOF = {
     name: f"proof.{name}" for name in ("confidence", "seed", "scenes", "score", "claim", "episodes")
 }
@@ -478,3 +405,22 @@ COMMANDS: dict[str, Command] = {
         example="robot-rl bench env",
     ),
 }
+
+
+def commands() -> dict[str, Command]:
+    """Return our own commands and those of plug-ins, by name.
+
+    Raises:
+        PluginError: A plug-in cannot be read, or adds a command that is there.
+    """
+    found = dict(COMMANDS)
+    for plugin in plugins():
+        for name, command in plugin.commands.items():
+            if name in found:
+                raise PluginError(
+                    f"two plug-ins, or one and robot_rl, have a command {name!r}",
+                    got=f"{found[name].target} and {command.target}",
+                    hint="rename one of them",
+                )
+            found[name] = command
+    return found

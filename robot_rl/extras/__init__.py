@@ -1,0 +1,1 @@
+"""What the main path does not need: each package joins by its `configs/` and its `plugin`."""

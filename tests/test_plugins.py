@@ -1,0 +1,53 @@
+"""Plug-ins: what a folder of the user's own adds, and how its faults are reported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def robot_rl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "robot_rl.cli", *words]
+    environment = os.environ | {"ROBOT_RL_PATH": str(folder)}
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def plugin(folder: Path, text: str) -> Path:
+    (folder / "plugin.py").write_text(
+        f"from robot_rl.plugins import Command, Option, Plugin\n{text}\n"
+    )
+    return folder
+
+
+def test_a_folder_adds_a_command(tmp_path: Path) -> None:
+    (tmp_path / "wiping.py").write_text("def run(place, *, times):\n    print(place, times)\n")
+    plugin(
+        tmp_path,
+        'PLUGIN = Plugin(commands={"wipe": Command("wiping:run", "Wipe the table.", "",'
+        ' arguments=("PLACE",), options=(Option("times", "how often", 2),))})',
+    )
+    assert "Wipe the table." in robot_rl(tmp_path, "--help").stdout
+    assert robot_rl(tmp_path, "wipe", "left", "times=3").stdout == "left 3\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import nowhere_installed", "cannot be imported; got: ModuleNotFoundError"),
+        ("PLUGIN = 3", "holds no plug-in; got: PLUGIN = 3"),
+        ("", "holds no plug-in; got: PLUGIN = None"),
+        (
+            'PLUGIN = Plugin(commands={"train": Command("my:train", "", "")})',
+            "have a command 'train'; got: robot_rl.commands.train:run and my:train",
+        ),
+    ],
+)
+def test_a_broken_plugin_is_one_sentence(tmp_path: Path, text: str, message: str) -> None:
+    done = robot_rl(plugin(tmp_path, text), "train", "--help")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
