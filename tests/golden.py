@@ -39,9 +39,17 @@ _ACTOR_CRITIC = (
 RUNS = {
     "residual": ("algorithm=residual", *_ACTOR_CRITIC),
     "rlpd_pretrained": ("algorithm=rlpd_pretrained", *_ACTOR_CRITIC),
-    "action_gradient": ("algorithm=action_gradient", "task=peg_insert"),
-    "pixels": ("observation=pixels", *_ACTOR_CRITIC),
-    "vla": ("policy=vla_tiny", "task=reach_instructed", *_ACTOR_CRITIC),
+    "action_gradient": ("algorithm=action_gradient", "algorithm.schedule.warmup_steps=100"),
+    "pixels": (
+        "observation=pixels",
+        "observation.vision_training.cloning.updates=20",
+        "observation.vision_training.exploration_episodes=1",
+        "demonstrations=2",
+        "environment_steps=150",
+        "algorithm.schedule.warmup_steps=50",
+        *_ACTOR_CRITIC[1:],
+    ),
+    "vla": ("policy=vla_tiny", "task=reach_instructed", "cloning.updates=10", *_ACTOR_CRITIC),
 }
 # Says of the run in its folder what rows it has stored and what it has learned.
 _READ_RUN = """
