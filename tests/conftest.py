@@ -20,7 +20,10 @@ from hypothesis import HealthCheck, settings
 
 # Drivers and other parts that tests define are a user's own: configurations name them all the same.
 _HERE = Path(__file__).parent
-_WITH_PARTS = (_HERE, *(_HERE / name for name in ("algorithms", "calibration", "drivers", "ros")))
+_WITH_PARTS = (
+    _HERE,
+    *(_HERE / name for name in ("algorithms", "drivers", "extras/calibration", "ros")),
+)
 os.environ["ROBOT_RL_PATH"] = os.pathsep.join(map(str, _WITH_PARTS))
 
 # A busy machine is slow by chance; examples are derandomised so that a failure comes back.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy.typing as npt
 from PIL import Image as Picture
 
 from drivers.errors import DriverError
-from robot_rl.calibration.board import Intrinsics
 
 # Of pictures that a camera may give or publish, lowest and highest [Hz].
 RATES = (0.1, 1000.0)
@@ -31,6 +30,36 @@ class Frame:
     # uint16 (H, W) in millimetres along the optical axis, seen from the colour camera; 0 where
     # there is none. None where depth was not asked for.
     depth: Depth | None = None
+
+
+@dataclass(frozen=True)
+class Intrinsics:
+    """How the colour camera projects: u = fx · x/z + cx, v = fy · y/z + cy, after distortion."""
+
+    width: int  # pixels
+    height: int  # pixels
+    fx: float  # focal length [pixels]
+    fy: float  # focal length [pixels]
+    cx: float  # principal point [pixels]
+    cy: float  # principal point [pixels]
+    # k1, k2, p1, p2, k3 of Brown and Conrady, as OpenCV and ROS's `plumb_bob` order them.
+    distortion: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], where: str) -> Intrinsics:
+        """Take the fields by name from a mapping; the `DriverError` says `where` that came from."""
+        try:
+            return cls(**{**values, "distortion": tuple(values.get("distortion", (0.0,) * 5))})
+        except TypeError as error:
+            raise DriverError(
+                f"{where} does not hold a camera's intrinsics",
+                got=error,
+                expected=[field.name for field in fields(cls)],
+            ) from error
+
+    def matrix(self) -> npt.NDArray[np.float64]:
+        """The camera matrix (3, 3)."""
+        return np.array([[self.fx, 0.0, self.cx], [0.0, self.fy, self.cy], [0.0, 0.0, 1.0]])
 
 
 class Camera(Protocol):

@@ -16,12 +16,11 @@ from typing import Any
 
 from sensor_msgs.msg import CameraInfo, Image
 
-from drivers.camera.base import RATES, Camera, Frame, View
+from drivers.camera.base import RATES, Camera, Frame, Intrinsics, View
 from drivers.errors import DriverTimeout
-from robot_rl.calibration.board import Intrinsics
 from robot_rl.ros import qos
 from robot_rl.ros.device_node import DeviceNode
-from robot_rl.ros.messages import camera_info_message, header, image_message
+from robot_rl.ros.messages import header, image_message
 from robot_rl.ros.node_process import run_node
 
 # A poll waits this long for a picture, so that one is published as soon as it is there [s].
@@ -123,6 +122,18 @@ class CameraNode(DeviceNode):
         self._info.publish(info)
         if frame.depth is not None:
             self._depth.publish(image_message(frame.depth, stamp, self._frame_id))
+
+
+def camera_info_message(lens: Intrinsics, stamp_ns: int, frame: str) -> CameraInfo:
+    """How a camera projects, for a picture of a stamp [ns] in its optical frame."""
+    fx, fy, cx, cy = lens.fx, lens.fy, lens.cx, lens.cy
+    message = CameraInfo(header=header(stamp_ns, frame), width=lens.width, height=lens.height)
+    message.distortion_model = "plumb_bob"
+    message.d = [float(value) for value in lens.distortion]
+    message.k = [fx, 0.0, cx, 0.0, fy, cy, 0.0, 0.0, 1.0]
+    message.r = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
+    message.p = [fx, 0.0, cx, 0.0, 0.0, fy, cy, 0.0, 0.0, 0.0, 1.0, 0.0]
+    return message
 
 
 main = partial(run_node, CameraNode, sends_pictures=True)  # its driver is in the parameter `driver`

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from drivers.camera.base import RATES, Depth, Frame, Image, check_color
+from drivers.camera.base import RATES, Depth, Frame, Image, Intrinsics, check_color
 from drivers.errors import DriverError, DriverTimeout, check_ranges
-from robot_rl.calibration.board import Intrinsics
 from robot_rl.errors import MissingExtra, require
 
 _UNPLUGGED = "is it still plugged into USB 3?"

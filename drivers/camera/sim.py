@@ -6,10 +6,9 @@ import math
 import time
 from dataclasses import dataclass
 
-from drivers.camera.base import RATES, Frame
+from drivers.camera.base import RATES, Frame, Intrinsics
 from drivers.errors import DriverError, DriverTimeout, check_ranges
 from drivers.live_world import SimDevice
-from robot_rl.calibration.board import Intrinsics
 from robot_rl.env.sim.cameras import SceneRenderer
 
 

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drivers.camera.base import RATES, Frame, check_color
+from drivers.camera.base import RATES, Frame, Intrinsics, check_color
 from drivers.errors import DriverError, DriverTimeout, check_ranges
-from robot_rl.calibration.board import Intrinsics
 from robot_rl.errors import require
 
 _STOP_S = 5.0

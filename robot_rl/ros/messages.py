@@ -27,10 +27,9 @@ from geometry_msgs.msg import (
     Wrench,
     WrenchStamped,
 )
-from sensor_msgs.msg import CameraInfo, Image, JointState
+from sensor_msgs.msg import Image, JointState
 from std_msgs.msg import Header
 
-from robot_rl.calibration.board import Intrinsics
 from robot_rl.errors import RobotRLError
 from robot_rl.safety.limits import MeasurementRefused
 from robot_rl.safety.measurement import check_pose
@@ -132,18 +131,6 @@ def image_array(message: Image) -> npt.NDArray[np.generic]:
     if swapped:
         picture = np.ascontiguousarray(picture[..., ::-1])
     return picture.astype(dtype.newbyteorder("="), copy=False)
-
-
-def camera_info_message(lens: Intrinsics, stamp_ns: int, frame: str) -> CameraInfo:
-    """How a camera projects, for a picture of a stamp [ns] in its optical frame."""
-    fx, fy, cx, cy = lens.fx, lens.fy, lens.cx, lens.cy
-    message = CameraInfo(header=header(stamp_ns, frame), width=lens.width, height=lens.height)
-    message.distortion_model = "plumb_bob"
-    message.d = [float(value) for value in lens.distortion]
-    message.k = [fx, 0.0, cx, 0.0, fy, cy, 0.0, 0.0, 1.0]
-    message.r = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
-    message.p = [fx, 0.0, cx, 0.0, 0.0, fy, cy, 0.0, 0.0, 0.0, 1.0, 0.0]
-    return message
 
 
 def joint_state_message(

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 from scipy.spatial.transform import Rotation
 
-from robot_rl.calibration.board import CalibrationError, Corners, Intrinsics
 from robot_rl.errors import require
+from robot_rl.extras.calibration.board import CalibrationError, Corners, Intrinsics
 
 Matrix = npt.NDArray[np.float64]
 _MOUNTS = ("wrist", "fixed")

@@ -19,9 +19,15 @@ from PIL import Image as Picture
 from drivers.arm.base import Arm
 from drivers.camera.base import Camera
 from policies import registry
-from robot_rl.calibration.board import Board, BoardNotFound, CalibrationError, Intrinsics, estimate
-from robot_rl.calibration.hand_eye import View, solve
-from robot_rl.calibration.views import ViewFolder
+from robot_rl.extras.calibration.board import (
+    Board,
+    BoardNotFound,
+    CalibrationError,
+    Intrinsics,
+    estimate,
+)
+from robot_rl.extras.calibration.hand_eye import View, solve
+from robot_rl.extras.calibration.views import ViewFolder
 from robot_rl.processes.files import replace_text
 from robot_rl.ros.nodes import Driver
 from robot_rl.safety import rotations

@@ -1,4 +1,4 @@
-"""The calibration board, ChArUco, and how the camera that sees it projects.
+"""The calibration board, ChArUco, and the intrinsics of the camera that sees it.
 
 The board is a chessboard whose white squares hold markers: a part of it is enough, and it cannot be
 taken for itself turned round.
@@ -6,13 +6,14 @@ taken for itself turned round.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from drivers.camera.base import Intrinsics
 from robot_rl.errors import RobotRLError, require
 
 _LEAST_CORNERS = 6
@@ -106,36 +107,6 @@ class Board:
             )
         dictionary = aruco.getPredefinedDictionary(getattr(aruco, self.dictionary))
         return aruco.CharucoBoard((self.columns, self.rows), self.square, self.marker, dictionary)
-
-
-@dataclass(frozen=True)
-class Intrinsics:
-    """How the colour camera projects: u = fx · x/z + cx, v = fy · y/z + cy, after distortion."""
-
-    width: int  # pixels
-    height: int  # pixels
-    fx: float  # focal length [pixels]
-    fy: float  # focal length [pixels]
-    cx: float  # principal point [pixels]
-    cy: float  # principal point [pixels]
-    # k1, k2, p1, p2, k3 of Brown and Conrady, as OpenCV and ROS's `plumb_bob` order them.
-    distortion: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any], where: str) -> Intrinsics:
-        """Those that a mapping from `where` holds, by the names of the fields."""
-        try:
-            return cls(**{**values, "distortion": tuple(values.get("distortion", (0.0,) * 5))})
-        except TypeError as error:
-            raise CalibrationError(
-                f"{where} does not hold a camera's intrinsics",
-                got=error,
-                expected=[field.name for field in fields(cls)],
-            ) from error
-
-    def matrix(self) -> npt.NDArray[np.float64]:
-        """The camera matrix (3, 3)."""
-        return np.array([[self.fx, 0.0, self.cx], [0.0, self.fy, self.cy], [0.0, 0.0, 1.0]])
 
 
 def estimate(views: Sequence[Corners], width: int, height: int) -> Intrinsics:

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.calibration.board import Board, BoardNotFound, CalibrationError, Intrinsics
-from robot_rl.calibration.hand_eye import View
 from robot_rl.errors import in_shell, require
+from robot_rl.extras.calibration.board import Board, BoardNotFound, CalibrationError, Intrinsics
+from robot_rl.extras.calibration.hand_eye import View
 from robot_rl.safety.commands import CommandRefused, checked_pose
 
 Image = npt.NDArray[np.uint8]

@@ -11,8 +11,8 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from drivers.camera.base import Frame
-from robot_rl.calibration.board import Board, Intrinsics
-from robot_rl.calibration.hand_eye import to_matrix
+from robot_rl.extras.calibration.board import Board, Intrinsics
+from robot_rl.extras.calibration.hand_eye import to_matrix
 
 LENS = Intrinsics(640, 480, 600.0, 605.0, 322.0, 238.0)
 BOARD = Board()
@@ -105,7 +105,7 @@ class Arm:
         type(self).readings = 0
 
     def read(self):
-        from robot_rl.calibration.hand_eye import to_pose
+        from robot_rl.extras.calibration.hand_eye import to_pose
 
         number, after = divmod(type(self).readings, 2)
         type(self).readings += 1
