@@ -14,8 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.extras.progress.progress_model import (
+    Comparison,
+    Images,
+    ProgressError,
+    Values,
+    serve_progress,
+)
 from robot_rl.processes.signals import stop_event
-from robot_rl.rewards.progress import Comparison, Images, ProgressError, Values, serve_progress
 
 
 class GoalImages:

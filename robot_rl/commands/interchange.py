@@ -1,4 +1,4 @@
-"""`robot-rl export`, `import` and `annotate`: episodes of stores, datasets and LeRobot."""
+"""`robot-rl export` and `import`: episodes of stores, datasets and LeRobot."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.messages import Opened
 from robot_rl.replay.reader import StoreEpisodes, StoreReader
 from robot_rl.replay.records import Annotations
-from robot_rl.rewards.progress import RemoteProgressModel, annotate_progress
 from robot_rl.run import CONFIG_FILE, RunDirectory
 from robot_rl.wire.endpoint import wait_for_endpoint
 
@@ -49,7 +48,7 @@ def export(
     """Write the sealed episodes of a store, or those of a dataset, to a new directory."""
     wanted = None if source == "all" else SOURCE_NAMES.index(source)
     selection = Selection(wanted, _OUTCOMES[success])
-    place = _store_at(Path(store))
+    place = store_at(Path(store))
     if is_store(place):
         episodes = StoreEpisodes(place, table, selection)
         _transfer(episodes, out, format, "exported")
@@ -81,7 +80,7 @@ def import_dataset(path: str, out: str, *, table: str | None, map: str | None) -
             got=f"no folder {place}",
             hint="name a dataset that `robot-rl export` or somebody else wrote",
         )
-    store = _store_at(Path(out))
+    store = store_at(Path(out))
     live = is_store(store) or store != Path(out)
     source: EpisodeSource
     if is_ours(place):
@@ -115,19 +114,6 @@ def _import_foreign(place: Path, out: str, table: str | None, map: str | None) -
     source = MappedEpisodes(open_foreign(place), Path(map))
     _transfer(source, out, "zarr", "imported", table)
     print("\n".join(f"    {line}" for line in source.report))
-
-
-def annotate(store: str, address: str, *, table: str | None) -> None:
-    """Have the progress model that listens at an address judge the sealed episodes of a store."""
-    place = _store_at(Path(store))
-    if not is_store(place):
-        raise RobotRLError(f"there is no store at {place}", expected="a store or a run directory")
-    with stop_event() as stop, RemoteProgressModel(address) as model, ReplayClient(place) as client:
-        count = annotate_progress(place, table, client, model, stop)
-        print(f"judged {count} episodes with version {model.version} of the model at {address}")
-        if stop.is_set():
-            print("the same command judges the others")
-            raise KeyboardInterrupt
 
 
 def _import_into(source: EpisodeSource, store: Path, table: str | None) -> None:
@@ -187,7 +173,7 @@ def _transfer(
     )
 
 
-def _store_at(path: Path) -> Path:
+def store_at(path: Path) -> Path:
     """The store of a run directory; what else is there is taken for one."""
     return RunDirectory(path).store if (path / CONFIG_FILE).is_file() else path
 

@@ -236,16 +236,6 @@ COMMANDS: dict[str, Command] = {
         options=(Option("which", "which policy of the run", "deployed", POLICIES), _RUNS),
         example="robot-rl export-policy runs/latest OUT which=student",
     ),
-    "annotate": Command(
-        "robot_rl.commands.interchange:annotate",
-        "Have a progress model judge the episodes of a store.",
-        "STORE is a store or a run directory whose replay server runs; the model listens at"
-        " ADDRESS, tcp://127.0.0.1:PORT, in a process of its own. Its scores become the annotations"
-        " progress, progress_confidence and done: reward.annotation=progress learns from it.",
-        arguments=("STORE", "ADDRESS"),
-        options=(Option("table", "the store's table, if it has several"),),
-        example="robot-rl annotate runs/latest tcp://127.0.0.1:5600",
-    ),
     "import": Command(
         "robot_rl.commands.interchange:import_dataset",
         "Take in demonstrations: as an episode dataset, or into a running store.",

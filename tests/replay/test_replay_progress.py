@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from robot_rl import cli
+from robot_rl.extras.progress.progress_model import Comparison, serve_progress
 from robot_rl.processes.signals import ask_to_end
 from robot_rl.replay.reader import StoreReader
-from robot_rl.rewards.progress import Comparison, serve_progress
 
 
 class Level:

@@ -13,8 +13,7 @@ import zmq
 
 from robot_rl.data.episodes import EpisodeWriter
 from robot_rl.data.schema import Field, row_schema
-from robot_rl.processes.signals import StopEvent
-from robot_rl.rewards.progress import (
+from robot_rl.extras.progress.progress_model import (
     ANSWERS,
     Comparison,
     ProgressError,
@@ -22,6 +21,7 @@ from robot_rl.rewards.progress import (
     judge_episode,
     serve_progress,
 )
+from robot_rl.processes.signals import StopEvent
 from robot_rl.wire.messages import MAGIC, PREFIX, WIRE_VERSION, Decoder, Refused
 
 BRIGHT, DARK = 200, 10

@@ -20,8 +20,10 @@ import numpy.typing as npt
 import zmq
 from msgspec import Meta
 
+from robot_rl.commands.interchange import store_at
 from robot_rl.errors import RobotRLError
-from robot_rl.processes.signals import StopEvent
+from robot_rl.processes.signals import StopEvent, stop_event
+from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import Annotations, EpisodeRecord
@@ -241,6 +243,19 @@ class RemoteProgressModel:
             got=f"nothing within {self._timeout:g} s",
             hint="start its server; examples/4_reward/progress.py is one",
         )
+
+
+def annotate(store: str, address: str, *, table: str | None) -> None:
+    """Have the model that listens at an address judge the sealed episodes of a store."""
+    place = store_at(Path(store))
+    if not is_store(place):
+        raise RobotRLError(f"there is no store at {place}", expected="a store or a run directory")
+    with stop_event() as stop, RemoteProgressModel(address) as model, ReplayClient(place) as client:
+        count = annotate_progress(place, table, client, model, stop)
+        print(f"judged {count} episodes with version {model.version} of the model at {address}")
+        if stop.is_set():
+            print("the same command judges the others")
+            raise KeyboardInterrupt
 
 
 def annotate_progress(

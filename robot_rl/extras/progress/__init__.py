@@ -1,0 +1,1 @@
+"""Models that judge progress: `robot-rl annotate`, and what serves one."""

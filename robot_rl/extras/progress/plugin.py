@@ -1,0 +1,18 @@
+"""Models that judge how near to the goal a robot is."""
+
+from robot_rl.plugins import Command, Option, Plugin
+
+_COMMANDS = {
+    "annotate": Command(
+        "robot_rl.extras.progress.progress_model:annotate",
+        "Have a progress model judge the episodes of a store.",
+        "STORE is a store or a run directory whose replay server runs; the model listens at"
+        " ADDRESS, tcp://127.0.0.1:PORT, in a process of its own. Its scores become the annotations"
+        " progress, progress_confidence and done: reward.annotation=progress learns from it.",
+        arguments=("STORE", "ADDRESS"),
+        options=(Option("table", "the store's table, if it has several"),),
+        example="robot-rl annotate runs/latest tcp://127.0.0.1:5600",
+    ),
+}
+
+PLUGIN = Plugin(commands=_COMMANDS)
