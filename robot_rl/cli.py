@@ -200,7 +200,7 @@ def _page(name: str, command: Command, words: Sequence[str]) -> str:
         lines += [f"{DRY_RUN} checks and shows all of that, but starts and writes nothing."]
     lines += [""] if settings else []
     for option in command.options:
-        choices = f"{' or '.join(option.choices)}: " if option.choices else ""
+        choices = f"{' or '.join(option.words)}: " if option.words else ""
         shown = "" if option.default is None else json.dumps(option.default).strip('"')
         lines += _entry(f"{option.name}={shown}", choices + option.summary)
     if command.takes_overrides:
@@ -306,7 +306,7 @@ def _split(
 def _value(option: Option, text: str) -> str | float | bool:
     """What is given to an option, of the kind of its default."""
     is_flag = isinstance(option.default, bool)
-    choices = ("true", "false") if is_flag else option.choices
+    choices = ("true", "false") if is_flag else option.words
     if choices and text not in choices:
         raise UsageError(
             f"{option.name}= takes another word",

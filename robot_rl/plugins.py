@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -40,7 +41,13 @@ class Option:
     summary: str  # what it decides
     # The value if it is not given; a number or a truth value takes only such.
     default: str | float | bool | None = None
-    choices: tuple[str, ...] = ()  # which words it may be; empty where any text may follow
+    # Which words it may be, or what says them; empty where any text may follow.
+    choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Which words it may be; empty where any text may follow."""
+        return self.choices() if callable(self.choices) else self.choices
 
 
 @dataclass(frozen=True)
@@ -100,15 +107,22 @@ class Command:
 
 
 @dataclass(frozen=True)
+class DatasetFormat:
+    """A format of episode datasets beside our own. Functions are named as `module:function`."""
+
+    title: str  # as a person calls it
+    marker: str  # the file in its folder by which it is known
+    open: str  # gives the `SummarizedEpisodes` of a folder
+    create: str  # what `robot-rl export format=NAME` writes into a new folder: an `OpenSink`
+
+
+@dataclass(frozen=True)
 class Plugin:
     """What one plug-in adds. All functions are named as `module:function`."""
 
     commands: Mapping[str, Command] = field(default_factory=dict)
-    # Datasets that `inspect`, `import` and `read_episodes` understand: the file that marks one,
-    # and what opens its folder as an `EpisodeSource`.
-    dataset_readers: Mapping[str, str] = field(default_factory=dict)
-    # Formats of `robot-rl export format=NAME`, and what opens a new folder: an `OpenSink`.
-    dataset_writers: Mapping[str, str] = field(default_factory=dict)
+    # What `inspect`, `import` and `read_episodes` read, and `export format=NAME` writes, by name.
+    dataset_formats: Mapping[str, DatasetFormat] = field(default_factory=dict)
     # Policies other than checkpoints: the file that marks one, and what loads its folder as a
     # `Behaviour`.
     policy_formats: Mapping[str, str] = field(default_factory=dict)
@@ -133,6 +147,32 @@ def plugins() -> tuple[Plugin, ...]:
         *(_read(name, importlib.import_module) for name in found),
         *(_read(file, _import_file) for file in files if os.path.isfile(file)),
     )
+
+
+def added(kind: str, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Merge what plug-ins add under one field of `Plugin`, such as `commands`, with our own.
+
+    Raises:
+        PluginError: A plug-in cannot be read, or adds what is there.
+    """
+    found = dict(own or {})
+    for plugin in plugins():
+        for name, each in getattr(plugin, kind).items():
+            if name in found:
+                both = (getattr(one, "target", str(one)) for one in (found[name], each))
+                raise PluginError(
+                    f"two of robot_rl and its plug-ins have {name!r} among their {kind}",
+                    got=" and ".join(both),
+                    hint="rename one of them",
+                )
+            found[name] = each
+    return found
+
+
+def format_of(folder: Path) -> tuple[str, DatasetFormat] | None:
+    """Find the format that a plug-in adds, and its name, of the dataset in a folder."""
+    formats: dict[str, DatasetFormat] = added("dataset_formats")
+    return next((f for f in formats.items() if (folder / f[1].marker).is_file()), None)
 
 
 def resolve(function: str) -> Any:

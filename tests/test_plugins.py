@@ -42,7 +42,7 @@ def test_a_folder_adds_a_command(tmp_path: Path) -> None:
         ("", "holds no plug-in; got: PLUGIN = None"),
         (
             'PLUGIN = Plugin(commands={"train": Command("my:train", "", "")})',
-            "have a command 'train'; got: robot_rl.commands.train:run and my:train",
+            "have 'train' among their commands; got: robot_rl.commands.train:run and my:train",
         ),
     ],
 )

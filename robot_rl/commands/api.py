@@ -17,7 +17,6 @@ import numpy.typing as npt
 from policies.errors import PolicyError
 from policies.registry import add_folder as add_folder
 from robot_rl.commands.inspection import Kind, first_episodes_of, look
-from robot_rl.data import lerobot
 from robot_rl.data.episodes import Episode as Episode
 from robot_rl.data.episodes import NotADataset
 from robot_rl.data.intervals import StatisticsError, clopper_pearson
@@ -31,6 +30,7 @@ from robot_rl.errors import RobotRLError as RobotRLError
 from robot_rl.errors import did_you_mean
 from robot_rl.evaluation.ledger import open_policy
 from robot_rl.evaluation.statistics import Comparison, EvaluationResult
+from robot_rl.plugins import format_of, resolve
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.client import ReplayClient as ReplayClient
@@ -169,8 +169,8 @@ def read_episodes(path: str | Path, table: str | None = None) -> Iterator[Episod
         return
     if kind is Kind.POLICY:
         raise NotADataset("a policy holds no episodes", got=str(place))
-    if kind is Kind.LEROBOT:
-        yield from lerobot.open_lerobot(place).episodes()
+    if (found := format_of(place)) is not None:
+        yield from resolve(found[1].open)(place).episodes()
     else:
         yield from DatasetEpisodes(place, Selection()).episodes()
 

@@ -20,12 +20,13 @@ from policies.exported import is_exported
 from robot_rl.commands.runs import MAY_DIFFER, compare_run, load_resolved
 from robot_rl.data.episodes import EpisodeDataset, importing
 from robot_rl.data.intervals import interval_over_runs
-from robot_rl.data.lerobot import INFO_PATH, open_lerobot
 from robot_rl.data.schema import SOURCE_NAMES
+from robot_rl.data.transfer import SummarizedEpisodes
 from robot_rl.errors import in_shell
 from robot_rl.evaluation.ledger import deployed_policy, open_policy, steps_behind
 from robot_rl.evaluation.records import read_run
 from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.plugins import format_of, resolve
 from robot_rl.processes.files import MANIFEST, CheckpointError, check_manifest
 from robot_rl.processes.progress import WorkProgress, plain_console
 from robot_rl.replay.catalogue import is_store
@@ -70,7 +71,6 @@ class Kind(StrEnum):
     RUN = "run"
     STORE = "store"
     POLICY = "policy"
-    LEROBOT = "lerobot"
     DATASET = "dataset"
     RUNS = "runs"
 
@@ -86,15 +86,14 @@ def look(path: Path, runs_directory: str = "runs") -> tuple[Kind, Path]:
         return Kind.RUN, path
     if is_store(path):
         return Kind.STORE, path
-    for kind, marker in ((Kind.LEROBOT, INFO_PATH), (Kind.DATASET, "zarr.json")):
-        if (path / marker).is_file():
-            return kind, path
+    if (path / "zarr.json").is_file() or format_of(path) is not None:
+        return Kind.DATASET, path
     names = [] if path.is_file() else sorted(p.name for p in path.iterdir())
     held = "a file" if path.is_file() else f"a folder with {', '.join(names[:5]) or 'nothing'}"
     raise RunError(
         f"{path} is nothing that robot_rl writes",
         got=held,
-        expected="a run, store, checkpoint, dataset or LeRobot dataset",
+        expected="a run, store, checkpoint or dataset",
         hint=importing(path),
     )
 
@@ -219,27 +218,29 @@ def _over_runs(results: Sequence[EvaluationResult | None]) -> Facts:
 
 
 def _dataset(path: Path) -> Facts:
+    if (found := format_of(path)) is not None:
+        name, format = found
+        other: SummarizedEpisodes = resolve(format.open)(path)
+        return {
+            "format": name,
+            "title": format.title,
+            "schema": json.loads(other.schema.to_json()),
+            "metadata": other.metadata,
+            "episodes": len(other),
+            "steps": other.steps,
+            "successes": other.successes,
+        }
     dataset = EpisodeDataset(path)
     for index in range(len(dataset)):
         dataset.whole(index)  # raises where a row is missing or is not as it was written
     return {
+        "format": "zarr",
         "schema": json.loads(dataset.schema.to_json()),
         "metadata": dataset.metadata,
         "episodes": len(dataset),
         "steps": dataset.rows_total - len(dataset),
         "successes": int(dataset.successes.sum()),
         "sources": Counter(SOURCE_NAMES[int(source)] for source in dataset.sources),
-    }
-
-
-def _lerobot(path: Path) -> Facts:
-    dataset = open_lerobot(path)
-    return {
-        "schema": json.loads(dataset.schema.to_json()),
-        "metadata": dataset.metadata,
-        "episodes": len(dataset),
-        "steps": dataset.steps,
-        "successes": dataset.successes,
     }
 
 
@@ -266,7 +267,6 @@ _DESCRIBERS: dict[Kind, Callable[[Path], Facts]] = {
     Kind.RUN: _run_directory,
     Kind.STORE: summarize_store,
     Kind.POLICY: _policy,
-    Kind.LEROBOT: _lerobot,
     Kind.DATASET: _dataset,
 }
 
@@ -354,11 +354,11 @@ def _counts(held: Facts) -> str:
 
 
 def _print_episodes(console: Console, dataset: Facts) -> None:
-    name = "LeRobot dataset" if dataset["kind"] == Kind.LEROBOT else "dataset"
-    console.print(f"\n{name} {dataset['path']}")
+    title = dataset.get("title")
+    console.print(f"\n{f'{title} dataset' if title else 'dataset'} {dataset['path']}")
     _print_schema(console, dataset["schema"])
     console.print(_counts(dataset))
-    if name == "LeRobot dataset":
+    if title:
         console.print("its tables and videos were not read through")
     if "sources" in dataset:
         counts = ", ".join(f"{name} {count}" for name, count in dataset["sources"].items())
@@ -442,6 +442,5 @@ _PAGES: dict[str, Callable[[Console, Facts], None]] = {
     Kind.RUNS: _print_runs,
     Kind.STORE: _print_store,
     Kind.POLICY: _print_policy,
-    Kind.LEROBOT: _print_episodes,
     Kind.DATASET: _print_episodes,
 }

@@ -5,7 +5,7 @@ Stages are named, not imported: help and errors do not wait for torch.
 
 from __future__ import annotations
 
-from robot_rl.plugins import Command, Option, PluginError, plugins
+from robot_rl.plugins import Command, Option, added
 from robot_rl.run import POLICIES
 
 # Of the commands that read runs, but have no configuration.
@@ -13,6 +13,11 @@ _RUNS = Option("runs_directory", "folder of all runs", "runs")
 _PROOF = {
     name: f"proof.{name}" for name in ("confidence", "seed", "scenes", "score", "claim", "episodes")
 }
+
+
+def _dataset_formats() -> tuple[str, ...]:
+    return ("zarr", *added("dataset_formats"))
+
 
 _ARMS = ("ur", "franka", "xarm", "topics")
 _REWARDS = ("human", "pose", "classifier", "task")
@@ -205,14 +210,14 @@ COMMANDS: dict[str, Command] = {
         example="robot-rl explain runs/latest",
     ),
     "export": Command(
-        "robot_rl.commands.interchange:export",
+        "robot_rl.commands.export:export",
         "Write the episodes of a store to a dataset, also while training runs.",
         "STORE is a store, a run directory or an episode dataset; OUT is made and never"
         " overwritten. Open episodes are left out. LeRobot datasets have no final observation and"
         " their pictures are compressed with losses; zarr keeps everything.",
         arguments=("STORE", "OUT"),
         options=(
-            Option("format", "the dataset's format", "zarr", ("zarr", "lerobot")),
+            Option("format", "the dataset's format", "zarr", _dataset_formats),
             Option("table", "the store's table, if it has several"),
             Option(
                 "source",
@@ -235,22 +240,6 @@ COMMANDS: dict[str, Command] = {
         arguments=("RUN", "OUT"),
         options=(Option("which", "which policy of the run", "deployed", POLICIES), _RUNS),
         example="robot-rl export-policy runs/latest OUT which=student",
-    ),
-    "import": Command(
-        "robot_rl.commands.interchange:import_dataset",
-        "Take in demonstrations: as an episode dataset, or into a running store.",
-        "PATH is what robot-rl export wrote, or of others: a LeRobot dataset (v3.0, v2.1), HDF5 of"
-        " robomimic, Minari or D4RL, or .npz. For those the first call writes OUT.map.yaml, where"
-        " you say what the columns are. OUT is made, never overwritten, and serves as"
-        " dataset=OUT of pretrain and train; or it is a store or run directory whose server runs:"
-        " then each row and annotation is added once, however often the command is repeated. What"
-        " LeRobot cannot keep is missing: an episode that did not terminate loses its last step.",
-        arguments=("PATH", "OUT"),
-        options=(
-            Option("table", "the store's table, if it has several"),
-            Option("map", "the mapping file, of demonstrations of others"),
-        ),
-        example="robot-rl import PATH demonstrations.zarr",
     ),
     "keys": Command(
         "robot_rl.wire.keys:make_keys",
@@ -374,14 +363,4 @@ def commands() -> dict[str, Command]:
     Raises:
         PluginError: A plug-in cannot be read, or adds a command that is there.
     """
-    found = dict(COMMANDS)
-    for plugin in plugins():
-        for name, command in plugin.commands.items():
-            if name in found:
-                raise PluginError(
-                    f"two plug-ins, or one and robot_rl, have a command {name!r}",
-                    got=f"{found[name].target} and {command.target}",
-                    hint="rename one of them",
-                )
-            found[name] = command
-    return found
+    return added("commands", COMMANDS)

@@ -52,6 +52,13 @@ class EpisodeSource(Protocol):
         """Yield the episodes, holding one at a time in memory."""
 
 
+class SummarizedEpisodes(EpisodeSource, Protocol):
+    """A dataset that says how much is in it before it is read through."""
+
+    steps: int
+    successes: int
+
+
 class EpisodeSink(Protocol):
     """Takes whole episodes."""
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from robot_rl import cli
-from robot_rl.commands.interchange import import_episodes
 from robot_rl.data.episodes import Episode, EpisodeDataset
 from robot_rl.data.schema import Field, RowSchema, row_schema
 from robot_rl.data.transfer import DatasetEpisodes, Selection
+from robot_rl.extras.importers.import_dataset import import_episodes
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import StoreError
 from robot_rl.replay.client import ReplayClient

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import zmq
 from msgspec import Meta
 
-from robot_rl.commands.interchange import store_at
+from robot_rl.commands.export import store_at
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, stop_event
 from robot_rl.replay.catalogue import is_store

@@ -17,9 +17,9 @@ from zarr.storage import LocalStore
 from robot_rl.data._episode_files import ENDS as ENDS_PATH
 from robot_rl.data._episode_files import damage
 from robot_rl.data.episodes import DatasetDamaged, OutsideDataset
-from robot_rl.data.foreign.arrays import ENDS, Arrays, flat_dataset
-from robot_rl.data.foreign.dataset import ForeignDataset, reason
 from robot_rl.data.schema import Array
+from robot_rl.extras.importers.arrays import ENDS, Arrays, flat_dataset
+from robot_rl.extras.importers.dataset import ForeignDataset, reason
 from robot_rl.processes.files import check_links
 
 _DESCRIPTIONS = (".zarray", "zarr.json")

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data._episode_files import damage, inside
-from robot_rl.data.foreign.arrays import Arrays, Part, dataset_of, flat_dataset, whole_parts
-from robot_rl.data.foreign.dataset import ALL, ForeignDataset, parsed
 from robot_rl.errors import require
+from robot_rl.extras.importers.arrays import Arrays, Part, dataset_of, flat_dataset, whole_parts
+from robot_rl.extras.importers.dataset import ALL, ForeignDataset, parsed
 
 _HINT = "copy or download it again"
 _EPISODE = re.compile(r"[A-Za-z]+_\d+")

@@ -16,11 +16,11 @@ from robot_rl import cli
 from robot_rl.commands.preparation import try_environment
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.data.foreign import open_foreign
-from robot_rl.data.foreign.mapped import MappedEpisodes, converted
 from robot_rl.data.schema import SchemaMismatch
 from robot_rl.env.robot import ARM_ACTIONS
 from robot_rl.errors import RobotRLError
+from robot_rl.extras.importers.mapped import MappedEpisodes, converted
+from robot_rl.extras.importers.open_foreign import open_foreign
 from robot_rl.learning.demonstrations import check_demonstrations
 from robot_rl.safety.rotations import continuous
 

@@ -18,10 +18,10 @@ import numpy as np
 import yaml
 
 from robot_rl.data.episodes import DatasetDamaged
-from robot_rl.data.foreign.dataset import ALL, ForeignDataset, one_line
-from robot_rl.data.foreign.pictures import camera_name, is_picture
 from robot_rl.data.schema import Array, SchemaMismatch
 from robot_rl.errors import did_you_mean, in_shell
+from robot_rl.extras.importers.dataset import ALL, ForeignDataset, one_line
+from robot_rl.extras.importers.foreign_pictures import camera_name, is_picture
 
 BLANK = "???"
 # What the numbers of an action are; the text below explains them.

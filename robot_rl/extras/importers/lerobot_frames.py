@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data import lerobot as layout
 from robot_rl.data._episode_files import damage, inside
 from robot_rl.data.episodes import DatasetDamaged, DatasetError
-from robot_rl.data.foreign.dataset import ALL, Episodes, ForeignDataset, ForeignEpisode, reason
-from robot_rl.data.lerobot import INDEX_FEATURES, Feature, frame_rate
-from robot_rl.data.lerobot.files import read_lines
-from robot_rl.data.lerobot.reader import LeRobotFrame, LeRobotFrames, read_information
 from robot_rl.data.schema import DTYPES
+from robot_rl.extras.importers.dataset import ALL, Episodes, ForeignDataset, ForeignEpisode, reason
+from robot_rl.extras.lerobot import layout
+from robot_rl.extras.lerobot.layout import INDEX_FEATURES, Feature, frame_rate
+from robot_rl.extras.lerobot.lerobot_reader import LeRobotFrame, LeRobotFrames, read_information
+from robot_rl.extras.lerobot.tables import read_lines
 
 _VERSIONS = (layout.VERSION, "v2.1", "v2.0")
 _OLD_TASKS_PATH = "meta/tasks.jsonl"

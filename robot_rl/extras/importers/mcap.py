@@ -18,9 +18,9 @@ import numpy as np
 
 from robot_rl.data._episode_files import damage, inside
 from robot_rl.data.episodes import DatasetDamaged, DatasetError
-from robot_rl.data.foreign.dataset import ALL, Episodes, ForeignDataset, ForeignEpisode, reason
 from robot_rl.data.schema import Array
 from robot_rl.errors import require
+from robot_rl.extras.importers.dataset import ALL, Episodes, ForeignDataset, ForeignEpisode, reason
 from robot_rl.safety import rotations
 
 _ACTION, _TARGET, _POSE = "action", "target_pose", "current_pose"

@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 from av.video.stream import VideoStream
 from PIL import Image
 
-from robot_rl.data import lerobot as layout
 from robot_rl.data._episode_files import RESTORE, damage, inside
 from robot_rl.data.episodes import DatasetDamaged, NotADataset
-from robot_rl.data.lerobot import Feature
 from robot_rl.data.schema import Array
+from robot_rl.extras.lerobot import layout
+from robot_rl.extras.lerobot.layout import Feature
 
 _HINT = "give what `robot-rl export` wrote; `robot-rl import` takes in what others wrote"
 _AGAIN = "copy or download it again"

@@ -13,11 +13,11 @@ from demonstrations import DATA, FRONT, INFO, INSTRUCTIONS, LENGTHS, RATE, RECOR
 from robot_rl import cli
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
-from robot_rl.data.lerobot import open_lerobot
-from robot_rl.data.lerobot.writer import LeRobotSink, VideoFile
 from robot_rl.data.schema import Field, row_schema
 from robot_rl.data.transfer import DatasetEpisodes, Selection
 from robot_rl.env.factory import make_env
+from robot_rl.extras.lerobot.layout import open_lerobot
+from robot_rl.extras.lerobot.lerobot_writer import LeRobotSink, VideoFile
 from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.rows import EpisodeRows
 from robot_rl.replay.sampler import SampleSpec
@@ -249,7 +249,7 @@ def test_statistics_are_those_of_the_frames(folder: Path):
 
 
 def test_long_recordings_are_cut_into_several_files(folder: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("robot_rl.data.lerobot.EPISODES_PER_FILE", 1)
+    monkeypatch.setattr("robot_rl.extras.lerobot.layout.EPISODES_PER_FILE", 1)
     source = DatasetEpisodes(folder / "recorded.zarr", Selection())
     (tmp_path / "small").mkdir()
     with LeRobotSink(tmp_path / "small", source.schema, source.metadata) as sink:

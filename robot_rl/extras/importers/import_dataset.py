@@ -1,70 +1,33 @@
-"""`robot-rl export` and `import`: episodes of stores, datasets and LeRobot."""
+"""`robot-rl import`: demonstrations of ours and of others, as a dataset or into a running store."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from robot_rl.data import lerobot
+from robot_rl.commands.export import stoppable, store_at, transfer
 from robot_rl.data.episodes import Episode, NotADataset, is_ours
-from robot_rl.data.foreign import open_foreign
-from robot_rl.data.foreign.mapped import MappedEpisodes
-from robot_rl.data.foreign.mapping import propose
-from robot_rl.data.schema import ANNOTATION, SOURCE_NAMES
-from robot_rl.data.transfer import (
-    DatasetEpisodes,
-    DatasetSink,
-    EpisodeSource,
-    OpenSink,
-    Selection,
-    write_episodes,
-)
+from robot_rl.data.schema import ANNOTATION
+from robot_rl.data.transfer import DatasetEpisodes, EpisodeSource, Selection
 from robot_rl.errors import RobotRLError, in_shell
-from robot_rl.processes.progress import WorkProgress
-from robot_rl.processes.signals import stop_event
+from robot_rl.extras.importers.mapped import MappedEpisodes
+from robot_rl.extras.importers.mapping import propose
+from robot_rl.extras.importers.open_foreign import open_foreign
+from robot_rl.plugins import format_of, resolve
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.messages import Opened
-from robot_rl.replay.reader import StoreEpisodes, StoreReader
+from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import Annotations
-from robot_rl.run import CONFIG_FILE, RunDirectory
 from robot_rl.wire.endpoint import wait_for_endpoint
 
-_SINKS: dict[str, OpenSink] = {"zarr": DatasetSink, "lerobot": lerobot.create_lerobot}
-_OUTCOMES = {"true": True, "false": False, "all": None}
 _SERVER_SECONDS = 2.0
 _ROOM_SECONDS = 60.0
 _FIRST_ACTOR = 1 << 31  # of imports; those of actors are counted from 0
-
-
-def export(
-    store: str, out: str, *, format: str, table: str | None, source: str, success: str
-) -> None:
-    """Write the sealed episodes of a store, or those of a dataset, to a new directory."""
-    wanted = None if source == "all" else SOURCE_NAMES.index(source)
-    selection = Selection(wanted, _OUTCOMES[success])
-    place = store_at(Path(store))
-    if is_store(place):
-        episodes = StoreEpisodes(place, table, selection)
-        _transfer(episodes, out, format, "exported")
-        if episodes.open_episodes:
-            print(f"{episodes.open_episodes} open episodes left out")
-        if episodes.left_out:
-            print(f"{episodes.left_out} episodes left out: evicted meanwhile, or without a step")
-        return
-    if (Path(store) / CONFIG_FILE).is_file():
-        place = RunDirectory(Path(store)).demonstrations
-    if not (place / "zarr.json").is_file():
-        raise NotADataset(
-            f"there are no episodes to export at {place}",
-            expected="a store, a run directory or an episode dataset",
-        )
-    _transfer(DatasetEpisodes(place, selection), out, format, "exported", table)
 
 
 def import_dataset(path: str, out: str, *, table: str | None, map: str | None) -> None:
@@ -85,8 +48,8 @@ def import_dataset(path: str, out: str, *, table: str | None, map: str | None) -
     source: EpisodeSource
     if is_ours(place):
         source = DatasetEpisodes(place, Selection())
-    elif (place / lerobot.OWN_PATH).is_file():
-        source = lerobot.open_lerobot(place)
+    elif (found := format_of(place)) is not None:
+        source = resolve(found[1].open)(place)
     elif live:
         raise RobotRLError(
             "demonstrations of others do not go into a store at once",
@@ -102,7 +65,7 @@ def import_dataset(path: str, out: str, *, table: str | None, map: str | None) -
     if live:
         _import_into(source, store, table)
     else:
-        _transfer(source, out, "zarr", "imported", table)
+        transfer(source, out, "imported", table)
 
 
 def _import_foreign(place: Path, out: str, table: str | None, map: str | None) -> None:
@@ -112,7 +75,7 @@ def _import_foreign(place: Path, out: str, table: str | None, map: str | None) -
         print(f"fill in {file}, then: {in_shell('robot-rl', 'import', place, out, f'map={file}')}")
         return
     source = MappedEpisodes(open_foreign(place), Path(map))
-    _transfer(source, out, "zarr", "imported", table)
+    transfer(source, out, "imported", table)
     print("\n".join(f"    {line}" for line in source.report))
 
 
@@ -122,7 +85,7 @@ def _import_into(source: EpisodeSource, store: Path, table: str | None) -> None:
         with StoreReader(store) as reader:
             table = reader.table(None).name if reader.tables() else source.schema.task
     with (
-        _stoppable(len(source), f"sending to the server of {store}") as (on_episode, _),
+        stoppable(len(source), f"sending to the server of {store}") as (on_episode, _),
         ReplayClient(store) as client,
     ):
         done = import_episodes(source, client, table, on_episode)
@@ -133,49 +96,6 @@ def _import_into(source: EpisodeSource, store: Path, table: str | None) -> None:
         f"imported {done['new_episodes']} episodes ({done['new_rows']:,} rows{annotated}) into"
         f" table {table} of {store}{there}"
     )
-
-
-@contextmanager
-def _stoppable(
-    episodes: int, phase: str
-) -> Iterator[tuple[Callable[[Episode], None], list[tuple[int, bool]]]]:
-    """Give what is called after each episode: it shows progress, and ends the work on Ctrl-C.
-
-    And the steps and the success of each episode that it has seen.
-    """
-    seen: list[tuple[int, bool]] = []
-
-    def on_episode(episode: Episode) -> None:
-        seen.append((len(episode.rows) - 1, episode.success))
-        progress.update(len(seen))
-        # Only here: while an episode is written, threads of zarr would make the files anew that
-        # are removed after an interruption.
-        if stop.is_set():
-            raise KeyboardInterrupt
-
-    with stop_event() as stop, WorkProgress(episodes, "episodes") as progress:
-        progress.phase(phase)
-        yield on_episode, seen
-
-
-def _transfer(
-    source: EpisodeSource, out: str, format: str, done: str, table: str | None = None
-) -> None:
-    """Write a source to `out`, which has no tables, and say what was written."""
-    if table is not None:
-        raise RobotRLError("a dataset has no tables", got=f"table={table}", hint="leave it out")
-    with _stoppable(len(source), f"writing {out}") as (on_episode, seen):
-        write_episodes(source, Path(out), _SINKS[format], on_episode)
-    steps, successes = map(sum, zip(*seen, strict=True))
-    print(
-        f"{done} {len(seen)} episodes ({steps:,} steps, {successes} successful) of task"
-        f" {source.schema.task} to {out} ({format})"
-    )
-
-
-def store_at(path: Path) -> Path:
-    """The store of a run directory; what else is there is taken for one."""
-    return RunDirectory(path).store if (path / CONFIG_FILE).is_file() else path
 
 
 def import_episodes(

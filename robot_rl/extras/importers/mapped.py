@@ -14,20 +14,6 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from robot_rl.data.episodes import DatasetDamaged, DatasetError, Episode
-from robot_rl.data.foreign.dataset import ALL, ForeignDataset, first_readable, one_line
-from robot_rl.data.foreign.mapping import (
-    ABSOLUTE,
-    ANY,
-    CONVENTIONS,
-    ENVIRONMENT,
-    NEVER,
-    RATES,
-    SUCCESS,
-    TERMINATED,
-    parts,
-    read_mapping,
-)
-from robot_rl.data.foreign.pictures import as_camera, camera_form, is_picture
 from robot_rl.data.pictures import PictureError, PictureForm
 from robot_rl.data.schema import (
     LAST_COMMAND,
@@ -40,6 +26,20 @@ from robot_rl.data.schema import (
 )
 from robot_rl.data.transfer import close_episode
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, GRIPPER_OPEN, gripper_columns
+from robot_rl.extras.importers.dataset import ALL, ForeignDataset, first_readable, one_line
+from robot_rl.extras.importers.foreign_pictures import as_camera, camera_form, is_picture
+from robot_rl.extras.importers.mapping import (
+    ABSOLUTE,
+    ANY,
+    CONVENTIONS,
+    ENVIRONMENT,
+    NEVER,
+    RATES,
+    SUCCESS,
+    TERMINATED,
+    parts,
+    read_mapping,
+)
 from robot_rl.safety import rotations
 
 # Beyond the bounds by rounding; and the share of steps beyond them from which on the bounds, or

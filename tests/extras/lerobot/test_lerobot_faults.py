@@ -14,8 +14,8 @@ import pytest
 from demonstrations import DATA, FRONT, INFO, LENGTHS, RECORDS, run
 
 from robot_rl import cli
-from robot_rl.data.lerobot import create_lerobot
 from robot_rl.data.schema import Field, SchemaMismatch, row_schema
+from robot_rl.extras.lerobot.layout import create_lerobot
 
 
 def edit(path: Path, change) -> None:
@@ -149,7 +149,7 @@ def test_a_camera_that_gives_no_rgb_pictures_is_named(tmp_path: Path):
 
 
 def test_without_the_packages_the_extra_is_named(folder: Path, tmp_path: Path, capsys, monkeypatch):
-    for module in [name for name in sys.modules if name.startswith("robot_rl.data.lerobot.")]:
+    for module in [name for name in sys.modules if name.startswith("robot_rl.extras.lerobot.")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     words = ("export", folder / "recorded.zarr", tmp_path / "out", "format=lerobot")

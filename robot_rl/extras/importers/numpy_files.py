@@ -9,8 +9,8 @@ import numpy as np
 
 from robot_rl.data._episode_files import damage, inside
 from robot_rl.data.episodes import DatasetDamaged
-from robot_rl.data.foreign.arrays import Arrays, dataset_of, flat_dataset, whole_parts
-from robot_rl.data.foreign.dataset import ALL, ForeignDataset, reason
+from robot_rl.extras.importers.arrays import Arrays, dataset_of, flat_dataset, whole_parts
+from robot_rl.extras.importers.dataset import ALL, ForeignDataset, reason
 
 _HINT = "copy it again, or write arrays without Python objects"
 

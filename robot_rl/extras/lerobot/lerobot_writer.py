@@ -1,4 +1,4 @@
-"""Writing a LeRobot dataset, episode by episode. See the package for the layout."""
+"""Writing a LeRobot dataset, episode by episode. See `layout`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from av.container import OutputContainer
 from av.video.frame import PictureType
 from av.video.stream import VideoStream
 
-from robot_rl.data import lerobot as layout
 from robot_rl.data._episode_files import DatasetError, write_errors
 from robot_rl.data.episodes import Episode
-from robot_rl.data.lerobot import Feature, features_of, frame_rate
 from robot_rl.data.schema import Array, RowSchema
+from robot_rl.extras.lerobot import layout
+from robot_rl.extras.lerobot.layout import Feature, features_of, frame_rate
 
 Statistics = dict[str, Array]
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from robot_rl.data import lerobot as layout
 from robot_rl.data._episode_files import inside
 from robot_rl.data.episodes import NotADataset
-from robot_rl.data.foreign.dataset import ForeignDataset
-from robot_rl.data.foreign.hdf5 import open_hdf5
-from robot_rl.data.foreign.numpy_files import open_npz
-from robot_rl.data.foreign.zarr_files import is_zarr, open_zarr
+from robot_rl.extras.importers.dataset import ForeignDataset
+from robot_rl.extras.importers.hdf5 import open_hdf5
+from robot_rl.extras.importers.numpy_files import open_npz
+from robot_rl.extras.importers.zarr_files import is_zarr, open_zarr
+from robot_rl.extras.lerobot import layout
 
 _HDF5 = (".hdf5", ".h5")
 
@@ -33,7 +33,7 @@ def open_foreign(path: Path) -> ForeignDataset:
     path = path.absolute()  # what is found in it is then named in full, wherever it is read
     if (path / layout.INFO_PATH).is_file():
         layout.require_packages()
-        from robot_rl.data.foreign.lerobot import open_lerobot  # late: needs them
+        from robot_rl.extras.importers.lerobot_frames import open_lerobot  # late: needs them
 
         return open_lerobot(path)
     minari = path / "data" / "main_data.hdf5"
@@ -46,7 +46,7 @@ def open_foreign(path: Path) -> ForeignDataset:
     if path.suffix == ".npz" or any(path.glob("*.npz")):
         return open_npz(path)
     if path.suffix == ".mcap" or any(path.glob("*.mcap")):
-        from robot_rl.data.foreign.mcap import open_mcap
+        from robot_rl.extras.importers.mcap import open_mcap
 
         return open_mcap(path)
     raise NotADataset(

@@ -30,7 +30,7 @@ of `meta/episodes`.
 What does not come back. LeRobot has no final observation, so an export drops an episode's last row:
 an import keeps all steps of an episode that terminated, and all but the last of any other one
 (`robot_rl.data.transfer.close_episode`). Pictures come back with the losses of H.264, all else
-equal. What LeRobot itself recorded is imported with a mapping, by `robot_rl.data.foreign`.
+equal. What LeRobot itself recorded is imported with a mapping, by the extra `importers`.
 
 Reading and writing need the packages of the extra `lerobot`; importing this module does not.
 """
@@ -52,8 +52,8 @@ from robot_rl.data.schema import OBJECT_POSES, Array, Field, RowSchema, SchemaMi
 from robot_rl.errors import require
 
 if TYPE_CHECKING:
-    from robot_rl.data.lerobot.reader import LeRobotEpisodes
-    from robot_rl.data.lerobot.writer import LeRobotSink
+    from robot_rl.extras.lerobot.lerobot_reader import LeRobotEpisodes
+    from robot_rl.extras.lerobot.lerobot_writer import LeRobotSink
 
 
 VERSION = "v3.0"
@@ -84,7 +84,7 @@ def require_packages() -> None:
 def open_lerobot(path: Path) -> LeRobotEpisodes:
     """Open a LeRobot dataset that `robot-rl export` wrote, as `LeRobotEpisodes` says."""
     require_packages()
-    from robot_rl.data.lerobot.reader import LeRobotEpisodes
+    from robot_rl.extras.lerobot.lerobot_reader import LeRobotEpisodes
 
     return LeRobotEpisodes(path)
 
@@ -92,7 +92,7 @@ def open_lerobot(path: Path) -> LeRobotEpisodes:
 def create_lerobot(path: Path, schema: RowSchema, metadata: Mapping[str, Any]) -> LeRobotSink:
     """Begin a LeRobot dataset in an empty directory, as `LeRobotSink` says."""
     require_packages()
-    from robot_rl.data.lerobot.writer import LeRobotSink
+    from robot_rl.extras.lerobot.lerobot_writer import LeRobotSink
 
     return LeRobotSink(path, schema, metadata)
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from robot_rl.data._episode_files import damage
 from robot_rl.data.episodes import DatasetDamaged, DatasetError
-from robot_rl.data.foreign.dataset import Episodes, ForeignDataset, ForeignEpisode, reason
 from robot_rl.data.schema import Array
+from robot_rl.extras.importers.dataset import Episodes, ForeignDataset, ForeignEpisode, reason
 
 # What says where episodes end that lie one after the other: rows before each end, a number for
 # each row, or flags of which any is true at the end. Terminations alone miss episodes cut short.

@@ -1,4 +1,4 @@
-"""Reading a LeRobot dataset. See the package for the layout."""
+"""Reading a LeRobot dataset. See `layout`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data import lerobot as layout
 from robot_rl.data._episode_files import RESTORE, damage, inside
 from robot_rl.data.episodes import DatasetDamaged, DatasetError, Episode
-from robot_rl.data.lerobot import Feature, features_of, frame_rate
-from robot_rl.data.lerobot.files import (
+from robot_rl.data.schema import SOURCE_NAMES, Array, RowSchema
+from robot_rl.data.transfer import close_episode
+from robot_rl.extras.lerobot import layout
+from robot_rl.extras.lerobot.layout import Feature, features_of, frame_rate
+from robot_rl.extras.lerobot.tables import (
     Video,
     file_of,
     numbers_of,
@@ -25,8 +27,6 @@ from robot_rl.data.lerobot.files import (
     read_lines,
     read_table,
 )
-from robot_rl.data.schema import SOURCE_NAMES, Array, RowSchema
-from robot_rl.data.transfer import close_episode
 
 _ADDED = f"if others added episodes, remove {layout.OWN_PATH} and import all with a mapping"
 _OLD_DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"

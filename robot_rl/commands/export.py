@@ -1,0 +1,98 @@
+"""`robot-rl export`: the episodes of a store, a run or a dataset, written as a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from robot_rl.data.episodes import Episode, NotADataset
+from robot_rl.data.schema import SOURCE_NAMES
+from robot_rl.data.transfer import (
+    DatasetEpisodes,
+    DatasetSink,
+    EpisodeSource,
+    OpenSink,
+    Selection,
+    write_episodes,
+)
+from robot_rl.errors import RobotRLError
+from robot_rl.plugins import added, resolve
+from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.signals import stop_event
+from robot_rl.replay.catalogue import is_store
+from robot_rl.replay.reader import StoreEpisodes
+from robot_rl.run import CONFIG_FILE, RunDirectory
+
+_OUTCOMES = {"true": True, "false": False, "all": None}
+
+
+def export(
+    store: str, out: str, *, format: str, table: str | None, source: str, success: str
+) -> None:
+    """Write the sealed episodes of a store, or those of a dataset, to a new directory."""
+    wanted = None if source == "all" else SOURCE_NAMES.index(source)
+    selection = Selection(wanted, _OUTCOMES[success])
+    place = store_at(Path(store))
+    if is_store(place):
+        episodes = StoreEpisodes(place, table, selection)
+        transfer(episodes, out, "exported", format=format)
+        if episodes.open_episodes:
+            print(f"{episodes.open_episodes} open episodes left out")
+        if episodes.left_out:
+            print(f"{episodes.left_out} episodes left out: evicted meanwhile, or without a step")
+        return
+    if (Path(store) / CONFIG_FILE).is_file():
+        place = RunDirectory(Path(store)).demonstrations
+    if not (place / "zarr.json").is_file():
+        raise NotADataset(
+            f"there are no episodes to export at {place}",
+            expected="a store, a run directory or an episode dataset",
+        )
+    transfer(DatasetEpisodes(place, selection), out, "exported", table, format)
+
+
+@contextmanager
+def stoppable(
+    episodes: int, phase: str
+) -> Iterator[tuple[Callable[[Episode], None], list[tuple[int, bool]]]]:
+    """Give what is called after each episode: it shows progress, and ends the work on Ctrl-C.
+
+    And the steps and the success of each episode that it has seen.
+    """
+    seen: list[tuple[int, bool]] = []
+
+    def on_episode(episode: Episode) -> None:
+        seen.append((len(episode.rows) - 1, episode.success))
+        progress.update(len(seen))
+        # Only here: while an episode is written, threads of zarr would make the files anew that
+        # are removed after an interruption.
+        if stop.is_set():
+            raise KeyboardInterrupt
+
+    with stop_event() as stop, WorkProgress(episodes, "episodes") as progress:
+        progress.phase(phase)
+        yield on_episode, seen
+
+
+def transfer(
+    source: EpisodeSource, out: str, done: str, table: str | None = None, format: str = "zarr"
+) -> None:
+    """Write a source to `out`, which has no tables, and say what was `done`."""
+    if table is not None:
+        raise RobotRLError("a dataset has no tables", got=f"table={table}", hint="leave it out")
+    sink: OpenSink = DatasetSink
+    if format != "zarr":
+        sink = resolve(added("dataset_formats")[format].create)
+    with stoppable(len(source), f"writing {out}") as (on_episode, seen):
+        write_episodes(source, Path(out), sink, on_episode)
+    steps, successes = map(sum, zip(*seen, strict=True))
+    print(
+        f"{done} {len(seen)} episodes ({steps:,} steps, {successes} successful) of task"
+        f" {source.schema.task} to {out} ({format})"
+    )
+
+
+def store_at(path: Path) -> Path:
+    """The store of a run directory; what else is there is taken for one."""
+    return RunDirectory(path).store if (path / CONFIG_FILE).is_file() else path
