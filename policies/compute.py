@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig
 
 from policies.errors import RobotRLError
-from policies.exported import ExportedPolicy
 
 if TYPE_CHECKING:  # an exported policy acts where there is no torch
     import torch
@@ -51,8 +50,7 @@ def ready(behaviour: Behaviour, config: DictConfig) -> Behaviour:
     Raises:
         ComputeError: As of `compute_device`.
     """
-    acting: object = behaviour.policy  # the type of which says nothing of exported ones
-    if isinstance(acting, ExportedPolicy):
+    if not behaviour.policy.on_torch:
         return behaviour
     import torch
 

@@ -28,6 +28,7 @@ class Policy(nn.Module, ABC):
         base: The chunk policy under it; a chunk policy is its own base; None without one.
         stochastic: Whether it can sample an action, other than the mean or the plan of its noise.
         plans_chunks: Whether it is a `ChunkPolicy`, for who does not load torch.
+        on_torch: Whether it is a module of torch, which computes on a device.
         corrects: False where what was learned on top of the base is held back: the base acts alone.
         latent_columns: Columns of the `LATENT` that rows carry; 0 where they carry none.
     """
@@ -35,6 +36,7 @@ class Policy(nn.Module, ABC):
     kind: ClassVar[str]
     stochastic: bool = True
     plans_chunks = False
+    on_torch = True
     corrects: bool = True
     latent_columns: int = 0
     encoder: StateEncoder
@@ -81,6 +83,15 @@ class Policy(nn.Module, ABC):
             given = (None if a is None else torch.from_numpy(a) for a in (base_action, noise))
             action: Floats = self.act(observation, *given).cpu().numpy()
         return action
+
+    def acts_as(self, other: object) -> bool:
+        """Whether another policy is of the same class and has the same weights."""
+        if not isinstance(other, Policy) or type(other) is not type(self):
+            return False
+        mine, theirs = self.state_dict(), other.state_dict()
+        return mine.keys() == theirs.keys() and all(
+            torch.equal(mine[name], theirs[name]) for name in mine
+        )
 
     @property
     def observation(self) -> dict[str, int]:

@@ -124,13 +124,14 @@ class Plugin:
     # What `inspect`, `import` and `read_episodes` read, and `export format=NAME` writes, by name.
     dataset_formats: Mapping[str, DatasetFormat] = field(default_factory=dict)
     # Policies other than checkpoints: the file that marks one, and what loads its folder as a
-    # `Behaviour`.
+    # `Behaviour`. Its `policy.json` says the `environment_steps` behind it, and the
+    # `policy_checksum` of the checkpoint that it was made from.
     policy_formats: Mapping[str, str] = field(default_factory=dict)
     # Called with a run and its configuration before a policy learns on a robot; each gives
     # sentences that are printed.
     checks: tuple[str, ...] = ()
-    # Called with a run and its configuration once it is finished, by name; each writes a file and
-    # gives its path, which is printed under that name.
+    # Called with a run and its configuration once it has decided which policy is deployed; each
+    # writes a file and gives its path, which is printed under the name.
     after_run: Mapping[str, str] = field(default_factory=dict)
 
 

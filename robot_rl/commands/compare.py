@@ -9,12 +9,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from omegaconf import DictConfig
 
 from policies.behaviour import Behaviour
 from policies.errors import PolicyError
-from policies.exported import ExportedPolicy
 from robot_rl.commands.evaluate import circumstances, evaluator_of, keep, note
 from robot_rl.data.intervals import anytime_interval
 from robot_rl.env.rollout import EpisodeResult, Seeds
@@ -153,20 +151,10 @@ def check_rivals(rivals: Sequence[Rival]) -> None:
 def _alike(one: Behaviour, other: Behaviour) -> bool:
     """Whether two policies always act alike: whatever their versions are."""
     acting = [b.policy if b.policy.corrects else b.policy.base for b in (one, other)]
-    facts = [
-        (type(policy), b.execute_steps, b.encoder_id)
-        for policy, b in zip(acting, (one, other), strict=True)
-    ]
-    if facts[0] != facts[1]:
+    first, second = acting
+    if (one.execute_steps, one.encoder_id) != (other.execute_steps, other.encoder_id):
         return False
-    exports: list[object] = list(acting)  # the types of which say nothing of exported ones
-    first, second = exports
-    if isinstance(first, ExportedPolicy) and isinstance(second, ExportedPolicy):
-        return first.checksums == second.checksums
-    mine, theirs = ({} if policy is None else policy.state_dict() for policy in acting)
-    return mine.keys() == theirs.keys() and all(
-        torch.equal(mine[name], theirs[name]) for name in mine
-    )
+    return first is second if first is None else first.acts_as(second)
 
 
 def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:

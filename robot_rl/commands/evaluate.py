@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from policies import checkpoint, exported
+from policies import checkpoint
 from policies.behaviour import Behaviour
 from policies.compute import ready
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
@@ -26,6 +26,7 @@ from robot_rl.env.sim.cameras import CameraError
 from robot_rl.errors import installing
 from robot_rl.evaluation.evaluate import Evaluator, check_counts, check_proof, first_scene
 from robot_rl.evaluation.ledger import (
+    CHECKSUM,
     began_with,
     could_deploy,
     deployed_policy,
@@ -33,6 +34,7 @@ from robot_rl.evaluation.ledger import (
     load_policy,
     open_policy,
     policy_checkpoint,
+    policy_checksum,
 )
 from robot_rl.evaluation.records import VIDEOS, read_run
 from robot_rl.evaluation.statistics import EvaluationResult
@@ -175,7 +177,7 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
             result = replace(evaluator.evaluate(behaviour, steps, "final"), policy_name=name)
             results.append(result)
             print(f"{config.task.name}, {result.name}{where}: {result}")
-            which_one = {exported.IDENTITY: exported.identity(place)}
+            which_one = {CHECKSUM: policy_checksum(place)}
             keep(directory, "evaluate", {**facts, **which_one, **result.to_json()})
     if beside and (compared := results[1].beside(results[0])) is not None:
         print(

@@ -16,7 +16,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from policies.exported import is_exported
 from robot_rl.commands.runs import MAY_DIFFER, compare_run, load_resolved
 from robot_rl.data.episodes import EpisodeDataset, importing
 from robot_rl.data.intervals import interval_over_runs
@@ -249,14 +248,12 @@ def _policy(path: Path) -> Facts:
         check_manifest(path.parent)
     behaviour, _ = open_policy(path)
     face, policy = behaviour.interface, behaviour.policy
-    # An exported one is a graph, which has no parameters to count.
-    parameters = [] if is_exported(path) else policy.parameters()
     return {
         "policy": policy.kind,
         "task": face.task,
         "control_rate_hz": face.control_rate_hz,
         "version": behaviour.version,
-        "parameters": sum(parameter.numel() for parameter in parameters) or None,
+        "parameters": sum(parameter.numel() for parameter in policy.parameters()) or None,
         "execute_steps": behaviour.execute_steps,
         "action_names": list(face.action_names),
         "observation": dict(policy.observation),

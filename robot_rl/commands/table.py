@@ -6,10 +6,9 @@ Stages are named, not imported: help and errors do not wait for torch.
 from __future__ import annotations
 
 from robot_rl.plugins import Command, Option, added
-from robot_rl.run import POLICIES
 
 # Of the commands that read runs, but have no configuration.
-_RUNS = Option("runs_directory", "folder of all runs", "runs")
+RUNS = Option("runs_directory", "folder of all runs", "runs")
 _PROOF = {
     name: f"proof.{name}" for name in ("confidence", "seed", "scenes", "score", "claim", "episodes")
 }
@@ -194,7 +193,7 @@ COMMANDS: dict[str, Command] = {
         options=(
             Option("json", "one JSON object in its place", False),
             Option("rebuild", "make a store's catalogue anew before", False),
-            _RUNS,
+            RUNS,
         ),
         example="robot-rl inspect runs/latest",
     ),
@@ -206,7 +205,7 @@ COMMANDS: dict[str, Command] = {
         " learning. Prints causes, the likeliest first, with what to do next, and what is not one."
         " Reads only, and works while the run goes on.",
         arguments=("[RUN]",),
-        options=(Option("json", "one JSON object in its place", False), _RUNS),
+        options=(Option("json", "one JSON object in its place", False), RUNS),
         example="robot-rl explain runs/latest",
     ),
     "export": Command(
@@ -228,18 +227,6 @@ COMMANDS: dict[str, Command] = {
             Option("success", "by outcome", "all", ("true", "false", "all")),
         ),
         example="robot-rl export runs/latest OUT format=lerobot",
-    ),
-    "export-policy": Command(
-        "robot_rl.commands.policy_export:run",
-        "Write a policy as ONNX files, for a robot computer without torch.",
-        "Of the one that `train` has decided to deploy, or of the one that `which` names; RUN may"
-        " be a checkpoint too. OUT is made: the files, checked to be equal to the policy, the"
-        " description policy.json, the run's configuration and CARD.md, which says where the policy"
-        " comes from and how good it was found to be. robot-rl run OUT plays it; it"
-        " needs the extra onnx-runtime, and this command the extra export.",
-        arguments=("RUN", "OUT"),
-        options=(Option("which", "which policy of the run", "deployed", POLICIES), _RUNS),
-        example="robot-rl export-policy runs/latest OUT which=student",
     ),
     "keys": Command(
         "robot_rl.wire.keys:make_keys",

@@ -22,7 +22,6 @@ from robot_rl.commands.runs import SAME_COMMAND, load_resolved, save_resolved, w
 from robot_rl.config import ConfigError
 from robot_rl.env.policy_inputs import PolicyInputs
 from robot_rl.errors import in_shell
-from robot_rl.evaluation.card import CARD, inputs_of, write_card
 from robot_rl.evaluation.evaluate import check_counts
 from robot_rl.evaluation.evidence import explain, gather
 from robot_rl.evaluation.ledger import (
@@ -34,7 +33,7 @@ from robot_rl.evaluation.ledger import (
     read_ledger,
     steps_behind,
 )
-from robot_rl.evaluation.records import intervention_rates, read_run
+from robot_rl.evaluation.records import inputs_of, intervention_rates, read_run
 from robot_rl.evaluation.report import write_report
 from robot_rl.evaluation.statistics import EvaluationResult, first_confirmed, worse_than_start
 from robot_rl.learning.blocks import evaluates_periodically
@@ -49,6 +48,7 @@ from robot_rl.learning.stages.distil import Distil
 from robot_rl.learning.stages.gather import recorded_steps
 from robot_rl.learning.stages.reward import Reward
 from robot_rl.learning.stages.vision import Vision
+from robot_rl.plugins import added, resolve
 from robot_rl.processes.group import ProcessGroup
 from robot_rl.processes.machine import MemorySampler, describe_machine
 from robot_rl.processes.progress import RECENT_EPISODES, WorkProgress
@@ -169,10 +169,12 @@ def run(config: DictConfig) -> None:
                 _decide(config, directory, memory)
                 _, after = recipe.left_around_decision(directory)
                 _go_through(config, directory, recipe, lock, after)
-                write_card(directory, config, *load_policy(directory))
-                report = write_report(directory)
-                for name, path in (("summary", SUMMARY), ("card", CARD), ("report", report)):
-                    print(f"{name + ':':<8} {directory.path / path}", flush=True)
+                written = {"summary": directory.path / SUMMARY}
+                for name, write in added("after_run").items():
+                    written[name] = resolve(write)(directory, config)
+                written["report"] = write_report(directory)
+                for name, path in written.items():
+                    print(f"{name + ':':<8} {path}", flush=True)
         except BaseException:
             with suppress(RunError):  # a full disk: the error that the run ends with says so
                 directory.append_jsonl(_TIMES, memory.costs())

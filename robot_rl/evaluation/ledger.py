@@ -11,13 +11,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from policies import exported
-from robot_rl.errors import in_shell
+from robot_rl.errors import CheckpointError, in_shell
 from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.plugins import added, resolve
 from robot_rl.processes.files import newest_folder
 from robot_rl.run import (
     ACCEPTED,
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from policies.behaviour import Behaviour
 
 LEDGER = "policies"
+CHECKSUM = "policy_checksum"
+"""The key of records, and of policies in other formats, for `policy_checksum`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,8 +374,34 @@ def open_policy(
         )
     if folder is None:
         return load_policy(RunDirectory.open(path, runs_directory, with_policy=True), which)
-    if exported.is_exported(folder):
-        return exported.load(folder), int(exported.describe(folder)["environment_steps"])
+    if (load := _other_format(folder)) is not None:
+        behaviour = resolve(load)(folder)
+        return behaviour, int(_description(folder)["environment_steps"])
     from policies import checkpoint  # late: loads torch
 
     return checkpoint.load(folder), steps_of(folder.parent)
+
+
+def policy_checksum(folder: Path) -> str:
+    """The checksum of a checkpoint's policy; one in another format says which it was made from.
+
+    Raises:
+        CheckpointError: It does not say so, or cannot be read.
+    """
+    if _other_format(folder) is None:
+        from policies import checkpoint  # late: loads torch
+
+        return checkpoint.checksum(folder)
+    if CHECKSUM not in (description := _description(folder)):
+        raise CheckpointError(f"{folder} does not say whose export it is", got=f"no {CHECKSUM}")
+    return str(description[CHECKSUM])
+
+
+def _other_format(folder: Path) -> str | None:
+    """What loads the policy in a folder, where it is no checkpoint: see `Plugin.policy_formats`."""
+    formats: dict[str, str] = added("policy_formats")
+    return next((load for marker, load in formats.items() if (folder / marker).is_file()), None)
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "policy.json").read_bytes()))

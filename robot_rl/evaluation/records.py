@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from omegaconf import DictConfig
 
+from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.data.schema import RowSchema
+from robot_rl.env.policy_inputs import PolicyInputs
 from robot_rl.evaluation.ledger import Ledger, read_ledger
 from robot_rl.evaluation.statistics import Comparison, EvaluationResult
-from robot_rl.run import ATTEMPTS, FAULTS, RunDirectory, RunError
+from robot_rl.run import ATTEMPTS, CLONED, FAULTS, UNTRAINED, RunDirectory, RunError
 
 Record = dict[str, Any]
 
@@ -140,3 +146,24 @@ def read_run(run: RunDirectory) -> RunRecords:
         faults=run.read_jsonl(FAULTS),
         attempts=run.read_jsonl(ATTEMPTS),
     )
+
+
+def inputs_of(run: RunDirectory, config: DictConfig) -> PolicyInputs | None:
+    """What the policy of a run sees of what was observed when its first episodes were recorded.
+
+    None where the run has no policy, or no longer the episodes.
+    """
+    folder = next((run.path / n / "policy" for n in (CLONED, UNTRAINED) if run.has_folder(n)), None)
+    schema = recorded_schema(run, config)
+    if folder is None or schema is None:
+        return None
+    described = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
+    return PolicyInputs.of(described["observation"], schema)
+
+
+def recorded_schema(run: RunDirectory, config: DictConfig) -> RowSchema | None:
+    """The schema of the first episodes that a run has recorded; None where it has none."""
+    given = [Path(config.dataset)] if config.dataset else []
+    places = (path for path in (*given, run.demonstrations, run.exploration) if path.exists())
+    found = next(places, None)
+    return None if found is None else EpisodeDataset(found).schema

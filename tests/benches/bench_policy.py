@@ -16,18 +16,19 @@ import torch
 import vla_plan
 from omegaconf import DictConfig
 
-from policies import checkpoint, exported
+from policies import checkpoint
 from policies.behaviour import Behaviour, Interface
 from policies.columns import FEATURES
 from policies.critics import CriticEnsemble
 from policies.diffusion import DiffusionPolicy
 from policies.encoders import StateEncoder
 from policies.errors import MissingExtra
-from policies.export import export
 from policies.gaussian import GaussianTanh, ResidualPolicy
 from policies.processes.one_step import OneStep
 from policies.runner import PolicyRunner
 from policies.vision import ImageEncoder, observed_keys
+from robot_rl.extras.export import exported
+from robot_rl.extras.export.write_onnx import export
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions, fit
 
 # The widths of a 7-joint arm's state observations, and a 6-D motion.

@@ -12,7 +12,6 @@ from policies.improved import ImprovedPolicy
 from robot_rl import cli
 from robot_rl.commands.runs import save_resolved
 from robot_rl.config import compose
-from robot_rl.evaluation.card import CARD, write_card
 from robot_rl.evaluation.ledger import (
     decide,
     deployed_policy,
@@ -23,6 +22,7 @@ from robot_rl.evaluation.ledger import (
 )
 from robot_rl.evaluation.report import write_report
 from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.extras.card.card import CARD, write_card
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.workbench import Workbench
 from robot_rl.run import CLONED, LAST, SUMMARY, RunDirectory, RunError
@@ -118,7 +118,7 @@ def test_every_place_says_the_same_of_a_run(
     assert sentence.startswith(f"deployed: the {deployed} policy (")
     assert [entry.verdict for entry in read_ledger(run).entries.values()] == verdicts
     run.save_json(SUMMARY, SUMMARISED)
-    write_card(run, config, *load_policy(run))
+    write_card(run, config)
     capsys.readouterr()
     for command in ("explain", "inspect"):
         assert cli.main([command, str(run.path)]) == 0

@@ -12,7 +12,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from policies import exported, registry
+from policies import checkpoint, registry
 from policies.behaviour import Behaviour
 from policies.columns import FEATURES
 from policies.compute import compute_device, explained_memory
@@ -59,9 +59,8 @@ class Distil(Stage):
             return False
         state = run.complete_folder(STUDENT) / STATE_FILE
         taught = json.loads(state.read_text(encoding="utf-8"))["teacher_checksum"]
-        return bool(
-            taught == exported.identity(run.complete_folder(policy_checkpoint(run)) / "policy")
-        )
+        policy = run.complete_folder(policy_checkpoint(run)) / "policy"
+        return bool(taught == checkpoint.checksum(policy))
 
     @explained_memory("lower distil.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
@@ -96,7 +95,7 @@ class Distil(Stage):
             f" from its teacher's by {difference:.3f} (root mean square)"
         )
         asked = {"updates": int(config.distil.updates), "batch_size": int(config.distil.batch_size)}
-        checksum = exported.identity(run.complete_folder(name) / "policy")
+        checksum = checkpoint.checksum(run.complete_folder(name) / "policy")
         state = {"environment_steps": steps, "distil": asked}
         state |= {"teacher": name, "teacher_checksum": checksum}
         bench.checkpoint(STUDENT, replace(behaviour, policy=taught.student), state=state)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from policy_examples import ACTIONS, INTERFACE, POLICIES, behaviour, diffusion, observations, vla
 
-from policies import exported
 from policies.behaviour import Behaviour
 from policies.columns import FEATURES
 from policies.errors import PolicyError
-from policies.export import LARGEST_DIFFERENCE, export
 from policies.networks import seeded
 from policies.runner import PolicyRunner
 from policies.vision import ImageEncoder
+from robot_rl.extras.export import exported
+from robot_rl.extras.export.write_onnx import LARGEST_DIFFERENCE, export
 
 onnx = pytest.importorskip("onnx", reason="needs the extra export")
 pytest.importorskip("onnxruntime", reason="needs the extra export")
@@ -110,7 +110,7 @@ sys.modules["torch"] = None  # as if it were not installed
 from pathlib import Path
 import numpy as np
 import robot_rl.commands.deployment
-from policies import exported
+from robot_rl.extras.export import exported
 from policies.runner import PolicyRunner
 runner = PolicyRunner(exported.load(Path({str(tmp_path)!r})))
 runner.reset(seeds=[0])

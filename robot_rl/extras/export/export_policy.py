@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from policies import exported
-from policies.export import export
 from robot_rl.commands.runs import load_resolved
 from robot_rl.errors import RobotRLError, in_shell
-from robot_rl.evaluation.card import CARD, card, facts
 from robot_rl.evaluation.ledger import open_policy, policy_checkpoint
+from robot_rl.extras.card.card import CARD, card, facts
+from robot_rl.extras.export import exported
+from robot_rl.extras.export.write_onnx import export
 from robot_rl.processes.files import new_folder
 from robot_rl.run import CELL_FILE, CONFIG_FILE, RunDirectory, policy_folder
 
@@ -29,7 +29,7 @@ def run(path: str, out: str, *, which: str, runs_directory: str) -> None:
         named = policy_checkpoint(directory, which)
         folder = directory.complete_folder(named) / "policy"
         behaviour, steps = open_policy(directory.path, which)
-    elif exported.is_exported(folder):
+    elif (folder / exported.PLAN_GRAPH).is_file() or (folder / exported.ACT_GRAPH).is_file():
         raise RobotRLError(f"{path} is an exported policy already", hint="name its run")
     else:
         behaviour, steps = open_policy(path)

@@ -10,9 +10,9 @@ from robot_rl.commands.runs import save_resolved
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeWriter
 from robot_rl.data.schema import Field, row_schema
-from robot_rl.evaluation.card import CARD, card, facts, write_card
 from robot_rl.evaluation.ledger import decide, enter, load_policy
 from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.extras.card.card import CARD, card, facts, write_card
 from robot_rl.run import ACCEPTED, CLONED, STUDENT, RunDirectory
 
 
@@ -52,7 +52,7 @@ def test_where_the_clone_stays_deployed_the_card_says_so_and_why(run, config):
     }
     enter(run, decide(run, results))
     decision = "deployed: the cloned policy (9 of 20) — the learned policy solved 3 of 20 on the"
-    write_card(run, config, *load_policy(run))
+    write_card(run, config)
     text = (run.path / CARD).read_text()
     assert "| checkpoint | checkpoints/bc |" in text
     assert f"| checkpoints/round_1 | 900 | accepted | {reason} |" in text
@@ -68,7 +68,7 @@ def test_demonstrations_of_another_place_are_among_the_data(run, config, tmp_pat
     config.dataset = str(tmp_path / "shown.zarr")
     EpisodeWriter(Path(config.dataset), schema).close()
     save_resolved(config, run.path)
-    write_card(run, config, *load_policy(run))
+    write_card(run, config)
     text = (run.path / CARD).read_text()
     assert f"The demonstrations are {config.dataset}." in text
     assert "| shown.zarr | 0 | 0 | 0 |" in text

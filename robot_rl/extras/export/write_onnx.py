@@ -1,4 +1,4 @@
-"""Writes a behaviour as ONNX files; `policies.exported` runs them."""
+"""Writes a behaviour as ONNX files; `exported` runs them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from policies import exported
 from policies.behaviour import Behaviour
 from policies.errors import PolicyError, require
-from policies.exported import BASE_ACTION, NOISE
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy
 from policies.vision import ImageEncoder, SeeingEncoder
+from robot_rl.extras.card.card import described
+from robot_rl.extras.export import exported
+from robot_rl.extras.export.exported import BASE_ACTION, NOISE
 
 LARGEST_DIFFERENCE = 1e-4
 _CASES = 64  # invented observations on which the graphs are compared with torch
@@ -49,7 +50,7 @@ def export(folder: Path, behaviour: Behaviour, facts: Mapping[str, Any]) -> floa
         found.append(_write(folder, policy.base))
     description = {
         **facts,
-        **exported.described(behaviour),
+        **described(behaviour),
         "exported": exported.FORMAT_VERSION,
         "policy": _described(policy),
         "vision": None

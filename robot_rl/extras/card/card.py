@@ -14,13 +14,20 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from policies.behaviour import Behaviour
-from policies.exported import DESCRIPTION_FILE, GRAPHS, IDENTITY, described, identity
 from robot_rl.config import changed_settings
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import RowSchema
 from robot_rl.env.policy_inputs import PolicyInputs
 from robot_rl.evaluation.evaluate import conditions
-from robot_rl.evaluation.ledger import learned_checkpoint, policy_checkpoint, read_ledger
+from robot_rl.evaluation.ledger import (
+    CHECKSUM,
+    learned_checkpoint,
+    load_policy,
+    policy_checkpoint,
+    policy_checksum,
+    read_ledger,
+)
+from robot_rl.evaluation.records import recorded_schema
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.files import replace_text
 from robot_rl.processes.machine import package_version, source_commit
@@ -32,7 +39,6 @@ from robot_rl.run import (
     LAST,
     STATE_FILE,
     STUDENT,
-    UNTRAINED,
     RunDirectory,
 )
 
@@ -67,39 +73,32 @@ def facts(
         "commit": source_commit(),
         "run": run.path.resolve().name,
         "checkpoint": named,
-        IDENTITY: identity(folder),
+        CHECKSUM: policy_checksum(folder),
         "environment_steps": steps,
         **conditions(config),
         **described(behaviour),
     }
 
 
-def inputs_of(run: RunDirectory, config: DictConfig) -> PolicyInputs | None:
-    """What the policy of a run sees of what was observed when its first episodes were recorded.
-
-    None where the run has no policy, or no longer the episodes.
-    """
-    folder = next((run.path / n / "policy" for n in (CLONED, UNTRAINED) if run.has_folder(n)), None)
-    schema = _recorded_schema(run, config)
-    if folder is None or schema is None:
-        return None
-    described = json.loads((folder / DESCRIPTION_FILE).read_text(encoding="utf-8"))
-    return PolicyInputs.of(described["observation"], schema)
-
-
-def _recorded_schema(run: RunDirectory, config: DictConfig) -> RowSchema | None:
-    given = [Path(config.dataset)] if config.dataset else []
-    places = (path for path in (*given, run.demonstrations, run.exploration) if path.exists())
-    found = next(places, None)
-    return None if found is None else EpisodeDataset(found).schema
-
-
-def write_card(run: RunDirectory, config: DictConfig, behaviour: Behaviour, steps: int) -> None:
-    """Write the card of the deployed policy, behind which are so many steps, into the run."""
+def write_card(run: RunDirectory, config: DictConfig) -> Path:
+    """Write the card of the deployed policy into the run; gives where it is."""
     named = policy_checkpoint(run)
-    folder = run.complete_folder(named) / "policy"
-    told = facts(run, config, named, folder, behaviour, steps)
+    told = facts(run, config, named, run.complete_folder(named) / "policy", *load_policy(run))
     replace_text(run.path / CARD, card(run, told))
+    return run.path / CARD
+
+
+def described(behaviour: Behaviour) -> dict[str, Any]:
+    """What the card, and the `policy.json` of an export, say of how a policy acts."""
+    return {
+        "task": behaviour.interface.task,
+        "control_rate_hz": behaviour.interface.control_rate_hz,
+        "action_names": list(behaviour.interface.action_names),
+        "execute_steps": behaviour.execute_steps,
+        "version": behaviour.version,
+        "observation": behaviour.observation,
+        "policy": {"kind": behaviour.policy.kind},
+    }
 
 
 def card(run: RunDirectory, told: Mapping[str, Any]) -> str:
@@ -112,7 +111,7 @@ def card(run: RunDirectory, told: Mapping[str, Any]) -> str:
         ("Data", _data(run, config)),
         ("Settings that differ from the defaults", _settings(config)),
         ("Statistics", _statistics(run, told)),
-        ("Limits", _limits(told, _recorded_schema(run, config))),
+        ("Limits", _limits(told, recorded_schema(run, config))),
         ("Files", _files(told)),
     ):
         lines += [f"## {title}", "", *(part or ["Nothing is recorded."]), ""]
@@ -206,8 +205,8 @@ def _statistics(run: RunDirectory, told: Mapping[str, Any]) -> list[str]:
         if result.seed_set != "final":
             continue
         made = (result.environment_steps, result.gradient_updates)
-        mine = record.get(IDENTITY) == told[IDENTITY]
-        if IDENTITY not in record and told["checkpoint"] != STUDENT:
+        mine = record.get(CHECKSUM) == told[CHECKSUM]
+        if CHECKSUM not in record and told["checkpoint"] != STUDENT:
             mine = made == (told["environment_steps"], told["version"])
         mean = result.mean_seconds_to_success
         rows.append(
@@ -246,12 +245,12 @@ def _limits(told: Mapping[str, Any], recorded: RowSchema | None) -> list[str]:
 
 
 def _files(told: Mapping[str, Any]) -> list[str]:
-    lines = [f"CRC-32 of the checkpoint: {told[IDENTITY]}."]
-    if GRAPHS not in told:
+    lines = [f"CRC-32 of the checkpoint: {told[CHECKSUM]}."]
+    if "graphs" not in told:
         return lines
     apart = f"{told['largest_difference']:.1e}"
     differs = f"Largest difference from the checkpoint's policy, on invented observations: {apart}."
-    return [*_table(("file", "SHA-256"), told[GRAPHS].items()), "", *lines, differs]
+    return [*_table(("file", "SHA-256"), told["graphs"].items()), "", *lines, differs]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:

@@ -2,7 +2,7 @@
 
 A folder holds `policy.json` and a graph for each network: `vision.onnx` from images to features,
 `plan.onnx` from observations and noise to a chunk, `act.onnx` from observations, and the base's
-action where there is one, to an action. Normalisers are in the graphs. `policies.export` writes it.
+action where there is one, to an action. Normalisers are in the graphs. `write_onnx` writes it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ FORMAT_VERSION = 1
 DESCRIPTION_FILE = "policy.json"
 VISION_GRAPH, PLAN_GRAPH, ACT_GRAPH = "vision.onnx", "plan.onnx", "act.onnx"
 NOISE, BASE_ACTION = "noise", "base_action"
-IDENTITY = "policy_checksum"
 GRAPHS = "graphs"
 """The key of `policy.json` that tells it from a checkpoint's: file name → SHA-256."""
 
@@ -93,7 +92,7 @@ class ExportedPolicy:
     Those with the same `checksums` of their files act alike.
     """
 
-    stochastic = conditioned = False
+    stochastic = conditioned = on_torch = False
     corrects = True
     latent_columns = 0
     checksums: tuple[str, ...]
@@ -120,6 +119,14 @@ class ExportedPolicy:
         self.observation: dict[str, int] = {**lower.observed, **self.encoder.observed}
         self.observation_steps = max(lower.observation_steps, self.encoder.observation_steps)
 
+    def acts_as(self, other: object) -> bool:
+        """See `Policy.acts_as`."""
+        return isinstance(other, ExportedPolicy) and self.checksums == other.checksums
+
+    def parameters(self) -> tuple[()]:
+        """A graph has no parameters to count."""
+        return ()
+
     def planned(self, observation: Mapping[str, Array], noise: Floats) -> tuple[Floats, Floats]:
         """See `ChunkPolicy.planned`."""
         chunks = self._graph({**observation, NOISE: noise})
@@ -130,24 +137,6 @@ class ExportedPolicy:
     ) -> Floats:
         """See `Policy.chosen`; there is nothing to sample with."""
         return self._graph({**observation, BASE_ACTION: base_action})
-
-
-def is_exported(folder: Path) -> bool:
-    """Whether a folder with a `policy.json` is one of these, and not a checkpoint."""
-    return (folder / PLAN_GRAPH).is_file() or (folder / ACT_GRAPH).is_file()
-
-
-def described(behaviour: Behaviour) -> dict[str, Any]:
-    """What `policy.json` and the card say of how a policy acts."""
-    return {
-        "task": behaviour.interface.task,
-        "control_rate_hz": behaviour.interface.control_rate_hz,
-        "action_names": list(behaviour.interface.action_names),
-        "execute_steps": behaviour.execute_steps,
-        "version": behaviour.version,
-        "observation": behaviour.observation,
-        "policy": {"kind": behaviour.policy.kind},
-    }
 
 
 def describe(folder: Path) -> dict[str, Any]:
@@ -205,21 +194,6 @@ def load(folder: Path) -> Behaviour:
     except Exception as error:  # onnxruntime has errors of its own
         got = " ".join(repr(error).split())[:300]
         raise CheckpointError(f"{folder / DESCRIPTION_FILE} is damaged", got=got) from error
-
-
-def identity(folder: Path) -> str:
-    """The checksum of a checkpoint's policy, which its export keeps.
-
-    Raises:
-        CheckpointError: The export does not say it, or cannot be read.
-    """
-    if is_exported(folder):
-        if IDENTITY not in (description := describe(folder)):
-            raise CheckpointError(f"{folder} does not say whose export it is", got=f"no {IDENTITY}")
-        return str(description[IDENTITY])
-    from policies import checkpoint  # late: loads torch
-
-    return checkpoint.checksum(folder)
 
 
 def checksum(path: Path) -> str:
