@@ -101,7 +101,7 @@ def robot_nodes(config: DictConfig, logs: Path) -> Iterator[ProcessGroup | None]
             if recorded:
                 settings = (config.recorder.minutes, config.recorder.segment_s)
                 words = [logs.parent / _RECORDER, config.robot.namespace, *settings]
-                module = "robot_rl.ros.recorder"
+                module = "robot_rl.extras.recorder.recorder"
                 group.start(_RECORDER, [*map(str, words)], module, needed=False)
             watching = threading.Thread(target=watch, name="nodes", daemon=True)
             watching.start()

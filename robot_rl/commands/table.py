@@ -197,17 +197,6 @@ COMMANDS: dict[str, Command] = {
         ),
         example="robot-rl inspect runs/latest",
     ),
-    "explain": Command(
-        "robot_rl.commands.explain:run",
-        "Say why a run does not learn: named causes, each with its figure.",
-        "Looks at the demonstrations, rows and records of RUN, by default the latest: cameras,"
-        " states and units, what commands have moved, rewards and labels, and the settings of"
-        " learning. Prints causes, the likeliest first, with what to do next, and what is not one."
-        " Reads only, and works while the run goes on.",
-        arguments=("[RUN]",),
-        options=(Option("json", "one JSON object in its place", False), RUNS),
-        example="robot-rl explain runs/latest",
-    ),
     "export": Command(
         "robot_rl.commands.export:export",
         "Write the episodes of a store to a dataset, also while training runs.",

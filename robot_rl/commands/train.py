@@ -16,14 +16,12 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig
 
 from robot_rl.commands.evaluate import evaluate_final, film_final
-from robot_rl.commands.explain import CHECKS
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
 from robot_rl.commands.runs import SAME_COMMAND, load_resolved, save_resolved, working_run
 from robot_rl.config import ConfigError
 from robot_rl.env.policy_inputs import PolicyInputs
 from robot_rl.errors import in_shell
 from robot_rl.evaluation.evaluate import check_counts
-from robot_rl.evaluation.evidence import explain, gather
 from robot_rl.evaluation.ledger import (
     decide,
     deployed_policy,
@@ -48,7 +46,7 @@ from robot_rl.learning.stages.distil import Distil
 from robot_rl.learning.stages.gather import recorded_steps
 from robot_rl.learning.stages.reward import Reward
 from robot_rl.learning.stages.vision import Vision
-from robot_rl.plugins import added, resolve
+from robot_rl.plugins import added, plugins, resolve
 from robot_rl.processes.group import ProcessGroup
 from robot_rl.processes.machine import MemorySampler, describe_machine
 from robot_rl.processes.progress import RECENT_EPISODES, WorkProgress
@@ -235,21 +233,15 @@ def _go_through(
     for beside, together in groupby(names, lambda name: recipe.stages[name].with_actors):
         if beside:
             if not run.has_folder(LAST):
-                _warn(config, run)
+                for check in (name for plugin in plugins() for name in plugin.checks):
+                    for warning in resolve(check)(run, config):
+                        print(warning, flush=True)
             _learn_online(config, run, lock)
         else:
             for name in together:
                 recipe.perform(name, run)
     if names:
         print("\n".join(recipe.table(run)), flush=True)
-
-
-def _warn(config: DictConfig, run: RunDirectory) -> None:
-    """Say what `robot-rl explain` finds wrong, before a robot is worn in vain."""
-    causes, _ = explain(gather(run, config), CHECKS)
-    for cause in causes:
-        way = f"; next: {cause.mend}" if cause.mend else ""
-        print(f"robot-rl explain: {cause.name}: {cause.figure}{way}", flush=True)
 
 
 def processes(actors: int, periodic: bool) -> dict[str, list[str]]:

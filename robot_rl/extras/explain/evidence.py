@@ -8,9 +8,9 @@ check speaks where a person who saw the figure would stop the run.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from robot_rl.data.episodes import EpisodeDataset, steps_to_success
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY, RowSchema
 from robot_rl.env.robot import ARM_ACTIONS, gripper_columns, joint_columns
 from robot_rl.errors import RobotRLError
-from robot_rl.evaluation.advice import possible
 from robot_rl.evaluation.ledger import deployed_policy
 from robot_rl.evaluation.records import RunRecords, read_run
 from robot_rl.replay.catalogue import is_store
@@ -214,19 +213,6 @@ class Finding:
 
 
 Check = Callable[[Evidence], Finding | None]
-
-
-def explain(evidence: Evidence, checks: Iterable[Check]) -> tuple[list[Finding], list[Finding]]:
-    """Run the checks; returns the causes, the likeliest first, and what is in order."""
-    found = [finding for check in checks if (finding := check(evidence)) is not None]
-    causes = [
-        replace(finding, mend=possible(finding.mend, evidence.config))
-        for finding in found
-        if finding.likely >= NAMED
-    ]
-    # Python's sort is stable: of equally likely ones the earlier check comes first.
-    causes.sort(key=lambda finding: -finding.likely)
-    return causes, [replace(each, mend="") for each in found if each.likely < NAMED]
 
 
 def percent(share: float) -> str:

@@ -30,7 +30,7 @@ def recorder(tmp_path):
     started = []
 
     def start():
-        words = ["-m", "robot_rl.ros.recorder", str(tmp_path), "/flown", "10", "60"]
+        words = ["-m", "robot_rl.extras.recorder.recorder", str(tmp_path), "/flown", "10", "60"]
         started.append(subprocess.Popen([sys.executable, *words]))
         return started[-1]
 

@@ -16,11 +16,11 @@ from robot_rl.commands.runs import save_resolved
 from robot_rl.config import compose, composed, flatten
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
-from robot_rl.evaluation import learning_causes, motion_causes, sensing_causes
-from robot_rl.evaluation.advice import settings_named
-from robot_rl.evaluation.evidence import Finding, explain
 from robot_rl.evaluation.ledger import decide, enter
 from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.extras.explain import course_causes, motion_causes, reward_causes, sensing_causes
+from robot_rl.extras.explain.evidence import Finding
+from robot_rl.extras.explain.explain import explain, settings_named
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.signals import StopEvent
@@ -369,7 +369,7 @@ CONFIGURATIONS = [
     "recipe=rl100",
     "observation=pixels",
 ]
-MODULES = (learning_causes, motion_causes, sensing_causes)
+MODULES = (course_causes, motion_causes, reward_causes, sensing_causes)
 
 
 def pieces_of_advice(config):

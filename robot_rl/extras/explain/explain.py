@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from fnmatch import fnmatchcase
 from typing import Any
+
+from omegaconf import DictConfig
 
 from robot_rl.commands.runs import load_resolved
 from robot_rl.errors import in_shell
-from robot_rl.evaluation import learning_causes, motion_causes, sensing_causes
-from robot_rl.evaluation.evidence import Evidence, Finding, explain, gather
+from robot_rl.extras.explain import course_causes, motion_causes, reward_causes, sensing_causes
+from robot_rl.extras.explain.evidence import NAMED, Check, Evidence, Finding, gather
 from robot_rl.processes.progress import plain_console
 from robot_rl.run import RunDirectory
 
 _GOOD = 0.95  # success of what is deployed, from which on nothing has to be explained
-CHECKS = (*sensing_causes.CHECKS, *motion_causes.CHECKS, *learning_causes.CHECKS)
+CHECKS = (
+    *sensing_causes.CHECKS,
+    *motion_causes.CHECKS,
+    *reward_causes.CHECKS,
+    *course_causes.CHECKS,
+)
+_OR = "; or "  # between several ways
+_SETTING = re.compile(
+    r"(?<![\w/.])(?:([a-z_]+(?:\.[a-z_]+)*)=|([a-z_]+(?:\.[a-z_]+)+\*?)(?![\w/]|\.\w))"
+)
 
 
 def run(path: str = "latest", *, runs_directory: str, **options: Any) -> None:
@@ -25,13 +39,61 @@ def run(path: str = "latest", *, runs_directory: str, **options: Any) -> None:
     """
     directory = RunDirectory.open(path, runs_directory)
     evidence = gather(directory, load_resolved(directory.path))
-    causes, in_order = explain(evidence, CHECKS)
+    causes, in_order = explain(evidence)
     if options["json"]:
         lists = {"causes": causes, "in_order": in_order}
         facts = {name: [asdict(each) for each in found] for name, found in lists.items()}
         sys.stdout.write(json.dumps({"run": str(directory.path), **facts}) + "\n")
     else:
         _print(evidence, causes, in_order)
+
+
+def warnings(run: RunDirectory, config: DictConfig) -> list[str]:
+    """Say what is wrong with a run, before a robot is worn in vain."""
+    causes, _ = explain(gather(run, config))
+    return [
+        f"robot-rl explain: {cause.name}: {cause.figure}{'; next: ' * bool(cause.mend)}{cause.mend}"
+        for cause in causes
+    ]
+
+
+def explain(
+    evidence: Evidence, checks: Iterable[Check] = CHECKS
+) -> tuple[list[Finding], list[Finding]]:
+    """Run the checks; returns the causes, the likeliest first, and what is in order."""
+    found = [finding for check in checks if (finding := check(evidence)) is not None]
+    causes = [
+        replace(finding, mend=possible(finding.mend, evidence.config))
+        for finding in found
+        if finding.likely >= NAMED
+    ]
+    # Python's sort is stable: of equally likely ones the earlier check comes first.
+    causes.sort(key=lambda finding: -finding.likely)
+    return causes, [replace(each, mend="") for each in found if each.likely < NAMED]
+
+
+def settings_named(words: str, config: DictConfig) -> list[str]:
+    """Keys of a configuration that a text names: with a dot in them, or with = behind them."""
+    found = (one or other for one, other in _SETTING.findall(words))
+    return [key for key in found if "." not in key or key.split(".")[0] in config]
+
+
+def has_setting(config: DictConfig, key: str) -> bool:
+    """Whether a configuration has a key; a `*` at its end stands for any rest of a name."""
+    *sections, name = key.split(".")
+    node: Any = config
+    for section in sections:
+        node = node.get(section) if isinstance(node, DictConfig) else None
+    names = list(node) if isinstance(node, DictConfig) else []
+    return any(fnmatchcase(str(each), name) for each in names)
+
+
+def possible(advice: str, config: DictConfig) -> str:
+    """Of the ways that an advice gives, those whose settings a configuration has."""
+    ways = advice.split(_OR)
+    return _OR.join(
+        w for w in ways if all(has_setting(config, k) for k in settings_named(w, config))
+    )
 
 
 def _print(evidence: Evidence, causes: list[Finding], in_order: list[Finding]) -> None:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from robot_rl.evaluation.evidence import Check, Evidence, Finding, Motion, Origin, Vector, percent
+from robot_rl.extras.explain.evidence import (
+    Check,
+    Evidence,
+    Finding,
+    Motion,
+    Origin,
+    Vector,
+    percent,
+)
 
 _WALL_CLOCK = 10**18  # ns: stamps of real time are later than 2001
 _CLOSES = 5  # steps within which a gripper has moved

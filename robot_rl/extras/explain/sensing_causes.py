@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scipy.spatial import cKDTree
 
 from robot_rl.data.schema import OBJECT_POSES
-from robot_rl.evaluation.evidence import Check, Evidence, Finding, Origin, Vector, percent
+from robot_rl.extras.explain.evidence import Check, Evidence, Finding, Origin, Vector, percent
 
 _POSE = "state/tcp_pose"
 _DARK = 3.0  # grey levels: a picture that varies less shows nothing

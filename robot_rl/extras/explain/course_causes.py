@@ -1,0 +1,243 @@
+"""Causes in the settings of learning, and in its course."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+from scipy.stats import fisher_exact
+
+from robot_rl.config import changed_settings, flatten
+from robot_rl.errors import in_shell
+from robot_rl.evaluation.records import intervention_rates
+from robot_rl.extras.explain.evidence import Check, Evidence, Finding, percent
+from robot_rl.learning.blocks import Blocks
+from robot_rl.run import ACCEPTED_POLICY, CLONED_POLICY, CONFIG_FILE, LEARNED_POLICY
+
+_MANY = 40  # of them, before which success rates are not compared
+_FAR = 30.0  # times that a setting may be off its default, or 1/30 of it
+_SOME = 5  # episodes of the policy, before which nothing is said of them
+
+
+def settings(evidence: Evidence) -> Finding | None:
+    """Numbers of cloning or learning that are far from their defaults, where nothing succeeds."""
+    far = []
+    for key, value, default in changed_settings(evidence.config):
+        numbers = all(type(each) in (int, float) and each > 0 for each in (value, default))
+        if numbers and key.startswith(("algorithm.", "cloning.", "policy.")):
+            ratio = value / default
+            if not 1 / _FAR < ratio < _FAR:
+                words = f"{ratio:,.0f} times" if ratio > 1 else f"1/{1 / ratio:,.0f} of"
+                far.append(f"{key}={value} ({words} the default, {default})")
+    if not far:
+        return None
+    finals = [evidence.records.final(name) for name in (CLONED_POLICY, LEARNED_POLICY)]
+    fails = any(each and each.successes == 0 for each in finals)
+    beside = evidence.records.beside(LEARNED_POLICY, CLONED_POLICY)
+    fails = fails or bool(beside and beside[-1].worse)
+    mend = "leave them out, or change them in small steps"
+    return Finding("settings", 0.7 if fails else 0.0, "; ".join(far), mend)
+
+
+def conditions(evidence: Evidence) -> Finding | None:
+    """Demonstrations of another run, which were recorded on another robot or in another domain."""
+    dataset = evidence.setting("dataset")
+    recorded = Path(str(dataset)).parent / CONFIG_FILE
+    if not dataset or not recorded.is_file():
+        return None
+    theirs = OmegaConf.load(recorded)
+    assert isinstance(theirs, DictConfig)
+    before, now = flatten(theirs), flatten(evidence.config)
+    apart = [
+        f"{key} {before.get(key)}, now {now[key]}"
+        for key in sorted(now)  # the choices before what they hold
+        if key.startswith(("domain.", "choices.domain", "choices.robot"))
+        and before.get(key) != now[key]
+    ]
+    if not apart:
+        return None
+    told = evidence.records.final(CLONED_POLICY)
+    fails = told is not None and told.successes <= 0.1 * told.episodes
+    more = f", and {len(apart) - 3} more" if len(apart) > 3 else ""
+    figure = f"the demonstrations were recorded with {'; '.join(apart[:3])}{more}"
+    mend = "record them as the policy is to act, or clone for what they were recorded with"
+    return Finding("conditions", 0.6 if fails else 0.0, figure, mend)
+
+
+def updates(evidence: Evidence) -> Finding | None:
+    """A policy that acts with weights of long ago, for the learner is slower than the robot."""
+    if OmegaConf.select(evidence.config, "algorithm.schedule.updates_per_step") is None:
+        return None
+    blocks = Blocks.of(evidence.config)
+    steps, acted, due = evidence.transitions, 0, 0
+    for episode in reversed(evidence.acted.episodes[-_SOME:]):
+        # The newest two blocks are not learned from yet.
+        paid = blocks.updates_at(max(steps - 2 * blocks.block_steps, 0))
+        if paid > blocks.critic_only_updates:
+            acted, due = acted + int(episode["policy_version"].max()), due + paid
+        steps -= len(episode) - 1
+    if not due:
+        return None
+    wanted = blocks.updates_per_step
+    speeds = [r["updates_per_second"] for r in evidence.records.learner[-20:]]
+    figure = (
+        f"the weights that acted had had {percent(min(acted / due, 1.0))} of their updates"
+        f" ({wanted} a step are asked for, {np.median(speeds or [0.0]):.0f} a second are made)"
+    )
+    mend = (
+        "run the learner on another machine (docs/replay.md); or use device=cuda or compile=true;"
+        " or lower algorithm.schedule.updates_per_step"
+    )
+    likely = 0.0 if acted > 0.7 * due else 0.84 if acted < 0.4 * due else 0.5
+    return Finding("updates short", likely, figure, mend)
+
+
+def learner(evidence: Evidence) -> Finding | None:
+    """A learner that stands still, or has had no time to learn."""
+    warm_up = evidence.setting("algorithm.schedule.warmup_steps")
+    if warm_up is None or not evidence.transitions:
+        return None
+    total = int(evidence.setting("environment_steps", 0))
+    noted = evidence.records.learner[-1] if evidence.records.learner else {}
+    learned, done = noted.get("environment_steps", 0), noted.get("gradient_updates", 0)
+    stored = evidence.transitions
+    figure = f"{stored} steps are stored, {learned} are learned from, with {done} updates"
+    behind = stored - learned
+    if behind > max(500, 5 * int(evidence.setting("block_steps", 50))):
+        mend = "see RUN/logs/learner.log; go on with robot-rl train resume=RUN"
+        return Finding("learner", 0.78, figure, mend)
+    if warm_up > 0.5 * total:
+        figure = f"the first {warm_up} of {total} steps are warm-up, in which nothing is learned"
+        return Finding("learner", 0.7, figure, "lower algorithm.schedule.warmup_steps")
+    if stored < warm_up:
+        return Finding("learner", 0.0, f"it warms up: {stored} of {warm_up} steps")
+    return Finding("learner", 0.0, figure)
+
+
+def steps(evidence: Evidence) -> Finding | None:
+    """A policy that still improved when its steps were over."""
+    total = int(evidence.setting("environment_steps", 0))
+    told = evidence.records.episodes[-_MANY:]
+    if len(told) < _MANY or told[-1]["environment_steps"] < 0.95 * total:
+        return None
+    half = _MANY // 2
+    before, after = (sum(bool(e["success"]) for e in part) for part in (told[:half], told[half:]))
+    figure = (
+        f"of the last {half} episodes in its {total:,} steps {after} succeeded, of the {half}"
+        f" before {before}"
+    )
+    table = [[after, half - after], [before, half - before]]
+    rises = fisher_exact(table, alternative="greater").pvalue <= 0.05 and after < 0.9 * half
+    words = (f"resume={evidence.run.path}", f"environment_steps={2 * total}")
+    mend = f"learn on: {in_shell('robot-rl', 'train', *words)}"
+    return Finding("steps few", 0.5 if rises else 0.0, figure, mend)
+
+
+def interventions(evidence: Evidence) -> Finding | None:
+    """An operator who does most of the work, so that the policy never meets its own mistakes."""
+    rates = intervention_rates(evidence.records.episodes, 20)
+    if not rates:
+        return None
+    figure = f"an operator took {percent(rates[-1][1])} of the steps of the latest episodes"
+    mend = "hand back sooner; or clone with HG-DAgger (dagger.rounds), which costs less such help"
+    return Finding("interventions", 0.0 if rates[-1][1] < 0.6 else 0.4, figure, mend)
+
+
+def interruptions(evidence: Evidence) -> Finding | None:
+    """A robot that cannot go on in most of its episodes."""
+    episodes = evidence.records.episodes[-50:]
+    if len(episodes) < _SOME:
+        return None
+    cut = [e for e in episodes if e.get("interrupted")]
+    figure = f"{len(cut)} of the latest {len(episodes)} episodes were cut by the robot"
+    figure += f", the last time: {str(cut[-1]['interrupted']).splitlines()[0]}" if cut else ""
+    likely = 0.0 if len(cut) < 0.3 * len(episodes) else 0.8
+    return Finding("interruptions", likely, figure, "see RUN/faults.jsonl: docs/troubleshooting.md")
+
+
+def gate(evidence: Evidence) -> Finding | None:
+    """What is learned, held back as long as it is not proved to be better than the clone."""
+    notes = evidence.records.learner
+    rates = {k: notes[-1][k] for k in _RATES if k in notes[-1]} if notes else {}
+    if not rates:
+        return None
+    figure = ", ".join(f"{name.replace('_', ' ')} {percent(rate)}" for name, rate in rates.items())
+    cloned, learned = rates.get("base_success"), rates.get("exploring_success")
+    few = len(evidence.records.episodes) < _MANY
+    mend = (
+        "try a smaller algorithm.scale; or learn for longer (environment_steps): docs/policies.md"
+    )
+    decided = evidence.records.ledger.deployed
+    won = decided is not None and decided.policy == LEARNED_POLICY
+    if evidence.deployed is not None and not won:
+        figure += f"; the {evidence.deployed} policy is deployed{' so far' * (decided is None)}"
+    if cloned is None or learned is None or few or won or learned >= cloned - 0.3:
+        return Finding("gate", 0.0, figure)
+    return Finding("gate", 0.38, figure, mend)
+
+
+def outcome(evidence: Evidence) -> Finding | None:
+    """A learned policy that evaluations show to be worse than its clone."""
+    beside = evidence.records.beside(LEARNED_POLICY, CLONED_POLICY)
+    if beside is None:
+        return None
+    learned, cloned, compared = beside
+    figure = (
+        f"{learned.name} solves {learned.count} {learned.seed_set} scenes, the clone {cloned.count}"
+    )
+    mend = (
+        "learning often costs success at first: learn for longer (environment_steps); or begin with"
+        " a better clone"
+    )
+    return Finding("learned policy", 0.36 if compared.worse else 0.0, figure, mend)
+
+
+def candidates(evidence: Evidence) -> Finding | None:
+    """Rounds that improve the policy, of which a gate accepts nothing."""
+    if not (told := evidence.run.read_jsonl("gate")):
+        return None
+    accepted = sum(verdict["decision"] == "accepted" for verdict in told)
+    beside = evidence.records.beside(ACCEPTED_POLICY, CLONED_POLICY)
+    if beside is not None and beside[-1].worse:
+        chosen, cloned, _ = beside
+        figure = f"{chosen.name} succeeds in {chosen.count} episodes, the clone in {cloned.count}"
+        mend = "let gate=episodes decide; or with more pairs (gate.pairs)"
+        return Finding("candidates", 0.6, f"a gate has accepted what is worse: {figure}", mend)
+    figure = f"a gate has accepted {accepted} of {len(told)}; of the latest: {told[-1]['reason']}"
+    judged = [verdict["figures"] for verdict in told if "pairs" in verdict["figures"]]
+    if judged and not any(e["candidate_successes"] + e["accepted_successes"] for e in judged):
+        # Then there was nothing to tell apart: the causes are the clone's.
+        return Finding("candidates", 0.0, figure)
+    gained = any(each["won"] > each["lost"] for each in judged)
+    mend = "more episodes a round (recipe.stages.rounds.of.gather.episodes); or a better clone"
+    mend = f"more pairs (gate.pairs), which tell smaller gains; or {mend}" if gained else mend
+    return Finding("candidates", 0.0 if accepted or len(told) == 1 else 0.36, figure, mend)
+
+
+def scenes(evidence: Evidence) -> Finding | None:
+    """Episodes that are all the same."""
+    seeds = [e["seed"] for e in evidence.records.episodes if e.get("seed") is not None]
+    if len(seeds) < _SOME:
+        return None
+    figure = f"{len(set(seeds))} seeds in {len(seeds)} episodes"
+    mend = "see that the reset draws another scene for each episode"
+    return Finding("scenes", 0.0 if len(set(seeds)) > 0.5 * len(seeds) else 0.5, figure, mend)
+
+
+_RATES = ("exploring_success", "learned_success", "base_success")
+
+
+CHECKS: tuple[Check, ...] = (
+    interruptions,
+    settings,
+    conditions,
+    updates,
+    learner,
+    steps,
+    scenes,
+    gate,
+    outcome,
+    candidates,
+    interventions,
+)
