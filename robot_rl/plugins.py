@@ -127,6 +127,10 @@ class Plugin:
     # `Behaviour`. Its `policy.json` says the `environment_steps` behind it, and the
     # `policy_checksum` of the checkpoint that it was made from.
     policy_formats: Mapping[str, str] = field(default_factory=dict)
+    # Processes beside a robot's ROS 2 nodes, by name. The function is called with the
+    # configuration, also before anything starts. It gives the module to run and its arguments, or
+    # None where none is wanted; the folder RUN/NAME is put before the arguments.
+    companions: Mapping[str, str] = field(default_factory=dict)
     # Called with a run and its configuration before a policy learns on a robot; each gives
     # sentences that are printed.
     checks: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from robot_rl.commands.preparation import companions
 from robot_rl.commands.train import check_alone, check_run, prepare, processes
 from robot_rl.config import on_stepped_clock
 from robot_rl.evaluation.ledger import steps_behind
@@ -63,8 +64,7 @@ def _processes(config: DictConfig, recipe: Recipe, left: Sequence[str]) -> list[
         names += processes(int(config.actors), evaluates_periodically(config))
         names += ["console"] * bool(config.console.open)
     nodes = node_table(config) if config.start_nodes else ()
-    recorded = config.recorder.minutes and "namespace" in config.robot
-    return names + [node.process for node in nodes] + ["recorder"] * bool(recorded)
+    return [*names, *(node.process for node in nodes), *companions(config)]
 
 
 def _place(config: DictConfig) -> Path:

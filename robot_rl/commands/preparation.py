@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 from omegaconf import DictConfig
 
-from robot_rl.config import check_least, on_stepped_clock
+from robot_rl.config import on_stepped_clock
 from robot_rl.data.schema import Observation
 from robot_rl.env.factory import check_device, check_env, make_env
 from robot_rl.env.gym import ANY, LAST, NO_SUCCESS, REWARDED, TERMINATED, GymError, GymRobot
 from robot_rl.env.robot_env import RobotEnv
-from robot_rl.errors import require
+from robot_rl.plugins import added, resolve
 from robot_rl.processes.group import ProcessGroup
 from robot_rl.processes.signals import ask_to_end
 from robot_rl.processes.waiting import wait_until
@@ -32,7 +32,6 @@ from robot_rl.ros.nodes import NodeDescription, NodeTableError, joined, node_tab
 from robot_rl.safety import default_stop_folder, kept_stop
 
 _POLL_SECONDS = 0.1
-_RECORDER = "recorder"
 _FOUND_SECONDS = 2.0  # in which other nodes are found
 _MOVES_AT_START = "drivers.gripper.robotiq"  # whose activation moves its fingers
 # How an environment is tried.
@@ -49,14 +48,15 @@ def check_robot(config: DictConfig) -> None:
     """
     check_device(config)
     check_env(config)
-    check_least(config, {"recorder.minutes": 0, "recorder.segment_s": 1})
-    if config.recorder.minutes and "namespace" not in config.robot:
-        words = f"robot={config.choices.robot} has no topics: recorder.minutes records nothing"
-        print(words, file=sys.stderr, flush=True)
-    elif config.recorder.minutes:
-        require("mcap", "mcap")
+    companions(config)
     if config.start_nodes:
         node_table(config)
+
+
+def companions(config: DictConfig) -> dict[str, list[str]]:
+    """Processes that plug-ins run beside the robot's nodes: name → module and arguments."""
+    found = {name: resolve(wanted)(config) for name, wanted in added("companions").items()}
+    return {name: words for name, words in found.items() if words}
 
 
 @contextmanager
@@ -65,15 +65,15 @@ def robot_nodes(config: DictConfig, logs: Path) -> Iterator[ProcessGroup | None]
 
     Gives their processes, if there are any.
 
-    Beside them the flight recorder, where one is wanted; its end is no end of the others.
+    Beside them run the `companions`, whose end is no end of the others.
 
     They end after everything else. One that is killed is started again. Where one ends with an
     error of its own, such as an impossible parameter, or cannot be started again, this process is
     asked to end, as by Ctrl-C, and that is a `ProcessDied`. Logs and parameters are in `logs`.
     """
     table = node_table(config) if config.start_nodes else ()
-    recorded = bool(config.recorder.minutes) and "namespace" in config.robot
-    if not table and not recorded:
+    beside = companions(config)
+    if not table and not beside:
         yield None
         return
     prepare_environment(config.robot.discovery_range)
@@ -85,8 +85,8 @@ def robot_nodes(config: DictConfig, logs: Path) -> Iterator[ProcessGroup | None]
             try:
                 for node in table:
                     group.require(node.process)
-                if recorded:
-                    group.running(_RECORDER)
+                for name in beside:
+                    group.running(name)
             except Exception as problem:  # raised in the owner's thread
                 problems.append(problem)
                 ask_to_end()
@@ -98,11 +98,8 @@ def robot_nodes(config: DictConfig, logs: Path) -> Iterator[ProcessGroup | None]
                 file = logs / f"{node.process}.yaml"
                 file.write_text(node.parameter_file(), encoding="utf-8")
                 group.start(node.process, node.arguments(file), module=node.module)
-            if recorded:
-                settings = (config.recorder.minutes, config.recorder.segment_s)
-                words = [logs.parent / _RECORDER, config.robot.namespace, *settings]
-                module = "robot_rl.extras.recorder.recorder"
-                group.start(_RECORDER, [*map(str, words)], module, needed=False)
+            for name, (module, *words) in beside.items():
+                group.start(name, [str(logs.parent / name), *words], module, needed=False)
             watching = threading.Thread(target=watch, name="nodes", daemon=True)
             watching.start()
             try:

@@ -1,0 +1,1 @@
+"""The flight recorder of robots on ROS 2 topics."""

@@ -1,0 +1,37 @@
+"""The flight recorder of robots on ROS 2 topics."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING
+
+from robot_rl.plugins import Plugin
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def recorder(config: DictConfig) -> list[str] | None:
+    """Say how the recorder is run; None where nothing is recorded."""
+    from robot_rl.config import check_least  # late: Hydra takes a moment
+    from robot_rl.errors import require
+
+    check_least(config, {"recorder.minutes": 0, "recorder.segment_s": 1})
+    if not config.recorder.minutes:
+        return None
+    if "namespace" not in config.robot:
+        _say(f"robot={config.choices.robot} has no topics: recorder.minutes records nothing")
+        return None
+    require("mcap", "mcap")
+    settings = (config.robot.namespace, config.recorder.minutes, config.recorder.segment_s)
+    return ["robot_rl.extras.recorder.recorder", *map(str, settings)]
+
+
+@functools.cache
+def _say(words: str) -> None:
+    """Print it once."""
+    print(words, file=sys.stderr, flush=True)
+
+
+PLUGIN = Plugin(companions={"recorder": f"{__name__}:recorder"})
