@@ -114,15 +114,6 @@ COMMANDS: dict[str, Command] = {
         keys="environment_steps device evaluation.every_steps replay.connect replay.keys"
         " replay.capacity_rows run runs_directory",
     ),
-    "console": Command(
-        "robot_rl.commands.console:run",
-        "The operator's console of a run, in a browser.",
-        "Shows the cameras, the robot in 3-D, curves and episodes, and has the buttons to label,"
-        " pause, take over and stop. It may be opened and closed at any time, and finds the actor"
-        " by itself, whichever process that is. Ctrl-C closes it; the run goes on.",
-        keys="console.host console.port console.token_file console.certificate console.model run"
-        " runs_directory",
-    ),
     "evaluate": Command(
         "robot_rl.commands.evaluate:run",
         "Measure the success rate of a run's policy.",

@@ -14,7 +14,7 @@ import numpy as np
 from omegaconf import DictConfig, open_dict
 
 from robot_rl.bench.loop import configured, figures, measure
-from robot_rl.console.server import free_port
+from robot_rl.extras.console.scene import free_port
 from robot_rl.processes.group import ProcessGroup, start_process
 from robot_rl.run import RunDirectory
 

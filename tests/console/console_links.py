@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
-from robot_rl.console.client import LoopClient
 from robot_rl.console.link import loop_folder
+from robot_rl.extras.console.loop_client import LoopClient
 from robot_rl.run import CONFIG_FILE, RunDirectory
 
 WAIT_SECONDS = 30.0

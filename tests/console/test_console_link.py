@@ -12,8 +12,6 @@ import pytest
 import zmq
 from console_links import make_run, until, with_client
 
-from robot_rl.console import client
-from robot_rl.console.client import LoopClient
 from robot_rl.console.link import (
     Activity,
     Alive,
@@ -29,6 +27,8 @@ from robot_rl.console.link import (
     loop_folder,
 )
 from robot_rl.env.operator import OperatorEvent, OperatorInbox
+from robot_rl.extras.console import loop_client
+from robot_rl.extras.console.loop_client import LoopClient
 from robot_rl.wire import WireError
 from robot_rl.wire.endpoint import (
     ENDPOINT_FILE,
@@ -60,7 +60,7 @@ def link(run, inbox, opened):
 
 
 def test_speaking_does_not_hide_what_has_come_meanwhile(run, link, monkeypatch):
-    monkeypatch.setattr(client, "_HELLO_SECONDS", 1e3)  # which would wake it again
+    monkeypatch.setattr(loop_client, "_HELLO_SECONDS", 1e3)  # which would wake it again
 
     async def use(console):
         await until(lambda: console.connected)

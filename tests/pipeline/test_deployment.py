@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tiny_runs import Command, lines, starting
 
-from robot_rl.console.client import LoopClient
 from robot_rl.console.link import loop_folder
+from robot_rl.extras.console.loop_client import LoopClient
 from robot_rl.run import RunDirectory
 
 CERTAIN = ("task.environment.tolerance=1.0", "task.environment.angle_tolerance=3.0")

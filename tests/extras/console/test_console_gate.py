@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 
 from robot_rl import cli
-from robot_rl.console.gate import Gate, certificate, check_host, is_loopback, read_token
 from robot_rl.console.link import ConsoleError
+from robot_rl.extras.console.access import Gate, certificate, check_host, is_loopback, read_token
 
 TOKEN = "0123456789abcdef0123"
 PATHS = ("/", "/socket", "/scene/live/", "/console.js")

@@ -15,9 +15,9 @@ import pytest
 from console_links import make_run
 
 from robot_rl.config import compose
-from robot_rl.console.episodes import EpisodeLibrary, EpisodePlayer
 from robot_rl.console.link import ConsoleError
-from robot_rl.console.pages import Pages, read_curves
+from robot_rl.extras.console.library import EpisodeLibrary, EpisodePlayer
+from robot_rl.extras.console.pages import Pages, read_curves
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.client import ReplayClient

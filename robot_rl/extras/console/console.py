@@ -9,11 +9,11 @@ from typing import Any
 from omegaconf import DictConfig
 
 from policies import registry
-from robot_rl.console.episodes import EpisodeLibrary
 from robot_rl.console.link import loop_folder
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.task import Task
 from robot_rl.errors import require
+from robot_rl.extras.console.library import EpisodeLibrary
 from robot_rl.processes.machine import yield_to_control_loop
 from robot_rl.processes.resources import find_resource
 from robot_rl.processes.signals import ending_signals
@@ -32,14 +32,14 @@ def run(config: DictConfig) -> None:
 
 
 async def _serve(config: DictConfig, run: RunDirectory) -> None:
-    from robot_rl.console import gate
-    from robot_rl.console.server import ConsoleServer
+    from robot_rl.extras.console import access
+    from robot_rl.extras.console.web_server import ConsoleServer
 
     settings = config.console
     host, actor = str(settings.host), int(config.actor)
-    token = gate.read_token(settings.token_file)
-    gate.check_host(host, token)
-    encryption = gate.certificate(host, settings.certificate, run.path / "console")
+    token = access.read_token(settings.token_file)
+    access.check_host(host, token)
+    encryption = access.certificate(host, settings.certificate, run.path / "console")
     stop = asyncio.Event()
     for number in ending_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -52,7 +52,7 @@ async def _serve(config: DictConfig, run: RunDirectory) -> None:
         "clock": str(config.clock),
         "views": views(config),
     }
-    library, guard = EpisodeLibrary(run, dataset), gate.Gate(token, secure=encryption is not None)
+    library, guard = EpisodeLibrary(run, dataset), access.Gate(token, secure=encryption is not None)
     server = ConsoleServer(run, facts, loop_folder(run, actor), library, _scenes(config), guard)
 
     def ready(port: int) -> None:
@@ -88,8 +88,8 @@ def _scenes(config: DictConfig) -> dict[str, Any]:
     model = config.console.model or config.robot.get("model")
     if not model:
         return {}
-    from robot_rl.console.pages import LIVE, REPLAY
-    from robot_rl.console.scene import RobotScene
+    from robot_rl.extras.console.pages import LIVE, REPLAY
+    from robot_rl.extras.console.scene import RobotScene
 
     form = config.task.get("environment")  # which a task of a real robot has not
     task = registry.make(form, Task) if form else None

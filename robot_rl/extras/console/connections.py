@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from robot_rl.console.gate import Handler
+from robot_rl.extras.console.access import Handler
 
 MOST_CONNECTIONS = 64
 # Who has not asked anything whole for so long is hung up on, unless it is being answered [s].

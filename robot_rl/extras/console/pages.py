@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from robot_rl.console.client import LoopClient
-from robot_rl.console.episodes import EpisodeLibrary, EpisodePlayer
 from robot_rl.console.telemetry import jpegs
 from robot_rl.data.schema import Observation
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.records import read_run, rolling_mean
+from robot_rl.extras.console.library import EpisodeLibrary, EpisodePlayer
+from robot_rl.extras.console.loop_client import LoopClient
 from robot_rl.processes.progress import RECENT_EPISODES
 from robot_rl.run import RunDirectory
 
 if TYPE_CHECKING:
-    from robot_rl.console.scene import RobotScene
+    from robot_rl.extras.console.scene import RobotScene
 
 # Ends what a page is sent at once; the page answers that it has shown it.
 _MARK = json.dumps({"type": "mark"})

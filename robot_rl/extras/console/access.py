@@ -19,6 +19,7 @@ from multidict import CIMultiDictProxy
 
 from robot_rl.console.link import ConsoleError
 
+LOOPBACK = "127.0.0.1"
 _COOKIE = "robot_rl_console"
 _TOKEN = "token"
 _LEAST_TOKEN_LENGTH = 16

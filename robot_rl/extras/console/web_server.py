@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,18 +19,17 @@ import aiohttp
 from aiohttp import WSMsgType, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from robot_rl.console.client import LoopClient
-from robot_rl.console.connections import Connections
-from robot_rl.console.episodes import SPEEDS, EpisodeLibrary, EpisodePlayer
-from robot_rl.console.gate import Gate
 from robot_rl.console.link import ConsoleError
-from robot_rl.console.pages import Page, Pages
+from robot_rl.extras.console.access import LOOPBACK, Gate
+from robot_rl.extras.console.connections import Connections
+from robot_rl.extras.console.library import SPEEDS, EpisodeLibrary, EpisodePlayer
+from robot_rl.extras.console.loop_client import LoopClient
+from robot_rl.extras.console.pages import Page, Pages
 from robot_rl.run import SCENES, RunDirectory
 
 if TYPE_CHECKING:
-    from robot_rl.console.scene import RobotScene
+    from robot_rl.extras.console.scene import RobotScene
 
-LOOPBACK = "127.0.0.1"
 _PAGE = Path(__file__).parent / "page"
 _MOST_MESSAGE_BYTES = 4096
 _MOST_ASKED = 64  # that one page waits for
@@ -172,13 +170,6 @@ _LOGGER.addFilter(_is_own_fault)
 async def _secure(request: web.Request, response: web.StreamResponse) -> None:
     if not request.path.startswith("/scene/"):  # viser's pages have parts of other kinds
         response.headers.update(_SECURITY_HEADERS)
-
-
-def free_port() -> int:
-    """A port of loopback that nobody uses at the moment."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True)

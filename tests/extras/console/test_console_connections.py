@@ -11,12 +11,12 @@ import aiohttp
 import pytest
 from console_links import WAIT_SECONDS, make_run
 
-from robot_rl.console import connections
-from robot_rl.console.connections import MOST_CONNECTIONS
-from robot_rl.console.episodes import EpisodeLibrary
-from robot_rl.console.gate import Gate
 from robot_rl.console.link import loop_folder
-from robot_rl.console.server import ConsoleServer
+from robot_rl.extras.console import connections
+from robot_rl.extras.console.access import Gate
+from robot_rl.extras.console.connections import MOST_CONNECTIONS
+from robot_rl.extras.console.library import EpisodeLibrary
+from robot_rl.extras.console.web_server import ConsoleServer
 
 HALVES = [b"", b"G", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ", b"\x16\x03\x01"]
 

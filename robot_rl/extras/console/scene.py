@@ -7,6 +7,7 @@ It shows what the robot reports, and nothing that only the simulation knows: joi
 from __future__ import annotations
 
 import io
+import socket
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import viser
 
-from robot_rl.console.server import LOOPBACK, free_port
 from robot_rl.data.schema import Observation
 from robot_rl.env.sim.robot import FINGER_STROKE
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.sim.world import FINGERS
+from robot_rl.extras.console.access import LOOPBACK
 from robot_rl.safety import rotations
 
 Vector = npt.NDArray[np.float64]
@@ -169,3 +170,10 @@ class RobotScene:
             vertices = model.mesh_vert[mesh.vertadr[0] :][: mesh.vertnum[0]].copy()
             faces = model.mesh_face[mesh.faceadr[0] :][: mesh.facenum[0]].copy()
             scene.add_mesh_simple(path, vertices=vertices, faces=faces, **look, **place)
+
+
+def free_port() -> int:
+    """A port of loopback that nobody uses at the moment."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
