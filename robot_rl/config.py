@@ -30,7 +30,6 @@ from yaml import MarkedYAMLError, YAMLError
 from policies import registry
 from robot_rl.errors import RobotRLError, did_you_mean, in_shell, shown
 from robot_rl.processes.resources import choice_file, config_places, find_resource
-from robot_rl.ros.nodes import joined
 from robot_rl.run import CELL_FILE, POLICIES
 
 # Strings of which only some are valid.
@@ -344,7 +343,8 @@ def _complete_arms(config: DictConfig) -> None:
         whole: DictConfig = OmegaConf.merge(shared, own)  # type: ignore[assignment]
         _complete_cameras(whole)
         if "namespace" in whole.robot:
-            whole.robot.namespace = joined(str(whole.robot.namespace), str(arm))
+            below = str(whole.robot.namespace).strip("/")
+            whole.robot.namespace = "/" + f"{below}/{arm}".lstrip("/")
         resolved = _resolved(whole)
         config.arms[arm] = {key: resolved[key] for key in _OF_ARM if key in resolved}
 
