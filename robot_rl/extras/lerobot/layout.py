@@ -39,22 +39,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from robot_rl.data.episodes import Rows
 from robot_rl.data.schema import OBJECT_POSES, Array, Field, RowSchema, SchemaMismatch
 from robot_rl.errors import require
-
-if TYPE_CHECKING:
-    from robot_rl.extras.lerobot.lerobot_reader import LeRobotEpisodes
-    from robot_rl.extras.lerobot.lerobot_writer import LeRobotSink
-
 
 VERSION = "v3.0"
 INFO_PATH = "meta/info.json"
@@ -79,22 +72,6 @@ def require_packages() -> None:
     """Raise `MissingExtra` where what reads and writes LeRobot datasets is not installed."""
     for package in ("pyarrow", "av"):
         require(package, "lerobot")
-
-
-def open_lerobot(path: Path) -> LeRobotEpisodes:
-    """Open a LeRobot dataset that `robot-rl export` wrote, as `LeRobotEpisodes` says."""
-    require_packages()
-    from robot_rl.extras.lerobot.lerobot_reader import LeRobotEpisodes
-
-    return LeRobotEpisodes(path)
-
-
-def create_lerobot(path: Path, schema: RowSchema, metadata: Mapping[str, Any]) -> LeRobotSink:
-    """Begin a LeRobot dataset in an empty directory, as `LeRobotSink` says."""
-    require_packages()
-    from robot_rl.extras.lerobot.lerobot_writer import LeRobotSink
-
-    return LeRobotSink(path, schema, metadata)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,46 @@
 """Datasets in the layout of LeRobot."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from robot_rl.plugins import DatasetFormat, Plugin
 
-_FORMAT = DatasetFormat(
-    title="LeRobot",
-    marker="meta/robot_rl.json",
-    open="robot_rl.extras.lerobot.layout:open_lerobot",
-    create="robot_rl.extras.lerobot.layout:create_lerobot",
-)
+if TYPE_CHECKING:
+    from robot_rl.data.schema import RowSchema
+    from robot_rl.extras.lerobot.lerobot_reader import LeRobotEpisodes
+    from robot_rl.extras.lerobot.lerobot_writer import LeRobotSink
 
-PLUGIN = Plugin(dataset_formats={"lerobot": _FORMAT})
+
+def open_lerobot(path: Path) -> LeRobotEpisodes:
+    """Open a dataset that `robot-rl export` wrote; `MissingExtra` without its packages."""
+    from robot_rl.extras.lerobot.layout import require_packages
+
+    require_packages()
+    from robot_rl.extras.lerobot.lerobot_reader import LeRobotEpisodes
+
+    return LeRobotEpisodes(path)
+
+
+def create_lerobot(path: Path, schema: RowSchema, metadata: Mapping[str, Any]) -> LeRobotSink:
+    """Begin a dataset in an empty directory; `MissingExtra` without its packages."""
+    from robot_rl.extras.lerobot.layout import require_packages
+
+    require_packages()
+    from robot_rl.extras.lerobot.lerobot_writer import LeRobotSink
+
+    return LeRobotSink(path, schema, metadata)
+
+
+PLUGIN = Plugin(
+    dataset_formats={
+        "lerobot": DatasetFormat(
+            title="LeRobot",
+            marker="meta/robot_rl.json",
+            open=f"{__name__}:open_lerobot",
+            create=f"{__name__}:create_lerobot",
+        )
+    }
+)

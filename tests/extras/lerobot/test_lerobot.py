@@ -16,8 +16,8 @@ from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import Field, row_schema
 from robot_rl.data.transfer import DatasetEpisodes, Selection
 from robot_rl.env.factory import make_env
-from robot_rl.extras.lerobot.layout import open_lerobot
 from robot_rl.extras.lerobot.lerobot_writer import LeRobotSink, VideoFile
+from robot_rl.extras.lerobot.plugin import open_lerobot
 from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.rows import EpisodeRows
 from robot_rl.replay.sampler import SampleSpec

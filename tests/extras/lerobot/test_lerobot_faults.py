@@ -15,7 +15,7 @@ from demonstrations import DATA, FRONT, INFO, LENGTHS, RECORDS, run
 
 from robot_rl import cli
 from robot_rl.data.schema import Field, SchemaMismatch, row_schema
-from robot_rl.extras.lerobot.layout import create_lerobot
+from robot_rl.extras.lerobot.plugin import create_lerobot
 
 
 def edit(path: Path, change) -> None:
