@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.extras.progress.progress_model import (
-    Comparison,
     Images,
+    PairScores,
     ProgressError,
     Values,
     serve_progress,
@@ -60,13 +60,13 @@ class GoalImages:
         ]
         return cls(*ends)
 
-    def compare(self, pairs: Images, instruction: str) -> Comparison:
+    def compare(self, pairs: Images, instruction: str) -> PairScores:
         """See `ProgressModel`."""
         before = self._distance({name: images[:, 0] for name, images in pairs.items()})
         after = self._distance({name: images[:, 1] for name, images in pairs.items()})
         delta = ((before - after) / self._whole).clip(-1.0, 1.0)
         certain = np.abs(before - after) / np.maximum(np.maximum(before, after), 1e-6)
-        return Comparison(delta.astype(np.float32), certain.astype(np.float32))
+        return PairScores(delta.astype(np.float32), certain.astype(np.float32))
 
     def done(self, images: Images, instruction: str) -> Values:
         """See `ProgressModel`."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from robot_rl import cli
-from robot_rl.extras.progress.progress_model import Comparison, serve_progress
+from robot_rl.extras.progress.progress_model import PairScores, serve_progress
 from robot_rl.processes.signals import ask_to_end
 from robot_rl.replay.reader import StoreReader
 
@@ -24,7 +24,7 @@ class Level:
         self.heard.append(instruction)
         self.when_asked()
         level = pairs["images/front"].mean((2, 3, 4)) / 255
-        return Comparison(level[:, 1] - level[:, 0], np.full(len(level), 0.5))
+        return PairScores(level[:, 1] - level[:, 0], np.full(len(level), 0.5))
 
     def done(self, images, instruction):
         return images["images/front"].mean((1, 2, 3)) / 255

@@ -17,16 +17,10 @@ import yaml
 from PIL import Image as Picture
 
 from drivers.arm.base import Arm
-from drivers.camera.base import Camera
+from drivers.camera.base import Camera, Intrinsics
 from policies import registry
-from robot_rl.extras.calibration.board import (
-    Board,
-    BoardNotFound,
-    CalibrationError,
-    Intrinsics,
-    estimate,
-)
-from robot_rl.extras.calibration.hand_eye import View, solve
+from robot_rl.extras.calibration.board import Board, BoardNotFound, CalibrationError, estimate
+from robot_rl.extras.calibration.hand_eye import BoardView, solve
 from robot_rl.extras.calibration.views import ViewFolder
 from robot_rl.processes.files import replace_text
 from robot_rl.ros.nodes import Driver
@@ -196,7 +190,7 @@ def _transform(pose: npt.NDArray[np.float64]) -> str:
     return " ".join(f"--{name} {value:.6f}" for name, value in zip(names, pose, strict=True))
 
 
-def _intrinsics(folder: ViewFolder, views: Sequence[View], which: str) -> Intrinsics:
+def _intrinsics(folder: ViewFolder, views: Sequence[BoardView], which: str) -> Intrinsics:
     if which == "estimate":
         height, width = folder.image(folder.pictures()[0]).shape[:2]
         return estimate([view.corners for view in views], width, height)

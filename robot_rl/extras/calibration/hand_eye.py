@@ -18,8 +18,9 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 from scipy.spatial.transform import Rotation
 
+from drivers.camera.base import Intrinsics
 from robot_rl.errors import require
-from robot_rl.extras.calibration.board import CalibrationError, Corners, Intrinsics
+from robot_rl.extras.calibration.board import CalibrationError, Corners
 
 Matrix = npt.NDArray[np.float64]
 _MOUNTS = ("wrist", "fixed")
@@ -28,7 +29,7 @@ _LEAST_VIEWS = 5
 _LEAST_TURN = np.deg2rad(5.0)
 
 
-class View(NamedTuple):
+class BoardView(NamedTuple):
     """One picture of the board, and where the arm was."""
 
     name: str  # of the picture, for messages
@@ -37,7 +38,7 @@ class View(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Residual:
+class HandEyeResidual:
     """How well views, poses and result agree, as root mean squares."""
 
     pixels: float  # of the corners' distance from where they should be
@@ -53,10 +54,10 @@ class HandEye(NamedTuple):
     # (7,) of the camera's optical frame (x right, y down, z forward): in the frame of the TCP for a
     # wrist camera, in the base frame for a fixed one.
     pose: Matrix
-    residual: Residual
+    residual: HandEyeResidual
 
 
-def solve(views: Sequence[View], intrinsics: Intrinsics, mount: str) -> HandEye:
+def solve(views: Sequence[BoardView], intrinsics: Intrinsics, mount: str) -> HandEye:
     """Find the pose of a camera whose mount is `wrist` or `fixed`.
 
     From at least 5 views, between which the arm turned about two axes or more; `CalibrationError`
@@ -135,7 +136,7 @@ def _board_pose(corners: Corners, intrinsics: Intrinsics) -> Matrix:
 
 
 def _refined(
-    views: Sequence[View], arm: Matrix, intrinsics: Intrinsics, camera: Matrix, board: Matrix
+    views: Sequence[BoardView], arm: Matrix, intrinsics: Intrinsics, camera: Matrix, board: Matrix
 ) -> tuple[Matrix, Matrix]:
     """Camera and board that put the corners nearest to where they were seen."""
 
@@ -150,7 +151,7 @@ def _refined(
 
 
 def _pixel_errors(
-    views: Sequence[View], arm: Matrix, intrinsics: Intrinsics, camera: Matrix, board: Matrix
+    views: Sequence[BoardView], arm: Matrix, intrinsics: Intrinsics, camera: Matrix, board: Matrix
 ) -> Matrix:
     """Difference (n, 2) of all corners seen from where camera and board put them [pixels]."""
     cv2 = require("cv2", "calibrate")
@@ -163,12 +164,14 @@ def _pixel_errors(
     return np.concatenate(errors)
 
 
-def _residual(views: Sequence[View], boards: Matrix, board: Matrix, errors: Matrix) -> Residual:
+def _residual(
+    views: Sequence[BoardView], boards: Matrix, board: Matrix, errors: Matrix
+) -> HandEyeResidual:
     distances = np.linalg.norm(boards[:, :3, 3] - board[:3, 3], axis=1)
     turns = Rotation.from_matrix(boards[:, :3, :3] @ board[:3, :3].T).magnitude()
     pixels = np.linalg.norm(errors, axis=1)
     worst = int(distances.argmax())
-    return Residual(
+    return HandEyeResidual(
         pixels=_root_mean_square(pixels),
         translation=_root_mean_square(distances),
         rotation=_root_mean_square(turns),

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from drivers.camera.base import Intrinsics
 from robot_rl.errors import in_shell, require
-from robot_rl.extras.calibration.board import Board, BoardNotFound, CalibrationError, Intrinsics
-from robot_rl.extras.calibration.hand_eye import View
+from robot_rl.extras.calibration.board import Board, BoardNotFound, CalibrationError
+from robot_rl.extras.calibration.hand_eye import BoardView
 from robot_rl.safety.commands import CommandRefused, checked_pose
 
 Image = npt.NDArray[np.uint8]
@@ -67,7 +68,7 @@ class ViewFolder:
             return None
         return Intrinsics.of(_read(path), str(path))
 
-    def find(self, board: Board) -> tuple[list[View], dict[str, BoardNotFound]]:
+    def find(self, board: Board) -> tuple[list[BoardView], dict[str, BoardNotFound]]:
         """The views that show the board, and why the others do not, by name.
 
         Raises `CalibrationError` where there are no pictures, they differ in size, or none shows
@@ -89,7 +90,7 @@ class ViewFolder:
             except BoardNotFound as error:
                 without[picture.name] = error
                 continue
-            views.append(View(picture.name, _pose(picture.with_suffix(".json")), corners))
+            views.append(BoardView(picture.name, _pose(picture.with_suffix(".json")), corners))
         if not views:
             raise CalibrationError(
                 f"none of the {len(pictures)} pictures in {self.path} shows the board",

@@ -89,7 +89,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class Gate:
+class AccessGate:
     """Lets requests through to the console, or not.
 
     On loopback without a token anybody on this machine may come, but no foreign web page that a

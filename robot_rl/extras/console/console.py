@@ -52,7 +52,10 @@ async def _serve(config: DictConfig, run: RunDirectory) -> None:
         "clock": str(config.clock),
         "views": views(config),
     }
-    library, guard = EpisodeLibrary(run, dataset), access.Gate(token, secure=encryption is not None)
+    library, guard = (
+        EpisodeLibrary(run, dataset),
+        access.AccessGate(token, secure=encryption is not None),
+    )
     server = ConsoleServer(run, facts, loop_folder(run, actor), library, _scenes(config), guard)
 
     def ready(port: int) -> None:

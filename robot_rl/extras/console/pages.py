@@ -35,42 +35,46 @@ _MOST_POINTS = 400
 _MOST_PENDING = 64
 
 
-class Request(msgspec.Struct, tag_field="do", tag=str.lower):
-    """What a page asks for; each kind is named like its class."""
+def _kind(name: str) -> str:
+    return name.removeprefix("Page").lower()
 
 
-class Shown(Request):
+class PageRequest(msgspec.Struct, tag_field="do", tag=_kind):
+    """What a page asks for; each kind is named like its class, `PageJog` jog."""
+
+
+class Shown(PageRequest):
     """The page has shown what it was sent."""
 
 
-class Event(Request):
+class PageEvent(PageRequest):
     """An operator event for the control loop."""
 
     event: str
 
 
-class Jog(Request):
+class PageJog(PageRequest):
     """A motion of the operator's, for a moment."""
 
     motion: list[float]
     gripper: float | None = None
 
 
-class Episodes(Request):
+class PageEpisodes(PageRequest):
     """The newest episodes of a place, or those before a number."""
 
     place: str
     before: int | None = None
 
 
-class Replay(Request):
+class Replay(PageRequest):
     """An episode, to be replayed."""
 
     place: str
     number: int
 
 
-class Control(Request):
+class Control(PageRequest):
     """What is to change in the replay."""
 
     playing: bool | None = None
@@ -78,7 +82,7 @@ class Control(Request):
     speed: float | None = None
 
 
-_REQUESTS = msgspec.json.Decoder(Shown | Event | Jog | Episodes | Replay | Control)
+_REQUESTS = msgspec.json.Decoder(Shown | PageEvent | PageJog | PageEpisodes | Replay | Control)
 
 
 class Page:
@@ -175,19 +179,19 @@ class Pages:
         except (RobotRLError, msgspec.MsgspecError) as error:
             page.put("problem", _packed("problem", {"text": str(error)}))
 
-    async def _do(self, page: Page, request: Request) -> None:
+    async def _do(self, page: Page, request: PageRequest) -> None:
         match request:
             case Shown():
                 page.shown.set()
-            case Event(event):
+            case PageEvent(event):
                 await self._client.post(event)
                 seconds = self._client.round_trip_seconds or 0.0
                 page.put("said", _packed("said", {"event": event, "ms": round(1e3 * seconds, 1)}))
-            case Jog(motion, gripper):
+            case PageJog(motion, gripper):
                 self._client.jog(motion, gripper)
                 (self._jogging.add if any(motion) else self._jogging.discard)(page)
                 self._client.check_jogged()
-            case Episodes(place, before):
+            case PageEpisodes(place, before):
                 list_newest = self._library.newest
                 found = await asyncio.to_thread(list_newest, place, _LISTED_EPISODES, before)
                 content = {"place": place, "before": before, "episodes": list(map(asdict, found))}

@@ -20,7 +20,7 @@ from aiohttp import WSMsgType, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from robot_rl.console.link import ConsoleError
-from robot_rl.extras.console.access import LOOPBACK, Gate
+from robot_rl.extras.console.access import LOOPBACK, AccessGate
 from robot_rl.extras.console.connections import Connections
 from robot_rl.extras.console.library import SPEEDS, EpisodeLibrary, EpisodePlayer
 from robot_rl.extras.console.loop_client import LoopClient
@@ -61,7 +61,7 @@ class ConsoleServer:
     loop_folder: Path  # where the control loop says how it is reached
     library: EpisodeLibrary  # the stored episodes
     scenes: dict[str, RobotScene]  # `live` and `replay`; empty for robots without a model
-    gate: Gate  # who may come in
+    gate: AccessGate  # who may come in
 
     def __post_init__(self) -> None:
         self._client = LoopClient(self.loop_folder)

@@ -11,7 +11,7 @@ from scipy.stats import fisher_exact
 from robot_rl.config import changed_settings, flatten
 from robot_rl.errors import in_shell
 from robot_rl.evaluation.records import intervention_rates
-from robot_rl.extras.explain.evidence import Check, Evidence, Finding, percent
+from robot_rl.extras.explain.evidence import Cause, Check, Evidence, percent
 from robot_rl.learning.blocks import Blocks
 from robot_rl.run import ACCEPTED_POLICY, CLONED_POLICY, CONFIG_FILE, LEARNED_POLICY
 
@@ -20,7 +20,7 @@ _FAR = 30.0  # times that a setting may be off its default, or 1/30 of it
 _SOME = 5  # episodes of the policy, before which nothing is said of them
 
 
-def settings(evidence: Evidence) -> Finding | None:
+def settings(evidence: Evidence) -> Cause | None:
     """Numbers of cloning or learning that are far from their defaults, where nothing succeeds."""
     far = []
     for key, value, default in changed_settings(evidence.config):
@@ -37,10 +37,10 @@ def settings(evidence: Evidence) -> Finding | None:
     beside = evidence.records.beside(LEARNED_POLICY, CLONED_POLICY)
     fails = fails or bool(beside and beside[-1].worse)
     mend = "leave them out, or change them in small steps"
-    return Finding("settings", 0.7 if fails else 0.0, "; ".join(far), mend)
+    return Cause("settings", 0.7 if fails else 0.0, "; ".join(far), mend)
 
 
-def conditions(evidence: Evidence) -> Finding | None:
+def conditions(evidence: Evidence) -> Cause | None:
     """Demonstrations of another run, which were recorded on another robot or in another domain."""
     dataset = evidence.setting("dataset")
     recorded = Path(str(dataset)).parent / CONFIG_FILE
@@ -62,10 +62,10 @@ def conditions(evidence: Evidence) -> Finding | None:
     more = f", and {len(apart) - 3} more" if len(apart) > 3 else ""
     figure = f"the demonstrations were recorded with {'; '.join(apart[:3])}{more}"
     mend = "record them as the policy is to act, or clone for what they were recorded with"
-    return Finding("conditions", 0.6 if fails else 0.0, figure, mend)
+    return Cause("conditions", 0.6 if fails else 0.0, figure, mend)
 
 
-def updates(evidence: Evidence) -> Finding | None:
+def updates(evidence: Evidence) -> Cause | None:
     """A policy that acts with weights of long ago, for the learner is slower than the robot."""
     if OmegaConf.select(evidence.config, "algorithm.schedule.updates_per_step") is None:
         return None
@@ -90,10 +90,10 @@ def updates(evidence: Evidence) -> Finding | None:
         " or lower algorithm.schedule.updates_per_step"
     )
     likely = 0.0 if acted > 0.7 * due else 0.84 if acted < 0.4 * due else 0.5
-    return Finding("updates short", likely, figure, mend)
+    return Cause("updates short", likely, figure, mend)
 
 
-def learner(evidence: Evidence) -> Finding | None:
+def learner(evidence: Evidence) -> Cause | None:
     """A learner that stands still, or has had no time to learn."""
     warm_up = evidence.setting("algorithm.schedule.warmup_steps")
     if warm_up is None or not evidence.transitions:
@@ -106,16 +106,16 @@ def learner(evidence: Evidence) -> Finding | None:
     behind = stored - learned
     if behind > max(500, 5 * int(evidence.setting("block_steps", 50))):
         mend = "see RUN/logs/learner.log; go on with robot-rl train resume=RUN"
-        return Finding("learner", 0.78, figure, mend)
+        return Cause("learner", 0.78, figure, mend)
     if warm_up > 0.5 * total:
         figure = f"the first {warm_up} of {total} steps are warm-up, in which nothing is learned"
-        return Finding("learner", 0.7, figure, "lower algorithm.schedule.warmup_steps")
+        return Cause("learner", 0.7, figure, "lower algorithm.schedule.warmup_steps")
     if stored < warm_up:
-        return Finding("learner", 0.0, f"it warms up: {stored} of {warm_up} steps")
-    return Finding("learner", 0.0, figure)
+        return Cause("learner", 0.0, f"it warms up: {stored} of {warm_up} steps")
+    return Cause("learner", 0.0, figure)
 
 
-def steps(evidence: Evidence) -> Finding | None:
+def steps(evidence: Evidence) -> Cause | None:
     """A policy that still improved when its steps were over."""
     total = int(evidence.setting("environment_steps", 0))
     told = evidence.records.episodes[-_MANY:]
@@ -131,20 +131,20 @@ def steps(evidence: Evidence) -> Finding | None:
     rises = fisher_exact(table, alternative="greater").pvalue <= 0.05 and after < 0.9 * half
     words = (f"resume={evidence.run.path}", f"environment_steps={2 * total}")
     mend = f"learn on: {in_shell('robot-rl', 'train', *words)}"
-    return Finding("steps few", 0.5 if rises else 0.0, figure, mend)
+    return Cause("steps few", 0.5 if rises else 0.0, figure, mend)
 
 
-def interventions(evidence: Evidence) -> Finding | None:
+def interventions(evidence: Evidence) -> Cause | None:
     """An operator who does most of the work, so that the policy never meets its own mistakes."""
     rates = intervention_rates(evidence.records.episodes, 20)
     if not rates:
         return None
     figure = f"an operator took {percent(rates[-1][1])} of the steps of the latest episodes"
     mend = "hand back sooner; or clone with HG-DAgger (dagger.rounds), which costs less such help"
-    return Finding("interventions", 0.0 if rates[-1][1] < 0.6 else 0.4, figure, mend)
+    return Cause("interventions", 0.0 if rates[-1][1] < 0.6 else 0.4, figure, mend)
 
 
-def interruptions(evidence: Evidence) -> Finding | None:
+def interruptions(evidence: Evidence) -> Cause | None:
     """A robot that cannot go on in most of its episodes."""
     episodes = evidence.records.episodes[-50:]
     if len(episodes) < _SOME:
@@ -153,10 +153,10 @@ def interruptions(evidence: Evidence) -> Finding | None:
     figure = f"{len(cut)} of the latest {len(episodes)} episodes were cut by the robot"
     figure += f", the last time: {str(cut[-1]['interrupted']).splitlines()[0]}" if cut else ""
     likely = 0.0 if len(cut) < 0.3 * len(episodes) else 0.8
-    return Finding("interruptions", likely, figure, "see RUN/faults.jsonl: docs/troubleshooting.md")
+    return Cause("interruptions", likely, figure, "see RUN/faults.jsonl: docs/troubleshooting.md")
 
 
-def gate(evidence: Evidence) -> Finding | None:
+def gate(evidence: Evidence) -> Cause | None:
     """What is learned, held back as long as it is not proved to be better than the clone."""
     notes = evidence.records.learner
     rates = {k: notes[-1][k] for k in _RATES if k in notes[-1]} if notes else {}
@@ -173,11 +173,11 @@ def gate(evidence: Evidence) -> Finding | None:
     if evidence.deployed is not None and not won:
         figure += f"; the {evidence.deployed} policy is deployed{' so far' * (decided is None)}"
     if cloned is None or learned is None or few or won or learned >= cloned - 0.3:
-        return Finding("gate", 0.0, figure)
-    return Finding("gate", 0.38, figure, mend)
+        return Cause("gate", 0.0, figure)
+    return Cause("gate", 0.38, figure, mend)
 
 
-def outcome(evidence: Evidence) -> Finding | None:
+def outcome(evidence: Evidence) -> Cause | None:
     """A learned policy that evaluations show to be worse than its clone."""
     beside = evidence.records.beside(LEARNED_POLICY, CLONED_POLICY)
     if beside is None:
@@ -190,10 +190,10 @@ def outcome(evidence: Evidence) -> Finding | None:
         "learning often costs success at first: learn for longer (environment_steps); or begin with"
         " a better clone"
     )
-    return Finding("learned policy", 0.36 if compared.worse else 0.0, figure, mend)
+    return Cause("learned policy", 0.36 if compared.worse else 0.0, figure, mend)
 
 
-def candidates(evidence: Evidence) -> Finding | None:
+def candidates(evidence: Evidence) -> Cause | None:
     """Rounds that improve the policy, of which a gate accepts nothing."""
     if not (told := evidence.run.read_jsonl("gate")):
         return None
@@ -203,26 +203,26 @@ def candidates(evidence: Evidence) -> Finding | None:
         chosen, cloned, _ = beside
         figure = f"{chosen.name} succeeds in {chosen.count} episodes, the clone in {cloned.count}"
         mend = "let gate=episodes decide; or with more pairs (gate.pairs)"
-        return Finding("candidates", 0.6, f"a gate has accepted what is worse: {figure}", mend)
+        return Cause("candidates", 0.6, f"a gate has accepted what is worse: {figure}", mend)
     figure = f"a gate has accepted {accepted} of {len(told)}; of the latest: {told[-1]['reason']}"
     judged = [verdict["figures"] for verdict in told if "pairs" in verdict["figures"]]
     if judged and not any(e["candidate_successes"] + e["accepted_successes"] for e in judged):
         # Then there was nothing to tell apart: the causes are the clone's.
-        return Finding("candidates", 0.0, figure)
+        return Cause("candidates", 0.0, figure)
     gained = any(each["won"] > each["lost"] for each in judged)
     mend = "more episodes a round (recipe.stages.rounds.of.gather.episodes); or a better clone"
     mend = f"more pairs (gate.pairs), which tell smaller gains; or {mend}" if gained else mend
-    return Finding("candidates", 0.0 if accepted or len(told) == 1 else 0.36, figure, mend)
+    return Cause("candidates", 0.0 if accepted or len(told) == 1 else 0.36, figure, mend)
 
 
-def scenes(evidence: Evidence) -> Finding | None:
+def scenes(evidence: Evidence) -> Cause | None:
     """Episodes that are all the same."""
     seeds = [e["seed"] for e in evidence.records.episodes if e.get("seed") is not None]
     if len(seeds) < _SOME:
         return None
     figure = f"{len(set(seeds))} seeds in {len(seeds)} episodes"
     mend = "see that the reset draws another scene for each episode"
-    return Finding("scenes", 0.0 if len(set(seeds)) > 0.5 * len(seeds) else 0.5, figure, mend)
+    return Cause("scenes", 0.0 if len(set(seeds)) > 0.5 * len(seeds) else 0.5, figure, mend)
 
 
 _RATES = ("exploring_success", "learned_success", "base_success")

@@ -1,7 +1,7 @@
 """Why does a run not learn? What it has left that tells; it may go on meanwhile.
 
 `robot-rl explain` names causes, each with the figure behind it. A check is a function of the
-evidence. It returns a `Finding`, or None where there is nothing to look at. Thresholds are wide: a
+evidence. It returns a `Cause`, or None where there is nothing to look at. Thresholds are wide: a
 check speaks where a person who saw the figure would stop the run.
 """
 
@@ -196,7 +196,7 @@ NAMED = 0.3
 
 
 @dataclass(frozen=True)
-class Finding:
+class Cause:
     """What a check came to.
 
     How `likely` it is why the run does not learn orders the causes: 0.9 and more for a part that
@@ -212,7 +212,7 @@ class Finding:
     mend: str = ""
 
 
-Check = Callable[[Evidence], Finding | None]
+Check = Callable[[Evidence], Cause | None]
 
 
 def percent(share: float) -> str:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from robot_rl.commands.runs import load_resolved
 from robot_rl.errors import in_shell
 from robot_rl.extras.explain import course_causes, motion_causes, reward_causes, sensing_causes
-from robot_rl.extras.explain.evidence import NAMED, Check, Evidence, Finding, gather
+from robot_rl.extras.explain.evidence import NAMED, Cause, Check, Evidence, gather
 from robot_rl.processes.progress import plain_console
 from robot_rl.run import RunDirectory
 
@@ -59,7 +59,7 @@ def warnings(run: RunDirectory, config: DictConfig) -> list[str]:
 
 def explain(
     evidence: Evidence, checks: Iterable[Check] = CHECKS
-) -> tuple[list[Finding], list[Finding]]:
+) -> tuple[list[Cause], list[Cause]]:
     """Run the checks; returns the causes, the likeliest first, and what is in order."""
     found = [finding for check in checks if (finding := check(evidence)) is not None]
     causes = [
@@ -96,7 +96,7 @@ def possible(advice: str, config: DictConfig) -> str:
     )
 
 
-def _print(evidence: Evidence, causes: list[Finding], in_order: list[Finding]) -> None:
+def _print(evidence: Evidence, causes: list[Cause], in_order: list[Cause]) -> None:
     console = plain_console()
     shown, acted = len(evidence.shown), len(evidence.acted)
     steps = f"{evidence.transitions} environment steps"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from robot_rl.extras.explain.evidence import (
+    Cause,
     Check,
     Evidence,
-    Finding,
     Motion,
     Origin,
     Vector,
@@ -22,7 +22,7 @@ _FULL = 0.98  # of an action: its end
 _FITS = "the arm's driver and its action columns must agree with what was demonstrated"
 
 
-def action_sign(evidence: Evidence) -> Finding | None:
+def action_sign(evidence: Evidence) -> Cause | None:
     """A column that moves the robot the other way."""
     if (found := _latest(evidence)) is None:
         return None
@@ -31,10 +31,10 @@ def action_sign(evidence: Evidence) -> Finding | None:
     column = int(own.argmin())
     figure = f"in {words} a command along {motion.names[column]} moves {own[column]:+.2f} of it"
     mend = f"turn the sign of {motion.names[column]}; {_FITS}"
-    return Finding("action sign", 0.0 if own[column] > -0.2 else 0.95, figure, mend)
+    return Cause("action sign", 0.0 if own[column] > -0.2 else 0.95, figure, mend)
 
 
-def action_columns(evidence: Evidence) -> Finding | None:
+def action_columns(evidence: Evidence) -> Cause | None:
     """A column that moves the robot along another one of its kind."""
     if (found := _latest(evidence)) is None:
         return None
@@ -51,12 +51,12 @@ def action_columns(evidence: Evidence) -> Finding | None:
     )
     mend = f"see whether {told} and {moved} are exchanged; {_FITS}"
     likely = 0.0 if size[column, along] < 0.4 or size[column, along] < 2.0 * own else 0.95
-    return Finding("action columns", likely, figure, mend)
+    return Cause("action columns", likely, figure, mend)
 
 
-def action_scale(evidence: Evidence) -> Finding | None:
+def action_scale(evidence: Evidence) -> Cause | None:
     """Commands that move the robot by much less or more than they say, or than demonstrated."""
-    found: Finding | None = None
+    found: Cause | None = None
     usual: Vector | float = 1.0
     for words, motion in evidence.motions.items():
         own = np.abs(np.diag(motion.gain))
@@ -68,7 +68,7 @@ def action_scale(evidence: Evidence) -> Finding | None:
     return found
 
 
-def _scale(words: str, motion: Motion, share: Vector) -> Finding:
+def _scale(words: str, motion: Motion, share: Vector) -> Cause:
     """What to say of the motion, of which this share has come of what was to be expected."""
     own = np.abs(np.diag(motion.gain))
     turns = np.array(["rotation" in name for name in motion.names])
@@ -79,17 +79,17 @@ def _scale(words: str, motion: Motion, share: Vector) -> Finding:
     figure = f"in {words} a command moves the robot by this share of it: {each}"
     if 0.6 <= gain <= 1.8:
         if share.min() > _HELD_UP:
-            return Finding("action scale", 0.0, figure)
+            return Cause("action scale", 0.0, figure)
         still = motion.names[int(share.argmin())]
-        return Finding("action scale", 0.5, figure, f"{still} moves nothing: {_FITS}")
+        return Cause("action scale", 0.5, figure, f"{still} moves nothing: {_FITS}")
     mend = (
         f"see how far one action moves the arm, and what holds it back: {_FITS}; or see"
         " robot.limits.translation_step, robot.limits.rotation_step, robot.limits.max_lead_*"
     )
-    return Finding("action scale", 0.88 if not 0.4 < gain < 2.5 else 0.7, figure, mend)
+    return Cause("action scale", 0.88 if not 0.4 < gain < 2.5 else 0.7, figure, mend)
 
 
-def limited(evidence: Evidence) -> Finding | None:
+def limited(evidence: Evidence) -> Cause | None:
     """Commands that the limits change."""
     shares = {w: float(o.column("clamped", last=False).mean()) for w, o in evidence.origins.items()}
     if not shares:
@@ -100,10 +100,10 @@ def limited(evidence: Evidence) -> Finding | None:
         "act where no limit is met: docs/robot.md; or raise the limit that is met:"
         " robot.limits.max_lead_*, robot.limits.workspace_*, robot.limits.max_force"
     )
-    return Finding("actions limited", 0.0 if share < 0.3 else 0.9, figure, mend)
+    return Cause("actions limited", 0.0 if share < 0.3 else 0.9, figure, mend)
 
 
-def saturated(evidence: Evidence) -> Finding | None:
+def saturated(evidence: Evidence) -> Cause | None:
     """Actions at their ends, where nothing can be corrected any more."""
     shares: dict[str, float] = {}
     for words, origin in evidence.origins.items():
@@ -115,7 +115,7 @@ def saturated(evidence: Evidence) -> Finding | None:
     words, share = max(shares.items(), key=lambda item: item[1])
     figure = f"{percent(share)} of the actions in {words} are at -1 or 1"
     if share < 0.5:
-        return Finding("actions saturated", 0.0, figure)
+        return Cause("actions saturated", 0.0, figure)
     if words == "the demonstrations":
         mend = (
             "demonstrate more slowly; or raise robot.limits.translation_step and"
@@ -126,10 +126,10 @@ def saturated(evidence: Evidence) -> Finding | None:
             "see that Q does not grow (q_mean in learner.jsonl); or lower"
             " algorithm.settings.actor_rate; or lower algorithm.scale"
         )
-    return Finding("actions saturated", 0.5, figure, mend)
+    return Cause("actions saturated", 0.5, figure, mend)
 
 
-def delayed(evidence: Evidence) -> Finding | None:
+def delayed(evidence: Evidence) -> Cause | None:
     """Motion that comes steps after its command."""
     lags = {words: motion.lag for words, motion in evidence.motions.items()}
     if not lags:
@@ -143,10 +143,10 @@ def delayed(evidence: Evidence) -> Finding | None:
         "find what is late (network, controller, sensors: docs/robot.md); or see robot.sensors;"
         " or a lower control_rate_hz"
     )
-    return Finding("delay", 0.0 if lag < least + 2.0 and lag < 3.0 else 0.93, figure, mend)
+    return Cause("delay", 0.0 if lag < least + 2.0 and lag < 3.0 else 0.93, figure, mend)
 
 
-def gripper(evidence: Evidence) -> Finding | None:
+def gripper(evidence: Evidence) -> Cause | None:
     """A gripper that does not do what it is told, or is told nothing."""
     if evidence.schema is None:
         return None
@@ -166,18 +166,18 @@ def gripper(evidence: Evidence) -> Finding | None:
             )
             if follows < 0.1:
                 mend = "see that the gripper is switched on and its node runs: robot-rl doctor"
-                return Finding("gripper", 0.95, figure, mend)
+                return Cause("gripper", 0.95, figure, mend)
         shown, acted = (told.get(words) for words in ("the demonstrations", _ACTED))
         if shown is not None and acted is not None and shown > 0.05 and acted < 0.01:
             figure = f"the policy never closes {action}, as the demonstrations do"
-            return Finding("gripper", 0.6, figure, "clone for longer, or demonstrate more grasps")
+            return Cause("gripper", 0.6, figure, "clone for longer, or demonstrate more grasps")
         if told:
             shares = ", ".join(f"{percent(share)} in {words}" for words, share in told.items())
-            return Finding("gripper", 0.0, f"{action} was told to close in {shares}, and followed")
+            return Cause("gripper", 0.0, f"{action} was told to close in {shares}, and followed")
     return None
 
 
-def period(evidence: Evidence) -> Finding | None:
+def period(evidence: Evidence) -> Cause | None:
     """Steps that do not come at the control rate."""
     if evidence.schema is None or not len(evidence.acted):
         return None
@@ -192,7 +192,7 @@ def period(evidence: Evidence) -> Finding | None:
         f" {wanted / 1e6:.0f} ms; the longest {stamps.max() / 1e6:.0f} ms"
     )
     mend = "give the actor's machine less to do, or lower control_rate_hz; robot-rl bench loop"
-    return Finding("control period", 0.0 if off < 0.15 else 0.9, figure, mend)
+    return Cause("control period", 0.0 if off < 0.15 else 0.9, figure, mend)
 
 
 def _follows(origin: Origin, name: str, column: int) -> float:

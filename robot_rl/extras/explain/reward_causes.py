@@ -7,7 +7,7 @@ import numpy.typing as npt
 from scipy.signal import lfilter
 from scipy.stats import poisson
 
-from robot_rl.extras.explain.evidence import Check, Evidence, Finding, Origin, Vector, percent
+from robot_rl.extras.explain.evidence import Cause, Check, Evidence, Origin, Vector, percent
 from robot_rl.run import CLONED_POLICY
 
 _FEW = 5  # demonstrations; from twice as many on nobody complains
@@ -17,7 +17,7 @@ _CHANCE = 0.05  # of so few successes, from which on they are held for missing l
 _MOVING = ("velocity", "velocities", "wrench", "lead")
 
 
-def reward_sign(evidence: Evidence) -> Finding | None:
+def reward_sign(evidence: Evidence) -> Cause | None:
     """Success that is punished, or demonstrations that end with less reward than they begin."""
     figure = ""
     for words, origin in evidence.origins.items():
@@ -28,17 +28,17 @@ def reward_sign(evidence: Evidence) -> Finding | None:
         figure = f"in {words} the mean reward is {at:.3g} at success, {before:.3g} before"
         mend = "turn its sign; the steps that lead to success must bring more than others"
         if at < before:
-            return Finding("reward sign", 0.94, figure, mend)
+            return Cause("reward sign", 0.94, figure, mend)
     thirds = [np.array_split(r[:-1, 0], 3) for r in evidence.shown.each("reward") if len(r) > 6]
     falls = [float(last.mean() < first.mean()) for first, _, last in thirds]
     share = float(np.mean(falls or [0.0]))
     if share > 0.7:
         figure = f"{percent(share)} of the demonstrations end with less reward than they begin with"
-        return Finding("reward sign", 0.6, figure, mend)
-    return Finding("reward sign", 0.0, figure) if figure else None
+        return Cause("reward sign", 0.6, figure, mend)
+    return Cause("reward sign", 0.0, figure) if figure else None
 
 
-def reward_seen(evidence: Evidence) -> Finding | None:
+def reward_seen(evidence: Evidence) -> Cause | None:
     """Rewards that are all the same, so that there is nothing to learn from."""
     returns = np.array([sum(rewards) for rewards in evidence.shown.each("reward")])
     # The same reward at each step still tells a long episode from a short one.
@@ -46,7 +46,7 @@ def reward_seen(evidence: Evidence) -> Finding | None:
     if equal and not np.ptp(returns):
         figure = "all rewards of the demonstrations are equal"
         mend = "record them with a reward, or say which of them succeeded: docs/rewards.md"
-        return Finding("reward seen", 0.85, figure, mend)
+        return Cause("reward seen", 0.85, figure, mend)
     if len(evidence.acted) < _SOME:
         return None
     rewards = evidence.acted.column("reward", last=False)
@@ -57,10 +57,10 @@ def reward_seen(evidence: Evidence) -> Finding | None:
     mend = "give it more or better demonstrations, a longer time limit, or help: operator, teleop"
     seen = np.ptp(rewards) > 0 or evidence.acted.succeeded.any()
     # Some failures in a row are no cause; many are at least worth a word.
-    return Finding("reward seen", 0.0 if seen or len(evidence.acted) < 20 else 0.35, figure, mend)
+    return Cause("reward seen", 0.0 if seen or len(evidence.acted) < 20 else 0.35, figure, mend)
 
 
-def labels(evidence: Evidence) -> Finding | None:
+def labels(evidence: Evidence) -> Cause | None:
     """Success that is not called one, or what is none called so."""
     ends = _Ends.of(evidence)
     if ends is None or len(evidence.acted) < _SOME:
@@ -79,14 +79,14 @@ def labels(evidence: Evidence) -> Finding | None:
     chance = float(poisson.cdf(success.sum(), expected))
     if success.sum() < 0.25 * expected and chance < _CHANCE:
         mend = "see who says success (reward=, robot-rl console), and correct its labels"
-        return Finding("label missing", 0.82 if chance < 0.4 * _CHANCE else 0.6, figure, mend)
+        return Cause("label missing", 0.82 if chance < 0.4 * _CHANCE else 0.6, figure, mend)
     if elsewhere >= 3 and elsewhere > 0.5 * success.sum():
         mend = "see who says success (reward=): what it takes for one is none"
-        return Finding("label false", 0.82, figure, mend)
-    return Finding("labels", 0.0, figure)
+        return Cause("label false", 0.82, figure, mend)
+    return Cause("labels", 0.0, figure)
 
 
-def detector(evidence: Evidence) -> Finding | None:
+def detector(evidence: Evidence) -> Cause | None:
     """A reward that contradicts the task's own detector, or that has raised an alarm."""
     told = [e for e in evidence.records.episodes if "task_success" in e]
     if len(told) < _SOME:
@@ -95,10 +95,10 @@ def detector(evidence: Evidence) -> Finding | None:
     alarms = sum(bool(e.get("reward_alarm")) for e in told)
     figure = f"in {percent(wrong)} of the episodes reward and task disagree; {alarms} reward alarms"
     likely = 0.0 if wrong < 0.2 and alarms < 0.2 * len(told) else 0.83
-    return Finding("reward and task", likely, figure, "train it on such frames: docs/rewards.md")
+    return Cause("reward and task", likely, figure, "train it on such frames: docs/rewards.md")
 
 
-def value_range(evidence: Evidence) -> Finding | None:
+def value_range(evidence: Evidence) -> Cause | None:
     """Returns that the critics cannot tell."""
     bounds, gamma = (
         evidence.taken.get("value_range") or evidence.setting("algorithm.settings.value_range"),
@@ -118,10 +118,10 @@ def value_range(evidence: Evidence) -> Finding | None:
         "see whether the rewards are right; or name the range that their returns can have, with"
         " algorithm.settings.value_range=[LOW,HIGH]"
     )
-    return Finding("value range", 0.8 if outside > 0.05 else 0.0, figure, mend)
+    return Cause("value range", 0.8 if outside > 0.05 else 0.0, figure, mend)
 
 
-def discount(evidence: Evidence) -> Finding | None:
+def discount(evidence: Evidence) -> Cause | None:
     """A success so far away that its discounted reward is lost in the noise."""
     gamma = evidence.discount
     if gamma is None or not len(evidence.shown):
@@ -130,10 +130,10 @@ def discount(evidence: Evidence) -> Finding | None:
     left = gamma**steps
     figure = f"at a discount of {gamma:g} a success in {steps:.0f} steps is worth {left:.2g} of 1"
     mend = "leave algorithm.schedule.discount=null: it is then chosen by the demonstrations"
-    return Finding("discount", 0.0 if left > 0.05 else 0.75 if left < 0.01 else 0.45, figure, mend)
+    return Cause("discount", 0.0 if left > 0.05 else 0.75 if left < 0.01 else 0.45, figure, mend)
 
 
-def time_limit(evidence: Evidence) -> Finding | None:
+def time_limit(evidence: Evidence) -> Cause | None:
     """Less time than the demonstrations needed for their success."""
     limit = evidence.setting("task.environment.time_limit_steps")
     if limit is None or not len(evidence.shown):
@@ -147,10 +147,10 @@ def time_limit(evidence: Evidence) -> Finding | None:
         f" {limit}; it has ended {percent(cut.mean())} of the policy's episodes"
     )
     mend = f"task.environment.time_limit_steps={int(1.5 * steps.max())} or more"
-    return Finding("time limit", 0.0 if late < 0.2 else 0.87, figure, mend)
+    return Cause("time limit", 0.0 if late < 0.2 else 0.87, figure, mend)
 
 
-def demonstrations(evidence: Evidence) -> Finding | None:
+def demonstrations(evidence: Evidence) -> Cause | None:
     """Too few demonstrations."""
     if evidence.setting("demonstrations", 0) == 0 and not evidence.setting("dataset"):
         return None
@@ -159,10 +159,10 @@ def demonstrations(evidence: Evidence) -> Finding | None:
     figure = f"{count} that succeeded, of {steps:.0f} steps"
     mend = "record more: robot-rl collect RUN goes on with a recording; 20 are a good start"
     likely = 0.0 if count >= 2 * _FEW else 0.65 if count < _FEW else 0.32
-    return Finding("demonstrations", likely, figure, mend)
+    return Cause("demonstrations", likely, figure, mend)
 
 
-def clone(evidence: Evidence) -> Finding | None:
+def clone(evidence: Evidence) -> Cause | None:
     """A clone that never succeeds, so that learning has nothing to begin with."""
     told = evidence.records.final(CLONED_POLICY)
     if told is not None:
@@ -179,10 +179,10 @@ def clone(evidence: Evidence) -> Finding | None:
     mend = (
         "clone for longer (cloning.updates); or from more demonstrations; or see what it observes"
     )
-    return Finding("clone", 0.0 if successes else 0.4, figure, mend)
+    return Cause("clone", 0.0 if successes else 0.4, figure, mend)
 
 
-def q_values(evidence: Evidence) -> Finding | None:
+def q_values(evidence: Evidence) -> Cause | None:
     """Critics that promise more, or less, than what came."""
     gamma, told = evidence.discount, [r for r in evidence.records.learner if "q_mean" in r]
     if gamma is None or not told or not evidence.origins:
@@ -204,7 +204,7 @@ def q_values(evidence: Evidence) -> Finding | None:
         else "more updates for each step, or a longer run"
     )
     likely = 0.0 if abs(said - expected) < 0.5 * scale else 0.45 if said > expected else 0.35
-    return Finding("critics", likely, figure, mend)
+    return Cause("critics", likely, figure, mend)
 
 
 class _Ends:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scipy.spatial import cKDTree
 
 from robot_rl.data.schema import OBJECT_POSES
-from robot_rl.extras.explain.evidence import Check, Evidence, Finding, Origin, Vector, percent
+from robot_rl.extras.explain.evidence import Cause, Check, Evidence, Origin, Vector, percent
 
 _POSE = "state/tcp_pose"
 _DARK = 3.0  # grey levels: a picture that varies less shows nothing
@@ -22,7 +22,7 @@ _FRAMES = 3  # pairs of pictures so far apart, before which nothing is said
 _LIVELY = ("velocity", "velocities", "wrench", "lead", "command")
 
 
-def dead_camera(evidence: Evidence) -> Finding | None:
+def dead_camera(evidence: Evidence) -> Cause | None:
     """A camera whose pictures show nothing."""
     contrast: dict[str, float] = {}
     for words, films in _films(evidence):
@@ -32,10 +32,10 @@ def dead_camera(evidence: Evidence) -> Finding | None:
     worst = min(contrast, key=lambda words: contrast[words])
     figure = f"{worst}: grey levels vary by {contrast[worst]:.1f} of 255 in a picture"
     mend = "look at the live picture (robot-rl console): cap, exposure, cable, or the wrong device"
-    return Finding("camera dead", 0.0 if contrast[worst] >= _DARK else 0.97, figure, mend)
+    return Cause("camera dead", 0.0 if contrast[worst] >= _DARK else 0.97, figure, mend)
 
 
-def frozen_camera(evidence: Evidence) -> Finding | None:
+def frozen_camera(evidence: Evidence) -> Cause | None:
     """A camera that repeats one picture while the robot moves."""
     repeated: dict[str, float] = {}
     for words, films in _films(evidence):
@@ -54,10 +54,10 @@ def frozen_camera(evidence: Evidence) -> Finding | None:
         f" {100 * _MOVED:g} cm away"
     )
     mend = "restart the camera's driver; see that its stamps go on: robot-rl doctor cell=PATH"
-    return Finding("camera frozen", 0.0 if repeated[worst] < 0.95 else 0.97, figure, mend)
+    return Cause("camera frozen", 0.0 if repeated[worst] < 0.95 else 0.97, figure, mend)
 
 
-def constant_features(evidence: Evidence) -> Finding | None:
+def constant_features(evidence: Evidence) -> Cause | None:
     """An image encoder whose output does not depend on the picture."""
     for name in evidence.acted.episodes[0].dtype.names or () if len(evidence.acted) else ():
         if not name.startswith("features/"):
@@ -66,11 +66,11 @@ def constant_features(evidence: Evidence) -> Finding | None:
         spread = float(values.std(0).max() / max(np.abs(values).max(), 1e-3))
         figure = f"the liveliest of {values.shape[1]} features varies by {percent(spread)}"
         mend = "train the encoder again, and longer: observation.vision_training.cloning.updates"
-        return Finding("features", 0.0 if spread > 0.01 else 0.95, figure, mend)
+        return Cause("features", 0.0 if spread > 0.01 else 0.95, figure, mend)
     return None
 
 
-def quaternions(evidence: Evidence) -> Finding | None:
+def quaternions(evidence: Evidence) -> Cause | None:
     """Quaternions with the scalar first, or that are none."""
     name = "quaternion"
     worst = 0.0
@@ -87,7 +87,7 @@ def quaternions(evidence: Evidence) -> Finding | None:
         if np.median(np.abs(norms - 1.0)) > 0.02:
             figure = f"in {words} {_POSE}[3:7] has a length of {np.median(norms):.2f}"
             mend = "a unit quaternion xyzw is expected: see what the driver or the mapping gives"
-            return Finding(name, 0.97, figure, mend)
+            return Cause(name, 0.97, figure, mend)
         for against, turn in expected:
             angle = _median_angle(turns, turn)
             other = _median_angle(turns[:, [1, 2, 3, 0]], turn)
@@ -98,24 +98,24 @@ def quaternions(evidence: Evidence) -> Finding | None:
                     f" read with the scalar first, as wxyz, {other:.1f} rad"
                 )
                 mend = f"{_POSE} must be xyzw: reorder what the driver or the mapping gives"
-                return Finding(name, 0.98, figure, mend)
+                return Cause(name, 0.98, figure, mend)
     if not expected or not evidence.origins:
         return None
-    return Finding(name, 0.0, f"of unit length, within {worst:.1f} rad of the reference")
+    return Cause(name, 0.0, f"of unit length, within {worst:.1f} rad of the reference")
 
 
-def units(evidence: Evidence) -> Finding | None:
+def units(evidence: Evidence) -> Cause | None:
     """Numbers in another unit: mm for m, degrees for rad."""
     for words, origin in evidence.origins.items():
         if origin.has(_POSE):
             far = float(np.median(np.linalg.norm(origin.column(_POSE)[:, :3], axis=1)))
             if far > 10.0:
                 figure = f"in {words} the tool is {far:.0f} m away from the base"
-                return Finding("unit", 0.99, figure, f"{_POSE} is in m: is it mm?")
+                return Cause("unit", 0.99, figure, f"{_POSE} is in m: is it mm?")
         joints = "state/joint_positions"
         if origin.has(joints) and np.median(np.abs(origin.column(joints)).max(1)) > 15.0:
             figure = f"in {words} a joint stands at {np.abs(origin.column(joints)).max():.0f} rad"
-            return Finding("unit", 0.99, figure, f"{joints} is in rad: is it degrees?")
+            return Cause("unit", 0.99, figure, f"{joints} is in rad: is it degrees?")
     if len(evidence.origins) < 2:
         return None
     largest, name = 1.0, ""
@@ -135,10 +135,10 @@ def units(evidence: Evidence) -> Finding | None:
                 largest, name = times, field
     figure = f"{name or 'each state'} is {largest:.3g} times as large as in the demonstrations"
     mend = "SI is expected everywhere: m for mm, rad for degrees"
-    return Finding("unit", 0.0 if 1 / 40.0 < largest < 40.0 else 0.96, figure, mend)
+    return Cause("unit", 0.0 if 1 / 40.0 < largest < 40.0 else 0.96, figure, mend)
 
 
-def constant_observation(evidence: Evidence) -> Finding | None:
+def constant_observation(evidence: Evidence) -> Cause | None:
     """A field that the policy sees and that does not change while the robot moves."""
     still: dict[str, dict[str, float]] = {}
     for name in evidence.observed:
@@ -156,7 +156,7 @@ def constant_observation(evidence: Evidence) -> Finding | None:
                 f"{name} stands still in {percent(acted)} of the policy's episodes, and in"
                 f" {percent(shown)} of the demonstrations"
             )
-            return Finding("observation constant", 0.95, figure, f"see who publishes {name}")
+            return Cause("observation constant", 0.95, figure, f"see who publishes {name}")
     fixed = [
         name
         for name, shares in still.items()
@@ -165,11 +165,11 @@ def constant_observation(evidence: Evidence) -> Finding | None:
     if fixed:
         figure = f"{', '.join(fixed)} never changes within an episode, not even where demonstrated"
         mend = "if it should, see who publishes it; or leave it out: observation.states=[...]"
-        return Finding("observation constant", 0.6, figure, mend)
-    return Finding("observation constant", 0.0, f"each of {len(still)} fields changes")
+        return Cause("observation constant", 0.6, figure, mend)
+    return Cause("observation constant", 0.0, f"each of {len(still)} fields changes")
 
 
-def noise(evidence: Evidence) -> Finding | None:
+def noise(evidence: Evidence) -> Cause | None:
     """White noise on what is measured of poses."""
     found: list[tuple[float, str, float]] = []
     for name in _calm(evidence):
@@ -182,16 +182,16 @@ def noise(evidence: Evidence) -> Finding | None:
         return None
     share, words, correlation = max(found, default=(0.0, "", 0.0))
     if share < 0.1:
-        return Finding("noise", 0.0, f"at most {percent(share)} of what a state varies by is noise")
+        return Cause("noise", 0.0, f"at most {percent(share)} of what a state varies by is noise")
     figure = (
         f"{words}: {percent(share)} of what it varies by is white noise (one change undoes the one"
         f" before: correlation {correlation:.2f})"
     )
     mend = "look at the sensor or tracker: light, distance, filter; or average over some frames"
-    return Finding("noise", 0.92, figure, mend)
+    return Cause("noise", 0.92, figure, mend)
 
 
-def elsewhere(evidence: Evidence) -> Finding | None:
+def elsewhere(evidence: Evidence) -> Cause | None:
     """Episodes that begin where no demonstration has begun."""
     if len(evidence.shown) < 2 or not len(evidence.acted):
         return None
@@ -222,12 +222,12 @@ def elsewhere(evidence: Evidence) -> Finding | None:
         f" demonstrations' {low_:.3g} to {high_:.3g}"
     )
     if share < 0.7:
-        return Finding("demonstrations elsewhere", 0.0, figure)
+        return Cause("demonstrations elsewhere", 0.0, figure)
     mend = "demonstrate from where the policy begins, or put robot and objects back there"
-    return Finding("demonstrations elsewhere", 0.85, f"{figure}, mostly by {by:.3g}", mend)
+    return Cause("demonstrations elsewhere", 0.85, f"{figure}, mostly by {by:.3g}", mend)
 
 
-def overlap(evidence: Evidence) -> Finding | None:
+def overlap(evidence: Evidence) -> Cause | None:
     """A policy that is mostly where nobody has demonstrated anything."""
     names = _calm(evidence)
     if len(evidence.shown) < 2 or not len(evidence.acted) or not names:
@@ -248,7 +248,7 @@ def overlap(evidence: Evidence) -> Finding | None:
     away = others.query(np.concatenate(acted)[-_NEIGHBOURS:] / scale)[0] > 2.0 * usual
     figure = f"{percent(away.mean())} of the policy's steps are far from all that was demonstrated"
     mend = "demonstrate more widely; or correct the policy where it goes: operator, dagger.rounds"
-    return Finding("overlap", 0.0 if away.mean() < 0.7 else 0.37, figure, mend)
+    return Cause("overlap", 0.0 if away.mean() < 0.7 else 0.37, figure, mend)
 
 
 def _films(evidence: Evidence) -> Iterator[tuple[str, list[tuple[Any, npt.NDArray[np.uint8]]]]]:

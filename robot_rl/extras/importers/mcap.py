@@ -43,8 +43,8 @@ _COLORS = {"rgb8": slice(None), "bgr8": slice(None, None, -1)}
 
 
 def open_mcap(path: Path) -> ForeignDataset:
-    """Open a file or a folder, as `Recording` says."""
-    recording = Recording(path)
+    """Open a file or a folder, as `McapRecording` says."""
+    recording = McapRecording(path)
     kind, answers = "MCAP", {"control_rate_hz": recording.rate, "action": recording.acting}
     if recording.left_out:
         kind += f", without {recording.left_out} episodes of which actions were lost"
@@ -99,7 +99,7 @@ class _Episode:
     cut: bool = True
 
 
-class Recording:
+class McapRecording:
     """What MCAP files hold: episodes, and columns by the names of their topics.
 
     Attributes:

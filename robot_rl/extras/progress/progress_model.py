@@ -56,7 +56,7 @@ class ProgressError(RobotRLError):
     """A progress model that does not answer, or a message between it and us that is wrong."""
 
 
-class Hello(Numbered):
+class AskVersion(Numbered):
     """Ask for the model's version only."""
 
 
@@ -100,14 +100,14 @@ class Done(_Images):
     images: Annotated[dict[str, tuple[_Size, _Size, _Size, Literal[3]]], _Cameras]
 
 
-class Judged(Numbered):
+class Scores(Numbered):
     """What the model says."""
 
     payload_frames: ClassVar[tuple[int, int]] = (0, 2)
     version: Annotated[int, Meta(ge=1, lt=1 << 31)]
 
 
-ANSWERS: tuple[type[Message], ...] = (Judged, Refused)
+ANSWERS: tuple[type[Message], ...] = (Scores, Refused)
 
 
 def frames_of(arrays: Iterable[npt.ArrayLike], dtype: type[np.generic]) -> list[memoryview]:
@@ -133,7 +133,7 @@ def check_address(address: str) -> None:
         ) from error
 
 
-class Comparison(NamedTuple):
+class PairScores(NamedTuple):
     """What a model says of n pairs of observations."""
 
     delta: Values  # (n,) in [-1, 1], share of the whole task that the second is nearer to the goal
@@ -149,7 +149,7 @@ class ProgressModel(Protocol):
 
     version: int
 
-    def compare(self, pairs: Images, instruction: str) -> Comparison:
+    def compare(self, pairs: Images, instruction: str) -> PairScores:
         """Compare pairs of observations: name → uint8 (n, 2, H, W, 3) RGB, earlier ones first."""
 
     def done(self, images: Images, instruction: str) -> Values:
@@ -172,18 +172,18 @@ class RemoteProgressModel:
         self._decoder = Decoder(*ANSWERS)
         self._number = 0
         try:
-            self.version, _ = self._ask(Hello(), {})
+            self.version, _ = self._ask(AskVersion(), {})
         except BaseException:
             self.close()
             raise
 
-    def compare(self, pairs: Images, instruction: str) -> Comparison:
+    def compare(self, pairs: Images, instruction: str) -> PairScores:
         """See `ProgressModel`.
 
         Raises:
             ProgressError: The server refused, did not answer in time, or answered nonsense.
         """
-        return Comparison(*self._judged(Compare, pairs, instruction))
+        return PairScores(*self._judged(Compare, pairs, instruction))
 
     def done(self, images: Images, instruction: str) -> Values:
         """See `ProgressModel`; raises as `compare`."""
@@ -222,7 +222,7 @@ class RemoteProgressModel:
             arrays.append(array)
         return arrays
 
-    def _ask(self, question: Hello | Compare | Done, images: Images) -> tuple[int, Payload]:
+    def _ask(self, question: AskVersion | Compare | Done, images: Images) -> tuple[int, Payload]:
         """Return the model's version, and the payload of its answer."""
         self._number += 1
         numbered = msgspec.structs.replace(question, request=self._number)
@@ -351,7 +351,7 @@ def serve_progress(
         AddressInUse: The port is taken.
     """
     check_address(address)
-    decoder = Decoder(Hello, Compare, Done)
+    decoder = Decoder(AskVersion, Compare, Done)
     with closing(Listener(address)) as listener:
         on_ready(listener.address)
         while not stop.is_set():
@@ -370,7 +370,7 @@ def _answer(model: ProgressModel, decoder: Decoder, frames: list[Frame]) -> list
             values = model.compare(question.arrays(payload), question.instruction)
         elif isinstance(question, Done):
             values = (model.done(question.arrays(payload), question.instruction),)
-        answer = Judged(request=question.request, version=model.version)
+        answer = Scores(request=question.request, version=model.version)
         return encode(answer, frames_of(values, np.float32))
     except Exception as error:  # the model is foreign code: whoever asked is told, the others not
         problem = error if isinstance(error, RobotRLError) else ProgressError(repr(error))

@@ -26,13 +26,13 @@ from rendering import (
 
 from robot_rl import cli
 from robot_rl.extras.calibration.board import Board, BoardNotFound, CalibrationError, estimate
-from robot_rl.extras.calibration.hand_eye import View, solve, to_matrix, to_pose
+from robot_rl.extras.calibration.hand_eye import BoardView, solve, to_matrix, to_pose
 from robot_rl.extras.calibration.views import ViewFolder
 
 
 def found(views, board=BOARD):
     return [
-        View(f"view-{number:02d}.png", to_pose(tcp), board.find(draw(seen)))
+        BoardView(f"view-{number:02d}.png", to_pose(tcp), board.find(draw(seen)))
         for number, (tcp, seen) in enumerate(views)
     ]
 

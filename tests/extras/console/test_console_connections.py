@@ -13,7 +13,7 @@ from console_links import WAIT_SECONDS, make_run
 
 from robot_rl.console.link import loop_folder
 from robot_rl.extras.console import connections
-from robot_rl.extras.console.access import Gate
+from robot_rl.extras.console.access import AccessGate
 from robot_rl.extras.console.connections import MOST_CONNECTIONS
 from robot_rl.extras.console.library import EpisodeLibrary
 from robot_rl.extras.console.web_server import ConsoleServer
@@ -28,7 +28,7 @@ def serving(tmp_path):
 
     def serve(use):
         async def main():
-            library, gate = EpisodeLibrary(run, None), Gate(None, secure=False)
+            library, gate = EpisodeLibrary(run, None), AccessGate(None, secure=False)
             server = ConsoleServer(run, {}, loop_folder(run, 1), library, {}, gate)
             stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
             serving = asyncio.create_task(server.serve("127.0.0.1", 0, None, stop, port.set_result))

@@ -12,7 +12,13 @@ from aiohttp import web
 
 from robot_rl import cli
 from robot_rl.console.link import ConsoleError
-from robot_rl.extras.console.access import Gate, certificate, check_host, is_loopback, read_token
+from robot_rl.extras.console.access import (
+    AccessGate,
+    certificate,
+    check_host,
+    is_loopback,
+    read_token,
+)
 
 TOKEN = "0123456789abcdef0123"
 PATHS = ("/", "/socket", "/scene/live/", "/console.js")
@@ -27,7 +33,7 @@ async def hello(request: web.Request) -> web.StreamResponse:
     return web.Response(text="inside")
 
 
-def behind(gate: Gate, use: Callable[[aiohttp.ClientSession, str], Awaitable[None]]) -> None:
+def behind(gate: AccessGate, use: Callable[[aiohttp.ClientSession, str], Awaitable[None]]) -> None:
     """Run `use` with a browser without cookies and the address of a server behind a gate."""
 
     async def main() -> None:
@@ -55,7 +61,7 @@ def test_on_this_machine_everybody_may_come():
     async def use(browser, address):
         assert [await status(browser, address + path) for path in PATHS] == [200] * len(PATHS)
 
-    behind(Gate(None, secure=False), use)
+    behind(AccessGate(None, secure=False), use)
 
 
 def test_pages_of_others_may_not_even_on_this_machine():
@@ -68,7 +74,7 @@ def test_pages_of_others_may_not_even_on_this_machine():
         async with browser.ws_connect(f"{address}/socket", origin=address):
             pass
 
-    behind(Gate(None, secure=False), use)
+    behind(AccessGate(None, secure=False), use)
 
 
 def test_with_a_token_nothing_is_given_to_who_does_not_have_it():
@@ -81,7 +87,7 @@ def test_with_a_token_nothing_is_given_to_who_does_not_have_it():
         with pytest.raises(aiohttp.WSServerHandshakeError, match="401"):
             await browser.ws_connect(f"{address}/scene/live?token={TOKEN}")
 
-    behind(Gate(TOKEN, secure=False), use)
+    behind(AccessGate(TOKEN, secure=False), use)
 
 
 def test_the_token_is_given_once_and_then_a_cookie_tells():
@@ -97,7 +103,7 @@ def test_the_token_is_given_once_and_then_a_cookie_tells():
             pass
         assert await status(browser, address, Origin="http://evil.example") == 403
 
-    behind(Gate(TOKEN, secure=False), use)
+    behind(AccessGate(TOKEN, secure=False), use)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "robot.lab"])

@@ -27,7 +27,7 @@ from robot_rl.env.factory import make_env
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.evaluation.evaluate import Evaluator
-from robot_rl.extras.console.access import Gate
+from robot_rl.extras.console.access import AccessGate
 from robot_rl.extras.console.library import EpisodeLibrary
 from robot_rl.extras.console.web_server import ConsoleServer
 
@@ -86,7 +86,7 @@ def with_page(run, use):
     """Run `use` with an open page's connection to the console, and the console's address."""
 
     async def main():
-        library, gate = EpisodeLibrary(run, None), Gate(None, secure=False)
+        library, gate = EpisodeLibrary(run, None), AccessGate(None, secure=False)
         server = ConsoleServer(run, {}, loop_folder(run, 1), library, {}, gate)
         stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
         serving = asyncio.create_task(server.serve("127.0.0.1", 0, None, stop, port.set_result))

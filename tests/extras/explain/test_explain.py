@@ -19,7 +19,7 @@ from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.evaluation.ledger import decide, enter
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.extras.explain import course_causes, motion_causes, reward_causes, sensing_causes
-from robot_rl.extras.explain.evidence import Finding
+from robot_rl.extras.explain.evidence import Cause
 from robot_rl.extras.explain.explain import explain, settings_named
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.workbench import Workbench
@@ -401,7 +401,7 @@ def test_every_piece_of_advice_names_settings_that_the_configuration_has():
             assert any(there(key, keys) for keys in known.values()), (key, text)
     for words, keys in known.items():
         config = configs[words]
-        checks = [lambda _, text=text: Finding("it", 0.9, "figure", text) for text in advice]
+        checks = [lambda _, text=text: Cause("it", 0.9, "figure", text) for text in advice]
         causes, _ = explain(SimpleNamespace(config=config), checks)
         assert len(causes) == len(advice)
         for cause in causes:

@@ -15,7 +15,7 @@ from robot_rl.data.episodes import EpisodeWriter
 from robot_rl.data.schema import Field, row_schema
 from robot_rl.extras.progress.progress_model import (
     ANSWERS,
-    Comparison,
+    PairScores,
     ProgressError,
     RemoteProgressModel,
     judge_episode,
@@ -40,10 +40,10 @@ class Model:
         if instruction == "fail":
             raise ValueError("this model has had enough")
         if instruction == "lie":
-            return Comparison(np.array([7.0]), np.array([0.5]))
+            return PairScores(np.array([7.0]), np.array([0.5]))
         level = pairs["images/front"].mean((2, 3, 4))
         delta = (level[:, 1] - level[:, 0]) / (BRIGHT - DARK)
-        return Comparison(delta, np.ones(len(delta)))
+        return PairScores(delta, np.ones(len(delta)))
 
     def done(self, images, instruction):
         return images["images/front"].mean((1, 2, 3)) / BRIGHT
