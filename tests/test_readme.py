@@ -14,12 +14,13 @@ import pytest
 from policies.policy import ChunkPolicy, Policy
 from policies.registry import PATH_VARIABLE
 from robot_rl import cli
-from robot_rl.commands.table import COMMANDS
+from robot_rl.commands.table import commands
 from robot_rl.config import compose, group_choices
 from robot_rl.env.robot import state_fields
 from robot_rl.learning.algorithms.base import Algorithm
 
 ROOT = Path(__file__).resolve().parent.parent
+_KNOWN = commands()
 PAGES = [
     path.relative_to(ROOT).as_posix()
     for path in (
@@ -126,16 +127,16 @@ def test_every_command_is_one_and_composes(page, tmp_path, monkeypatch):
         added = words.pop(words.index("--config-dir") + 1) if "--config-dir" in words else ""
         words = [word for word in words if word != "--config-dir"]
         monkeypatch.setenv(PATH_VARIABLE, added)
-        if COMMANDS[command].takes_overrides:
+        if _KNOWN[command].takes_overrides:
             paths = [word for word in words if "=" not in word]
-            assert len(paths) <= len(COMMANDS[command].positionals), line
+            assert len(paths) <= len(_KNOWN[command].positionals), line
             overrides = [
                 word for word in words if word not in paths and not word.startswith("resume=")
             ]
             if not any("..." in word for word in overrides):
-                compose(COMMANDS[command].written_out(overrides))
+                compose(_KNOWN[command].written_out(overrides))
         else:
-            options = {option.name for option in COMMANDS[command].options}
+            options = {option.name for option in _KNOWN[command].options}
             given = [word for word in words if "=" in word]
             assert {word.partition("=")[0] for word in given} <= options, line
 
@@ -154,7 +155,7 @@ def test_the_tables_of_stages_and_benches_are_complete():
     page = text_of("docs/simulation.md")
     rows = re.findall(r"^\| (`[a-zA-Z`, -]+`) \|", page, re.MULTILINE)
     bench_names = [module.stem for module in ROOT.glob("robot_rl/bench/[!_]*.py")]
-    assert set(COMMANDS) <= {word for row in rows for word in re.findall(r"[a-z-]+", row)}
+    assert set(_KNOWN) <= {word for row in rows for word in re.findall(r"[a-z-]+", row)}
     assert all(f"`{name}`" in page for name in bench_names)
 
 
