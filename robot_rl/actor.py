@@ -12,8 +12,8 @@ from omegaconf import DictConfig
 
 from policies.compute import compute_device
 from policies.runner import Decision, PolicyRunner
+from robot_rl.console.feed import TelemetryEnv
 from robot_rl.console.link import ConsoleLink
-from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.policy_columns import check_fit, stored_schema
 from robot_rl.data.rows import Active, Instructions, RowBuilder, Seen, Slots
 from robot_rl.data.schema import SOURCE_POLICY, Row, RowSchema
@@ -43,7 +43,7 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import PlayedDifferently, ReplayedEpisode
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.replay.spool import check_size
-from robot_rl.rewards.wrapper import (
+from robot_rl.rewards.labels import (
     LateLabels,
     RewardWrapper,
     make_source,

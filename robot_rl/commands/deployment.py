@@ -15,8 +15,8 @@ from policies.compute import ready
 from policies.runner import PolicyRunner
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
 from robot_rl.config import check_least
+from robot_rl.console.feed import TelemetryEnv
 from robot_rl.console.link import ConsoleLink
-from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.policy_columns import check_fit
 from robot_rl.env.factory import make_inbox, make_intervention
 from robot_rl.env.operator import OperatorEvent
@@ -27,7 +27,7 @@ from robot_rl.errors import in_shell
 from robot_rl.evaluation.evaluate import TAKEN_BACK, without_training_aids
 from robot_rl.evaluation.ledger import open_policy
 from robot_rl.processes.signals import StopEvent, stop_event
-from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env
+from robot_rl.rewards.labels import RewardWrapper, make_source, make_watched_env
 from robot_rl.run import ATTEMPTS, RunDirectory
 
 

@@ -53,7 +53,7 @@ from robot_rl.processes.group import ProcessGroup
 from robot_rl.processes.machine import MemorySampler, describe_machine
 from robot_rl.processes.progress import RECENT_EPISODES, WorkProgress
 from robot_rl.replay.catalogue import is_store
-from robot_rl.rewards.wrapper import make_source
+from robot_rl.rewards.labels import make_source
 from robot_rl.run import (
     ACCEPTED,
     ACCEPTED_POLICY,

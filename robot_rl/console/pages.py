@@ -13,7 +13,7 @@ from aiohttp import web
 
 from robot_rl.console.client import LoopClient
 from robot_rl.console.episodes import EpisodeLibrary, EpisodePlayer
-from robot_rl.console.telemetry import jpegs
+from robot_rl.console.feed import jpegs
 from robot_rl.data.schema import Observation
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.records import read_run, rolling_mean

@@ -13,6 +13,7 @@ from policies import registry
 from robot_rl.data.schema import Observation, RowSchema
 from robot_rl.env.clock import make_clock
 from robot_rl.env.intervention import Attendant, Intervention, unmovable_columns
+from robot_rl.env.multi_arm import MultiArm, MultiArmExpert, MultiArmTask, of_arm
 from robot_rl.env.operator import JOG_TIMEOUT_S, OperatorInbox
 from robot_rl.env.robot import (
     ARM_ACTIONS,
@@ -23,7 +24,6 @@ from robot_rl.env.robot import (
     joint_columns,
 )
 from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
-from robot_rl.env.several_arms import SeveralArms, SeveralExperts, SeveralTasks, of_arm
 from robot_rl.env.sim.domain import Domain
 from robot_rl.env.task import Expert, Task
 from robot_rl.errors import RobotRLError
@@ -83,8 +83,8 @@ def _make_arms(
         for robot in robots.values():
             robot.close()
         raise
-    together = SeveralTasks(str(config["task"]["name"]), tasks)
-    return SeveralArms(robots, together), together
+    together = MultiArmTask(str(config["task"]["name"]), tasks)
+    return MultiArm(robots, together), together
 
 
 def _arms_alone(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -174,9 +174,9 @@ def make_expert(
         RobotRLError: The task has none.
     """
     check_expert(config, part)
-    if isinstance(env.robot, SeveralArms):
+    if isinstance(env.robot, MultiArm):
         arms, tasks = env.robot.arms, env.robot.task.tasks
-        return SeveralExperts(
+        return MultiArmExpert(
             [
                 _make_expert(alone, arms[arm], tasks[arm], part, replaced)
                 for arm, alone in _arms_alone(config).items()

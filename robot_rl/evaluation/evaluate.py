@@ -22,8 +22,8 @@ from robot_rl.config import (
     flatten,
     on_stepped_clock,
 )
+from robot_rl.console.feed import TelemetryEnv, jpegs
 from robot_rl.console.link import ConsoleLink
-from robot_rl.console.telemetry import TelemetryEnv, jpegs
 from robot_rl.data.policy_columns import check_fit
 from robot_rl.data.schema import Observation
 from robot_rl.env.factory import has_domain, make_env, make_inbox, make_intervention
@@ -36,8 +36,8 @@ from robot_rl.env.rollout import EpisodeResult, Seeds, rollout
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.statistics import EvaluationResult, Labels
 from robot_rl.processes.signals import StopEvent, Stopped
+from robot_rl.rewards.labels import RewardWrapper, make_source, make_watched_env
 from robot_rl.rewards.source import TaskReward
-from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env
 from robot_rl.run import SCENES, RunDirectory, RunError
 
 SeedSet = Literal["periodic", "final"]

@@ -25,8 +25,8 @@ from policies.checkpoint import StoredBase
 from policies.columns import ENCODER_ID, FEATURES
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
+from robot_rl.console.feed import TelemetryEnv
 from robot_rl.console.link import ConsoleLink
-from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
@@ -50,7 +50,7 @@ from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.sampler import Prefetcher, Sampler, SampleSpec
 from robot_rl.replay.server_place import ServerPlace
-from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env
+from robot_rl.rewards.labels import RewardWrapper, make_source, make_watched_env
 from robot_rl.run import ACCEPTED, CLONED, STATE_FILE, UNTRAINED, RunDirectory
 from robot_rl.wire import KeysRefused, ServerUnreachable
 

@@ -22,10 +22,10 @@ from untrained_policy import untrained
 
 from robot_rl.config import compose
 from robot_rl.console.episodes import EpisodeLibrary
+from robot_rl.console.feed import jpegs
 from robot_rl.console.gate import Gate
 from robot_rl.console.link import ConsoleLink, Situation, Snapshot, loop_folder
 from robot_rl.console.server import ConsoleServer
-from robot_rl.console.telemetry import jpegs
 from robot_rl.env.factory import make_env
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorInbox

@@ -8,8 +8,8 @@ from policies import registry
 from robot_rl.env.factory import make_env, make_expert, make_inbox, make_intervention
 from robot_rl.env.sim.task import Imperfections
 from robot_rl.env.sim.tasks.insertion_by_feel import InsertionByFeel
+from robot_rl.rewards.labels import RewardWrapper
 from robot_rl.rewards.source import TaskReward
-from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.safety import rotations
 
 SURFACE = 0.0005  # m, where the tip is when it stands on the socket

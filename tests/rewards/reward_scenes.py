@@ -7,8 +7,8 @@ from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.task import Outcome
+from robot_rl.rewards.labels import RewardWrapper
 from robot_rl.rewards.source import sparse
-from robot_rl.rewards.wrapper import RewardWrapper
 
 CONFIG = compose(["task=reach"])
 

@@ -26,8 +26,8 @@ from robot_rl.rewards.examples import (
     Lingering,
     StallingController,
 )
+from robot_rl.rewards.labels import RewardWrapper
 from robot_rl.rewards.source import RewardError
-from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
 
 CAMERAS = compose([]).classifier.cameras[:1]

@@ -25,8 +25,8 @@ from robot_rl.learning.recipe import Stage
 from robot_rl.learning.workbench import Workbench, make_operated_env, noting_faults, once_free
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import deferred_signals
+from robot_rl.rewards.labels import make_source
 from robot_rl.rewards.source import HUMAN_VERSION
-from robot_rl.rewards.wrapper import make_source
 from robot_rl.run import CLONED, DEMONSTRATIONS, RunDirectory
 
 _MOST_FAILURES = 200

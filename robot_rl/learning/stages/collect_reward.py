@@ -37,8 +37,8 @@ from robot_rl.rewards.examples import (
     OperatorDetector,
     StallingController,
 )
+from robot_rl.rewards.labels import RewardWrapper, make_watched_env
 from robot_rl.rewards.source import RewardError
-from robot_rl.rewards.wrapper import RewardWrapper, make_watched_env
 from robot_rl.run import CLONED, EXAMPLES, LAST, RunDirectory
 
 _MOST_VAIN = 200

@@ -11,6 +11,7 @@ from robot_rl.env.factory import DeviceAttendant, make_env, make_expert
 from robot_rl.env.intervention import Intervention
 from robot_rl.env.rollout import rollout
 from robot_rl.env.task import Outcome
+from robot_rl.rewards.labels import RewardWrapper
 from robot_rl.rewards.source import (
     DistanceReward,
     HumanReward,
@@ -19,7 +20,6 @@ from robot_rl.rewards.source import (
     SuccessReward,
     TaskReward,
 )
-from robot_rl.rewards.wrapper import RewardWrapper
 
 
 def rows(wrap):

@@ -8,10 +8,10 @@ from scenes import environment
 
 from robot_rl.env.controllers import IdleController
 from robot_rl.env.intervention import Intervention
+from robot_rl.env.multi_arm import MultiArm, MultiArmTask
 from robot_rl.env.operator import OperatorError, OperatorInbox
 from robot_rl.env.reset import NoReset
 from robot_rl.env.robot_env import RobotEnv
-from robot_rl.env.several_arms import SeveralArms, SeveralTasks
 from robot_rl.errors import RobotRLError
 
 ARMS = ("left", "right")
@@ -20,8 +20,8 @@ ARMS = ("left", "right")
 def two_arms(task):
     """Two simulated arms, each in a world of its own."""
     alone = {arm: environment(task) for arm in ARMS}
-    tasks = SeveralTasks(task, {arm: env.task for arm, env in alone.items()})
-    robot = SeveralArms({arm: env.robot for arm, env in alone.items()}, tasks)
+    tasks = MultiArmTask(task, {arm: env.task for arm, env in alone.items()})
+    robot = MultiArm({arm: env.robot for arm, env in alone.items()}, tasks)
     return RobotEnv(robot, tasks, alone["left"].clock)
 
 

@@ -10,8 +10,8 @@ from console_links import make_run, until, with_client
 
 from robot_rl.config import compose
 from robot_rl.console.client import LoopClient
+from robot_rl.console.feed import TelemetryEnv
 from robot_rl.console.link import Activity, ConsoleLink, InControl
-from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import make_env, make_expert, make_inbox, make_intervention
 from robot_rl.env.rollout import rollout
