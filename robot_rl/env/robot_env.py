@@ -194,29 +194,6 @@ class PoseSigns:
         return {**seen, **self._last}
 
 
-class RobotEnvWrapper(gymnasium.Wrapper[Observation, Action, Observation, Action]):
-    """A Gymnasium wrapper that shows the parts of the `RobotEnv` within."""
-
-    def __init__(self, env: EpisodeEnv) -> None:
-        super().__init__(env)
-        self._inner = env
-        self.robot: Robot = env.robot
-        self.task: Task = env.task
-        self.clock: Clock = env.clock
-
-    @property
-    def schema(self) -> RowSchema:
-        """Columns of the rows."""
-        return self._inner.schema
-
-    def observe(self) -> Observation:
-        """See `RobotEnv.observe`."""
-        return self._inner.observe()
-
-
-EpisodeEnv = RobotEnv | RobotEnvWrapper
-
-
 def _close_all() -> None:
     with ExitStack() as stack:  # all of them, whatever one raises
         for env in _open:

@@ -14,8 +14,9 @@ import numpy as np
 
 from robot_rl.data.rows import Active, Executed, Instructions, RowBuilder, Seen, Slots
 from robot_rl.data.schema import Observation, Row
+from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import RobotInterrupted
-from robot_rl.env.robot_env import EpisodeEnv
+from robot_rl.env.session import Session
 
 if TYPE_CHECKING:
     from policies.runner import Conclusion, Decision
@@ -81,6 +82,7 @@ class EpisodeResult:
     # Why the robot could not go on, if it could not. The last action, whose effect nobody saw, then
     # has no row: the observation before it is the final one.
     interrupted: RobotInterrupted | None = None
+    ended_by: OperatorEvent | None = None  # what the operator ended it with, if so
     rows: list[Row] = field(default_factory=list)  # where a recorder but no listener was given
     # Why attempts at it before were made again, and how often.
     made_again: Counter[str] = field(default_factory=Counter)
@@ -137,35 +139,12 @@ class Seeds(Iterator[int]):
 @dataclass
 class _Slot:
     index: int
-    env: EpisodeEnv
+    session: Session
     observation: Observation = field(default_factory=dict)
     stamp: int = 0
     result: EpisodeResult = field(default_factory=lambda: EpisodeResult(0))
     active: bool = False
     intervened: bool = False
-
-    def begin(self, seed: int, stop: Callable[[], bool], note: Callable[[str], None]) -> bool:
-        """Begin an episode as soon as the robot can; returns whether it has before `stop`."""
-        told, remind_at = "", 0.0
-        while True:
-            try:
-                self.observation, info = self.env.reset(seed=seed)
-                break
-            except RobotInterrupted as problem:
-                if stop():
-                    return False
-                now = time.monotonic()
-                if str(problem) != told or now > remind_at:
-                    note(f"waiting for the robot: {problem}")
-                    told, remind_at = str(problem), now + _REMIND_SECONDS
-                time.sleep(_RETRY_SECONDS)
-        if told:
-            note("the robot is ready, going on")
-        self.stamp = int(info["stamp_observation"])
-        facts = dict(info.get("facts", {}))
-        self.result = EpisodeResult(seed, facts=facts, instruction=self.env.task.instruction)
-        self.active, self.intervened = True, False
-        return True
 
 
 @dataclass
@@ -174,6 +153,37 @@ class _Rollout:
     controller: Controller
     recorder: RowBuilder | None
     on_row: RowListener
+    on_late_label: Callable[[bool], None]
+    stop: Callable[[], bool]
+    note: Callable[[str], None]
+
+    def begin(self, slot: _Slot, seed: int) -> None:
+        """Begin an episode as soon as the robot can, unless `stop` comes before."""
+        session = slot.session
+        session.wait_until_free(self.stop, self.note)
+        noted, remind_at = "", 0.0
+        while True:
+            try:
+                slot.observation, info = session.reset(seed=seed)
+                break
+            except RobotInterrupted as problem:
+                if self.stop():
+                    return
+                session.keep_faults()
+                now = time.monotonic()
+                if str(problem) != noted or now > remind_at:
+                    self.note(f"waiting for the robot: {problem}")
+                    noted, remind_at = str(problem), now + _REMIND_SECONDS
+                time.sleep(_RETRY_SECONDS)
+        if noted:
+            self.note("the robot is ready, going on")
+        if info["late_label"] is not None:
+            self.on_late_label(info["late_label"])
+        facts, instruction = dict(info.get("facts", {})), session.task.instruction
+        slot.result = EpisodeResult(seed, facts=facts, instruction=instruction)
+        slot.stamp = int(info["stamp_observation"])
+        slot.active, slot.intervened = True, False
+        self.controller.reset([slot.index], seeds=[seed], instructions=[instruction])
 
     def stacked(self) -> Observation:
         if len(self.slots) == 1:  # a robot's pictures are not copied for it
@@ -190,12 +200,11 @@ class _Rollout:
         if result.steps == 0:
             result.policy_version = int(decision.version[slot.index])
         try:
-            stepped = slot.env.step(decision.action[slot.index])
+            stepped = slot.session.step(decision.action[slot.index])
         except RobotInterrupted as problem:
             result.interrupted = problem
             return True
-        observation, given, terminated, truncated, info = stepped
-        reward = float(given)
+        observation, reward, terminated, truncated, info = stepped
         truncated = truncated or (stopped and not terminated)
         if self.recorder is not None:
             outcome = (reward, terminated, truncated)
@@ -210,7 +219,7 @@ class _Rollout:
         slot.stamp = int(info["stamp_observation"])
         result.steps += 1
         result.total_reward += reward
-        result.seconds += slot.env.clock.period
+        result.seconds += slot.session.clock.period
         if bool(info["success"]) != result.success:
             result.success = not result.success
             result.seconds_to_success = result.seconds if result.success else 0.0
@@ -219,52 +228,51 @@ class _Rollout:
         return terminated or truncated
 
     def finish(self, slot: _Slot, decision: Decision) -> None:
-        """Make the row of the final observation."""
-        if self.recorder is None or not slot.result.steps:
-            return
-        if slot.result.interrupted is not None:
-            conclusion: Conclusion = decision  # for this very observation
-        else:
-            only = np.zeros(len(self.slots), bool)
-            only[slot.index] = True
-            conclusion = self.controller.conclude(self.stacked(), only)
-        seen = (slot.observation, slot.stamp, slot.result.steps)
-        self.on_row(self.recorder.last(*seen, conclusion, slot.index), slot.result)
+        """Make the row of the final observation, and note what else is known of the episode."""
+        slot.active, result = False, slot.result
+        if self.recorder is not None and result.steps:
+            conclusion: Conclusion = decision  # where it was cut: for this very observation
+            if result.interrupted is None:
+                only = np.zeros(len(self.slots), bool)
+                only[slot.index] = True
+                conclusion = self.controller.conclude(self.stacked(), only)
+            seen = (slot.observation, slot.stamp, result.steps)
+            self.on_row(self.recorder.last(*seen, conclusion, slot.index), result)
+        slot.session.keep_faults()
+        result.ended_by = slot.session.ended_by
+        result.facts |= slot.session.facts
 
 
 def rollout(
-    envs: Sequence[EpisodeEnv],
+    sessions: Sequence[Session],
     controller: Controller,
     seeds: Iterator[int],
     *,
     recorder: RowBuilder | None = None,
     on_row: RowListener = lambda row, result: result.rows.append(row),
+    on_late_label: Callable[[bool], None] = lambda success: None,
     stop: Callable[[], bool] = lambda: False,
     note: Callable[[str], None] = _to_stderr,
 ) -> Iterator[EpisodeResult]:
-    """Run episodes, one environment a slot, and yield each as it ends.
+    """Run episodes, one session a slot, and yield each as it ends.
+
+    An episode begins once nothing halts the robot.
 
     Args:
-        envs: One environment per slot.
+        sessions: One per slot.
         controller: Decides for all slots at once.
         seeds: A slot that ends takes the next one; the rollout ends with the last.
         recorder: Makes rows; without one no rows are made.
         on_row: Called with each finished row. Without it a result keeps its rows.
+        on_late_label: Called with what the operator says of an episode after its end.
         stop: Asked at each step; when true, running episodes end as truncated.
-        note: Told what a robot waits for that cannot begin an episode yet.
+        note: Called with what a robot waits for that cannot begin an episode yet.
     """
-    slots = [_Slot(index, env) for index, env in enumerate(envs)]
-    run = _Rollout(slots, controller, recorder, on_row)
+    slots = [_Slot(index, session) for index, session in enumerate(sessions)]
+    run = _Rollout(slots, controller, recorder, on_row, on_late_label, stop, note)
     stopped = False
-
-    def begin_next(slot: _Slot) -> None:
-        seed = next(seeds, None)
-        if seed is not None and slot.begin(seed, stop, note):
-            words = [slot.result.instruction]
-            controller.reset([slot.index], seeds=[seed], instructions=words)
-
-    for slot in slots:
-        begin_next(slot)
+    for slot, seed in zip(slots, seeds, strict=False):
+        run.begin(slot, seed)
     while any(slot.active for slot in slots):
         active = np.array([slot.active for slot in slots])
         decision = controller.act(run.stacked(), active)
@@ -272,7 +280,6 @@ def rollout(
         for slot in slots:
             if slot.active and run.step(slot, decision, stopped):
                 run.finish(slot, decision)
-                slot.active = False
                 yield slot.result
-                if not stopped:
-                    begin_next(slot)
+                if not stopped and (following := next(seeds, None)) is not None:
+                    run.begin(slot, following)

@@ -7,8 +7,7 @@ import pytest
 from scenes import configuration
 
 from robot_rl.env.coach import Coach
-from robot_rl.env.factory import make_env, make_intervention
-from robot_rl.env.operator import OperatorInbox
+from robot_rl.env.factory import make_session
 
 LIMIT = 20
 ADVICE = "help now: 6 of 6 episodes that ran so long failed"
@@ -17,8 +16,8 @@ UP = (0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 
 def coached(*overrides, **arguments):
     config = configuration("task=reach", f"task.environment.time_limit_steps={LIMIT}", *overrides)
-    inbox = OperatorInbox(float("inf"))
-    return Coach(make_intervention(config, make_env(config), inbox), inbox, **arguments), inbox
+    session = make_session(config, coach=Coach(**arguments))
+    return session, session.inbox
 
 
 def episode(env, seed=0, *, reach=False, steps=LIMIT):
@@ -40,11 +39,11 @@ def test_help_is_advised_once_enough_episodes_that_ran_so_long_have_failed():
     env, inbox = coached(note=notes.append)
     for _ in range(6):
         assert not any(info["advice"] for info in episode(env))
-        assert env.episode_facts == {"advices": 0, "alone_steps": LIMIT}
+        assert (env.facts["advices"], env.facts["alone_steps"]) == (0, LIMIT)
     advices = [info["advice"] for info in episode(env)]
     assert advices == [ADVICE] * (LIMIT - 1) + [""]
     assert notes == [ADVICE]
-    assert env.episode_facts["advices"] == 1
+    assert env.facts["advices"] == 1
     env.reset(seed=0)
     assert inbox.advice == ""
 
@@ -65,7 +64,7 @@ def test_episodes_that_somebody_helped_or_cut_say_nothing(helped):
     for _ in range(8):
         inbox.jog(UP if helped else (0.0,) * 6)
         episode(env, steps=LIMIT if helped else LIMIT - 1)
-        assert env.episode_facts["alone_steps"] == 0
+        assert env.facts["alone_steps"] == 0
     inbox.jog((0.0,) * 6)
     assert not any(info["advice"] for info in episode(env))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -66,16 +66,24 @@ class _Over(Exception):
 
 
 class _World:
-    """An environment in which happens what was written down, whoever acts."""
+    """A session in which happens what was written down, whoever acts."""
 
     task, clock = SimpleNamespace(instruction=""), SimpleNamespace(period=0.1)
+    facts: Mapping[str, Any] = {}
+    ended_by = None
 
     def __init__(self, steps: list[Step]) -> None:
         self._left = iter(steps)
         self._first = steps[0].seen
 
     def reset(self, *, seed: int) -> tuple[Row, dict[str, Any]]:
-        return _seen(self._first), FACTS
+        return _seen(self._first), {**FACTS, "late_label": None}
+
+    def wait_until_free(self, *_: object) -> None:
+        pass
+
+    def keep_faults(self) -> None:
+        pass
 
     def step(self, action: np.ndarray) -> tuple[Row, float, bool, bool, dict[str, Any]]:
         now = next(self._left, None)

@@ -19,9 +19,9 @@ from ros_cell import FAR, NEAR, SCRIPTED, arm_node, configuration, until_begun
 from sensor_msgs.msg import JointState
 from std_msgs.msg import String
 
-from robot_rl.env.factory import make_env, make_inbox, make_intervention
-from robot_rl.env.intervention import Intervention
+from robot_rl.env.factory import make_env, make_inbox, make_session
 from robot_rl.env.robot import RobotInterrupted
+from robot_rl.env.session import Session
 from robot_rl.learning.stages.collect import TeleoperatedSession
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.ros import episodes, qos, robot
@@ -37,7 +37,7 @@ def operated():
     """An environment with an operator, and the node of its arm."""
     config = configuration(NAMESPACE)
     arm, listener = arm_node(config), Listener(NAMESPACE)
-    env = make_intervention(config, make_env(config), make_inbox(config))
+    env = make_session(config)
     yield env, listener
     env.close()
     listener.close()
@@ -97,7 +97,7 @@ class Resetting:
     """An arm that moves to each episode's start by itself, slowly, and an operator's inbox."""
 
     def __init__(
-        self, namespace, attendants=(), scripted=SCRIPTED, real=False, reset=NEAR, **parameters
+        self, namespace, devices=(), scripted=SCRIPTED, real=False, reset=NEAR, **parameters
     ):
         config = configuration(namespace, *scripted)
         if real:  # the same nodes, of which nobody says that they are a simulation
@@ -107,9 +107,7 @@ class Resetting:
         self.listener = Listener(namespace)
         self.modes = self.listener.hear("mode", String, qos.latched())
         self.inbox = make_inbox(config)
-        env = make_env(config)
-        self.env = Intervention(env, self.inbox, 0.5, attendants)
-        env.robot.serve_operator(self.inbox, self.env.attend)
+        self.env = Session(make_env(config), self.inbox, devices=devices)
 
     def mode(self):
         return self.modes[-1].data if self.modes else ""
@@ -295,11 +293,11 @@ def test_of_a_robot_that_is_not_there_nobody_is_first_asked_to_say_start(monkeyp
     config = configuration("/absent")
     config.robot.mirror = None  # as of a real one
     config.start_nodes = True
-    env = make_intervention(config, make_env(config), make_inbox(config))
+    env = make_session(config)
     assert env.waiting().startswith("the robot's nodes are starting; next: wait. Then to go on")
     env.close()
     config.start_nodes = False
-    env = opened(make_intervention(config, make_env(config), make_inbox(config)))
+    env = opened(make_session(config))
     waiting = env.waiting()
     assert waiting.startswith("the robot is not there; got: nobody publishes /absent/joint_st")
     assert "nobody serves /absent/stop; next: bring back what is missing" in waiting
@@ -389,7 +387,7 @@ def test_an_episode_whose_goal_is_reached_before_it_begins_waits_for_a_person(op
     anywhere = [f"task.environment.{name}=9.0" for name in ("tolerance", "angle_tolerance")]
     config = configuration("/reached", *anywhere)
     opened(arm_node(config))
-    env = opened(make_intervention(config, make_env(config), make_inbox(config)))
+    env = opened(make_session(config))
     with pytest.raises(RobotInterrupted, match=r"goal is reached before.*put the scene back"):
         env.reset(seed=1)
     assert set(env.waits_for) == {"start"}
