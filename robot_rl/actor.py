@@ -19,8 +19,8 @@ from robot_rl.data.schema import SOURCE_POLICY, Row, RowSchema
 from robot_rl.env.coach import Coach
 from robot_rl.env.controllers import ControllerWrapper
 from robot_rl.env.factory import make_session
-from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_seed
-from robot_rl.env.session import Session
+from robot_rl.env.rollout import SeedStream, rollout, training_seed
+from robot_rl.env.session import EpisodeResult, Session
 from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.learning.blocks import ScheduleError
 from robot_rl.learning.weights import (
@@ -136,10 +136,11 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
         stream = SeedStream.ACTING + opened.session + (number - 1) * _SESSIONS
         console = ConsoleFeed(session, run, number)
         seeds = _seeds(int(config.seed), stream, client, session, stop, finished)
+        free = session.once_free(seeds, _note, stop.is_set)
         labels = LateLabels(place, opened, _note)
 
         def send(row: Row, episode: EpisodeResult) -> None:
-            begins = episode.steps == 0 and not row["is_last"]
+            begins = row["episode_step"] == 0 and not row["is_last"]
             facts = {"seed": episode.seed, "instruction": episode.instruction}
             about = {"task": schema.task, **facts} if begins else None
             labels.note_row(append(row, about), begins=begins)
@@ -158,7 +159,7 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
                 for result in rollout(
                     [session],
                     controller,
-                    seeds,
+                    free,
                     recorder=RowBuilder(schema, SOURCE_POLICY),
                     on_row=send,
                     on_late_label=labels.tell,
@@ -287,10 +288,7 @@ def _seeds(
     stop: StopEvent,
     number: int,
 ) -> Iterator[int]:
-    """Seeds of the episodes from a number on; the next is given once an episode may begin.
-
-    A whole episode must have room in the spool, and nobody must have to look at the robot first.
-    """
+    """Seeds of the episodes from a number on; the next is given once the spool has room for it."""
     rows = session.task.time_limit_steps + 1
     while not stop.is_set():
         if not client.has_room(rows):
@@ -304,9 +302,6 @@ def _seeds(
                 if stop.wait(_ROOM_SECONDS):
                     raise Stopped
             session.say_waiting("there is room again, going on", _note)
-        session.wait_until_free(stop.is_set, _note)
-        if stop.is_set():
-            return
         yield training_seed(run_seed, stream, number)
         number += 1
 

@@ -19,7 +19,8 @@ from robot_rl.console.feed import ConsoleFeed
 from robot_rl.data.policy_columns import check_fit
 from robot_rl.env.factory import make_session
 from robot_rl.env.robot import watchers_of
-from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_seed
+from robot_rl.env.rollout import SeedStream, rollout, training_seed
+from robot_rl.env.session import EpisodeResult
 from robot_rl.errors import in_shell
 from robot_rl.evaluation.evaluate import TAKEN_BACK, without_training_aids
 from robot_rl.evaluation.ledger import open_policy
@@ -88,7 +89,7 @@ class Deployment:
         for result in rollout(
             [self._session],
             PolicyRunner(ready(behaviour.exploring("mean"), self._config)),
-            self._seeds(),
+            self._session.once_free(self._seeds(), self._note, self._stop.is_set),
             on_late_label=lambda success: self._note("a label came too late to count"),
             stop=self._stop.is_set,
             note=self._note,
@@ -100,15 +101,12 @@ class Deployment:
             self._keep(result)
             failed = self.counters.failed_in_a_row
             if failed and failed % most == 0:
-                self._session.wait_for_start(f"{failed} attempts in a row have failed")
+                self._session.operator.wait_for_start(f"{failed} attempts in a row have failed")
 
     def _seeds(self) -> Iterator[int]:
-        """Seeds of the attempts; the next is given once one may begin."""
+        """Seeds of the attempts; as many as there are to be attempts."""
         count, number = int(self._config.deployment.episodes), len(self._run.read_jsonl(ATTEMPTS))
         while not count or self.counters.attempts < count:
-            self._session.wait_until_free(self._stop.is_set, self._note)
-            if self._stop.is_set():
-                return
             self._report()
             yield training_seed(int(self._config.seed), SeedStream.DEPLOYMENT, number)
             number += 1
@@ -142,7 +140,7 @@ class Deployment:
         """Let those who watch the robot over ROS know how it goes, and what it waits for."""
         self.counters.faults = self._session.faults
         if self._watchers is not None:
-            self._watchers.tell_counters(asdict(self.counters), self._session.waiting())
+            self._watchers.tell_counters(asdict(self.counters), self._session.operator.waiting())
 
 
 def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:

@@ -55,11 +55,9 @@ class ConsoleFeed(Watcher):
         stamp = int(info["stamp_observation"])
         self._show(observation, stamp, activity=Activity.ACTING, in_control=InControl.POLICY)
 
-    def stepped(
-        self, observation: Observation, reward: float, over: bool, info: dict[str, Any]
-    ) -> None:
+    def stepped(self, observation: Observation, reward: float, info: dict[str, Any]) -> None:
         """Show the step, while a console is open or the robot is halted."""
-        if not (self._link.open_consoles or self._session.waits_for):
+        if not (self._link.open_consoles or self._session.operator.waits_for):
             return
         halted = self._halted()
         acting = InControl.OPERATOR if info["intervened"] else InControl.POLICY
@@ -106,10 +104,10 @@ class ConsoleFeed(Watcher):
         session = self._session
         situation = Situation(
             episode=session.episode,
-            episode_step=session.steps,
+            episode_step=session.result.steps,
             time_limit_steps=session.task.time_limit_steps,
-            total_reward=session.total_reward,
-            intervened_steps=session.intervened_steps,
+            total_reward=session.result.total_reward,
+            intervened_steps=session.result.intervened_steps,
             run_steps=self.run_steps,
             policy_version=self.policy_version,
             instruction=session.task.instruction,
@@ -123,7 +121,7 @@ class ConsoleFeed(Watcher):
 
     def _halted(self) -> Activity | None:
         """How the operator has halted the robot, if so."""
-        waits_for = self._session.waits_for
+        waits_for = self._session.operator.waits_for
         if OperatorEvent.CLEAR_ERRORS in waits_for:
             return Activity.STOPPED
         return Activity.PAUSED if OperatorEvent.RESUME in waits_for else None

@@ -1,55 +1,243 @@
-"""What an operator's word does to a session: who acts, what the robot waits for, and its faults."""
+"""Interventions: an operator acts in place of the policy, and says what else is to happen."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 import numpy as np
 import numpy.typing as npt
 
+from robot_rl.data.schema import LAST_COMMAND, Observation
+from robot_rl.env.input_device import InputDevice
 from robot_rl.env.operator import HALTS, Motion, OperatorEvent, OperatorInbox, OperatorInput
 from robot_rl.env.robot import (
     ARM_ACTIONS,
+    FAULT,
     GRIPPER_ACTION,
     Action,
     OperatorServer,
-    Robot,
+    PersonNeeded,
     RobotInterrupted,
     gripper_columns,
     joint_columns,
+    watchers_of,
 )
+from robot_rl.env.robot_env import RobotEnv
 from robot_rl.run import FAULTS, RunDirectory
 
 # Faults that begin so soon after another have its cause: one cut cable ends many things.
 _ONE_CAUSE = timedelta(seconds=1.0)
+# What ends an episode with the robot holding still.
+_ENDS = (*HALTS, OperatorEvent.RESET, OperatorEvent.DISCARD)
 _NOT_YET = "this process has not moved it yet"
 _STOPPED, _PAUSED = "the operator has stopped the robot", "the operator has paused the robot"
 
 
-class Halted(RobotInterrupted):
+class _Halted(RobotInterrupted):
     """The robot waits for what a person has to say."""
 
 
-class TakeOver:
-    """Who acts in each step: the operator who moves a device or took over, else the policy."""
+class Operator:
+    """The operator as a session hears them: who acts, what the robot waits for, and its faults.
 
-    def __init__(self, hold_steps: int) -> None:
-        self._hold_steps = hold_steps  # without motion, after which the policy acts again
-        self.end()
+    Args:
+        env: The environment that is operated.
+        inbox: Where they write; this is its one reader.
+        hand_back_s: Time without motion after which the policy acts again [s].
+        devices: What is asked before every step.
+        starting_s: Time from now in which the robot's own nodes may still be starting [s].
 
-    def end(self) -> None:
-        """From now on the policy acts."""
+    Attributes:
+        observation: The newest of the environment.
+        ended_by: What they ended the present or last episode with, if so.
+        faults: What kept the robot from going on.
+    """
+
+    def __init__(
+        self,
+        env: RobotEnv,
+        inbox: OperatorInbox,
+        hand_back_s: float,
+        devices: Sequence[InputDevice] = (),
+        starting_s: float = 0.0,
+    ) -> None:
+        self._robot, self._report = env.robot, watchers_of(env.robot)
+        self.inbox, self.devices = inbox, tuple(devices)
+        self._names = env.schema.action_names
+        self._gripper_columns = gripper_columns(self._names)
+        self._hold_steps = max(1, math.ceil(hand_back_s / env.clock.period - 1e-9))
+        self._starts_until = time.monotonic() + starting_s
+        self._waits_for: dict[OperatorEvent, str] = {}  # and why
+        if not env.robot.simulated:
+            self._waits_for[OperatorEvent.START] = _NOT_YET
+        self._unread: list[OperatorEvent] = []
+        self.observation: Observation = {}
+        self.ended_by: OperatorEvent | None = None
+        self.faults = FaultLog()
+        self.let_go()
+        inbox.unmovable = unmovable_columns(self._names)
+        inbox.joints = joint_columns(self._names)
+        inbox.missing = self._missing
+
+    # -- in a step --------------------------------------------------------------------------------
+
+    def watch(self) -> OperatorInput:
+        """Before a step: what they have said and do now.
+
+        Raises:
+            RobotInterrupted: A device has failed; the robot holds.
+        """
+        self._ask(lambda device: device.watch(self.observation))
+        return self._polled()
+
+    def decide(self, action: Action, said: OperatorInput) -> tuple[Action, bool, bool]:
+        """Whose action is sent, whether it is theirs, and whether they have halted the robot."""
+        self.ended_by = next((event for event in said.events if event in _ENDS), None)
+        halted = bool(self._waits_for) or self.ended_by is not None
+        intervened = self._takes_over(said) and not halted  # who halts the robot teaches nothing
+        if halted:
+            self._robot.hold()
+            said = said._replace(motion=np.zeros_like(said.motion), gripper=None)
+        if intervened or halted:
+            kept = self.observation[LAST_COMMAND][self._gripper_columns]
+            grippers = kept if said.gripper is None else said.gripper
+            action = action_of_motion(self._names, said.motion, grippers)
+        return action, intervened, halted
+
+    def show(self, observation: Observation) -> None:
+        """Let devices know what was observed last, and what the one gripper was told last."""
+        self.observation = observation
+        if len(self._gripper_columns) == 1:  # for devices whose button opens and closes in turn
+            self.inbox.gripper = float(observation[LAST_COMMAND][self._gripper_columns[0]])
+
+    @contextmanager
+    def faults_noted(self) -> Iterator[None]:
+        """Let a real robot wait for a person after a fault, and any robot after some."""
+        try:
+            yield
+        except _Halted:
+            raise
+        except PersonNeeded as problem:
+            self._note_fault(type(problem).__name__, str(problem))
+            self.wait_for_start(str(problem))
+            raise self._halted() from problem
+        except RobotInterrupted as fault:
+            self._note_fault(type(fault).__name__, str(fault), fault.age_s)
+            if fault.needs_start or not self._robot.simulated:
+                self.wait_for_start(str(fault))
+            raise
+
+    # -- between episodes -------------------------------------------------------------------------
+
+    def begin(self, seed: int, observation: Observation) -> OperatorInput:
+        """An episode begins, with the policy acting; returns what was said since the last one.
+
+        Raises:
+            RobotInterrupted: They have halted the robot meanwhile, or a device has failed.
+        """
+        self.observation = observation
+        self.faults.forget_last()
+        self._ask(lambda device: device.begin(seed))
+        # What was pressed during the reset may wait in a device; it is not about this episode.
+        said = self.overhear()
+        self.check_free(said.events)
+        events, self._unread = tuple(self._unread), []
+        self.let_go()
+        self.show(observation)
+        self.ended_by = None
+        return said._replace(events=events)
+
+    def let_go(self) -> None:
+        """End what they did in the last episode: from now on the policy acts."""
         self._kept, self._moved_steps = False, 0
 
-    def step(self, said: OperatorInput) -> bool:
-        """Whether the operator acts in this step, from what they said and did until now."""
+    def hear(self) -> OperatorInput:
+        """What they have said and do now."""
+        self._ask(lambda device: device.listen(self.observation))
+        return self._polled()
+
+    def overhear(self) -> OperatorInput:
+        """As `hear`, but what is said is told by `begin` too."""
+        said = self.hear()
+        self._unread += said.events
+        return said
+
+    def attend(self) -> None:
+        """While the robot is moved by itself: hear and `check_free`."""
+        self.check_free(self.overhear().events)
+
+    def check_free(self, heard: Sequence[OperatorEvent] = ()) -> None:
+        """Raise `RobotInterrupted` where the robot may not move.
+
+        Among the events `heard` a halt counts even if it was taken back since.
+        """
+        if self._waits_for or any(event in HALTS for event in heard):
+            raise self._halted()
+
+    @property
+    def waits_for(self) -> frozenset[OperatorEvent]:
+        """What they must say before anything moves again."""
+        return frozenset(self._waits_for)
+
+    def waiting(self) -> str:
+        """What the robot waits for and why, in words; empty where it may move."""
+        return str(self._halted()) if self._waits_for else ""
+
+    def wait_for_start(self, why: str) -> None:
+        """Let nothing move before a person's `start`."""
+        self._unread += self._polled().events  # a `start` of before is about something else
+        self._waits_for[OperatorEvent.START] = why
+
+    # ---------------------------------------------------------------------------------------------
+
+    def _ask(self, question: Callable[[InputDevice], None]) -> None:
+        try:
+            with self.faults_noted():
+                for device in self.devices:
+                    question(device)
+        except RobotInterrupted:
+            self._robot.hold()
+            raise
+
+    def _polled(self) -> OperatorInput:
+        """Read the inbox, and note what the robot waits for from now on."""
+        said = self.inbox.poll()
+        for event in said.events:
+            self._tell(f"operator: {event}")
+            if event is OperatorEvent.STOP:
+                why = self.inbox.why_stopped()
+                if why:
+                    self._note_fault("ArmStopped", why, self.inbox.stopped_for())
+                why = why or _STOPPED
+                self._waits_for.setdefault(OperatorEvent.CLEAR_ERRORS, why)
+                if not self._robot.simulated:
+                    self._waits_for.setdefault(OperatorEvent.START, why)
+            elif event is OperatorEvent.PAUSE:
+                self._waits_for[OperatorEvent.RESUME] = _PAUSED
+            elif event is not OperatorEvent.START or self._may_start():
+                ended = self._waits_for.pop(event, None)
+                if ended and self._waits_for.get(OperatorEvent.START) == ended:
+                    self._waits_for[OperatorEvent.START] = f"before it was cleared: {ended}"
+        return said
+
+    def _may_start(self) -> bool:
+        return len(self._waits_for) == 1 and not self._missing()
+
+    def _missing(self) -> str:
+        """What the robot itself says of what is not there."""
+        return robot.missing() if isinstance(robot := self._robot, OperatorServer) else ""
+
+    def _takes_over(self, said: OperatorInput) -> bool:
+        """Who acts in this step, from what was said and done until now."""
         for event in said.events:
             if event is OperatorEvent.TAKE_OVER:
                 self._kept = True
             elif event is OperatorEvent.HAND_BACK:
-                self.end()
+                self.let_go()
         if said.moving:
             self._moved_steps = self._hold_steps
             return True
@@ -57,80 +245,35 @@ class TakeOver:
         self._moved_steps -= holding
         return self._kept or holding
 
+    def _note_fault(self, kind: str, problem: str, age_s: float = 0.0) -> None:
+        if self.faults.note(kind, problem, age_s):
+            self._tell(f"{FAULT}{kind}: {problem}")
 
-class Waits:
-    """What the operator has to say before the robot moves again, and why.
+    def _tell(self, words: str) -> None:
+        """Say it to those who watch the robot over ROS."""
+        if self._report is not None:
+            self._report.tell_event(words)
 
-    Args:
-        robot: One that is not simulated waits for `start` at first, and after every stop.
-        inbox: Knows why an arm was stopped.
-        starting_s: Time from now in which the robot's own nodes may still be starting [s].
-    """
-
-    def __init__(self, robot: Robot, inbox: OperatorInbox, starting_s: float = 0.0) -> None:
-        self._robot, self._inbox = robot, inbox
-        self._starts_until = time.monotonic() + starting_s
-        self._why: dict[OperatorEvent, str] = {}
-        if not robot.simulated:
-            self.add(OperatorEvent.START, _NOT_YET)
-
-    @property
-    def events(self) -> frozenset[OperatorEvent]:
-        """What it waits for."""
-        return frozenset(self._why)
-
-    def add(self, event: OperatorEvent, why: str) -> None:
-        """Wait for an event from now on."""
-        self._why[event] = why
-
-    def take(self, event: OperatorEvent) -> None:
-        """Take in what the operator says."""
-        if event is OperatorEvent.STOP:
-            why = self._inbox.why_stopped() or _STOPPED
-            self._why.setdefault(OperatorEvent.CLEAR_ERRORS, why)
-            if not self._robot.simulated:
-                self._why.setdefault(OperatorEvent.START, why)
-        elif event is OperatorEvent.PAUSE:
-            self.add(OperatorEvent.RESUME, _PAUSED)
-        elif event is not OperatorEvent.START or (len(self._why) == 1 and not self.missing()):
-            ended = self._why.pop(event, None)
-            if ended and self._why.get(OperatorEvent.START) == ended:
-                self.add(OperatorEvent.START, f"before it was cleared: {ended}")
-
-    def check_free(self, heard: Sequence[OperatorEvent] = ()) -> None:
-        """Raise `Halted` where the robot may not move.
-
-        Among the events `heard` a halt counts even if it was taken back since.
-        """
-        if self._why or any(event in HALTS for event in heard):
-            raise self.halted()
-
-    def missing(self) -> str:
-        """What the robot itself says of what is not there."""
-        return self._robot.missing() if isinstance(self._robot, OperatorServer) else ""
-
-    def halted(self) -> Halted:
-        """What the robot waits for and why, in words."""
-        if not self._why:
-            return Halted(
+    def _halted(self) -> _Halted:
+        if not self._waits_for:
+            return _Halted(
                 "the operator has halted the robot",
                 hint="it was taken back: what was interrupted begins anew",
             )
-        words = sorted(self._why)  # `start` after all others
-        why = "; ".join(dict.fromkeys(self._why.values()))
+        words = sorted(self._waits_for)  # `start` after all others
+        why = "; ".join(dict.fromkeys(self._waits_for.values()))
         ways = "the device or robot-rl console"
         if isinstance(self._robot, OperatorServer):
             ways = f"the device, robot-rl console or robot-rl doctor call=/{words[0]}"
         hint = f"to go on say {', then '.join(words)}, with {ways}"
-        if OperatorEvent.START not in self._why:
-            return Halted(why, hint=hint)
-        missing = self.missing()
-        if not missing:
-            return Halted("a person has to look at the robot", got=why, hint=hint)
-        if time.monotonic() < self._starts_until:
-            return Halted("the robot's nodes are starting", hint=f"wait. Then {hint}")
-        back = "bring back what is missing (docs/topics.md says what each is). Then"
-        return Halted("the robot is not there", got=missing, hint=f"{back} {hint}")
+        if OperatorEvent.START in self._waits_for:
+            if missing := self._missing():
+                if time.monotonic() < self._starts_until:
+                    return _Halted("the robot's nodes are starting", hint=f"wait. Then {hint}")
+                back = "bring back what is missing (docs/topics.md says what each is). Then"
+                return _Halted("the robot is not there", got=missing, hint=f"{back} {hint}")
+            return _Halted("a person has to look at the robot", got=why, hint=hint)
+        return _Halted(why, hint=hint)
 
 
 class FaultLog:

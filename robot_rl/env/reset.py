@@ -39,8 +39,8 @@ class HumanReset(Reset):
 
     def begin(self, session: Session, seed: int) -> Begun:
         """Begin an episode; `RobotInterrupted`, with the robot at rest, before a `start`."""
-        said = session.overhear()
-        session.check_free()
+        said = session.operator.overhear()
+        session.operator.check_free()
         if OperatorEvent.START not in said.events:
             raise RobotInterrupted(
                 "a person has to put the scene back", hint="put it back, then say start"
@@ -105,7 +105,7 @@ class BackwardReset(Reset):
     def _bring_back(self, session: Session, seed: int, attempt: int) -> bool:
         """Do the backward task once; returns whether it succeeded."""
         rng = np.random.default_rng([_SEED_STREAM, seed, attempt])
-        session.let_go()
+        session.operator.let_go()
         self._task.resume(rng)
         seeds, instructions = [int(rng.integers(1 << 31))], [self._task.instruction]
         self._controller.reset([0], seeds=seeds, instructions=instructions)
@@ -113,12 +113,12 @@ class BackwardReset(Reset):
         for _ in range(self._task.time_limit_steps):
             if self._stopped():
                 raise RobotInterrupted("the backward motion is cut, as the process ends")
-            seen = {**session.observation, **signs.kept(self._task.observe())}
+            seen = {**session.operator.observation, **signs.kept(self._task.observe())}
             decision = self._controller.act({name: value[None] for name, value in seen.items()})
             _, info = session.move(decision.action[0])
             self._steps += 1
             _check_free(session)
-            if session.ended_by is not None:
+            if session.operator.ended_by is not None:
                 return False
             if info["intervened"]:
                 self._controller.observe_override(info["executed_action"][None], [0])
@@ -128,9 +128,9 @@ class BackwardReset(Reset):
 
 
 def _check_free(session: Session) -> None:
-    if session.waits_for:
-        session.overhear()
-    session.check_free()
+    if session.operator.waits_for:
+        session.operator.overhear()
+    session.operator.check_free()
 
 
 def make_reset(config: DictConfig, env: RobotEnv, stopped: Callable[[], bool]) -> Reset:

@@ -2,48 +2,70 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from robot_rl.data.schema import LAST_COMMAND, Observation, RowSchema
+from robot_rl.data.schema import Observation, Row, RowSchema
 from robot_rl.env.coach import Coach
 from robot_rl.env.input_device import InputDevice
-from robot_rl.env.intervention import (
-    FaultLog,
-    Halted,
-    TakeOver,
-    Waits,
-    action_of_motion,
-    unmovable_columns,
-)
+from robot_rl.env.intervention import Operator
 from robot_rl.env.judge import HUMAN_VERSION, TASK_VERSION, RewardError, RewardSource
-from robot_rl.env.operator import HALTS, OperatorEvent, OperatorInbox, OperatorInput
-from robot_rl.env.robot import (
-    FAULT,
-    Action,
-    OperatorServer,
-    PersonNeeded,
-    RobotInterrupted,
-    gripper_columns,
-    joint_columns,
-    watchers_of,
-)
+from robot_rl.env.operator import OperatorEvent, OperatorInbox, OperatorInput
+from robot_rl.env.robot import Action, OperatorServer, RobotInterrupted, watchers_of
 from robot_rl.env.robot_env import IN_PLACE, Begun, RobotEnv, Stepped
 from robot_rl.env.task import Outcome
 from robot_rl.errors import RobotRLError
 from robot_rl.run import RunDirectory
 
+if TYPE_CHECKING:
+    from robot_rl.data.episodes import EpisodeWriter
+
 _POLL_SECONDS, _RETRY_SECONDS = 0.02, 0.5
 _AGE = re.compile(r"[\d.]+ m?s\b")
-# What ends an episode with the robot holding still.
-_ENDS = (*HALTS, OperatorEvent.RESET, OperatorEvent.DISCARD)
+
+
+@dataclass
+class EpisodeResult:
+    """How an episode went."""
+
+    seed: int
+    steps: int = 0  # actions taken
+    success: bool = False  # whether the goal was reached
+    total_reward: float = 0.0
+    seconds: float = 0.0  # its length on the environment's clock [s]
+    # Of these, until the goal was reached, and not left again before the end; 0 without success.
+    seconds_to_success: float = 0.0
+    policy_version: int = 0  # version of the policy at its first step
+    # For each step, time from the tick to the sending of the action, and how late the tick after it
+    # was reached [s].
+    decision_seconds: list[float] = field(default_factory=list)
+    lateness_seconds: list[float] = field(default_factory=list)
+    intervened_steps: int = 0  # actions that an operator took in place of the controller
+    take_overs: int = 0  # how often an operator began to
+    # Why the robot could not go on, if it could not. The last action, whose effect nobody saw, then
+    # has no row: the observation before it is the final one.
+    interrupted: RobotInterrupted | None = None
+    ended_by: OperatorEvent | None = None  # what the operator ended it with, if so
+    rows: list[Row] = field(default_factory=list)  # where a recorder but no listener was given
+    # Why attempts at it before were made again, and how often.
+    made_again: Counter[str] = field(default_factory=Counter)
+    facts: dict[str, object] = field(default_factory=dict)  # what else is to be recorded of it
+    instruction: str = ""  # what the robot was told to do
+
+    def keep(self, writer: EpisodeWriter, source: int) -> None:
+        """Add the episode to a dataset; `source` is one of the codes of `data.schema`."""
+        writer.append(
+            self.rows,
+            seed=self.seed,
+            instruction=self.instruction,
+            success=self.success,
+            source=source,
+        )
 
 
 class Reset:
@@ -73,10 +95,8 @@ class Watcher:
     def begun(self, observation: Observation, info: dict[str, Any]) -> None:
         """An episode has begun."""
 
-    def stepped(
-        self, observation: Observation, reward: float, over: bool, info: dict[str, Any]
-    ) -> None:
-        """A step of it was taken; `over` if it was the last."""
+    def stepped(self, observation: Observation, reward: float, info: dict[str, Any]) -> None:
+        """A step of it was taken."""
 
     def waiting(self, reason: str) -> None:
         """No episode runs; empty where nothing is known of why."""
@@ -120,10 +140,10 @@ class Session:
 
     Args:
         env: The environment; it must be able to go on after its task's own success.
-        inbox: Where the operator writes; this is its one reader. Without one there is no operator.
-        hand_back_s: Time without motion after which the policy acts again [s].
-        devices: What is asked before every step.
-        starting_s: Time from now in which the robot's own nodes may still be starting [s].
+        inbox: Where the operator writes; without one nobody is heard.
+        hand_back_s: See `Operator`, as the two below.
+        devices: See above.
+        starting_s: See above.
         source: Who judges; by default the task's own detector.
         hidden: Observation names that are there for the source alone: neither the policy nor the
             rows see them.
@@ -134,16 +154,13 @@ class Session:
 
     Attributes:
         schema: Columns of the rows, without what only the source sees.
-        inbox: Where the operator writes.
-        devices: What is asked before every step.
-        ended_by: What the operator ended the present or last episode with, if so.
-        observation: The newest, with what only the source sees.
-        first_observation: That of the episode's begin.
+        operator: Who is heard.
+        observation: The newest, as the policy sees it.
+        stamp: When that was [ns].
+        first_observation: That of the episode's begin, with what only the source sees.
+        result: The present or last episode.
+        episode: Its number, from 1.
         faults: How many faults were written so far, see `FaultLog`.
-        episode: Number of the present or last episode, from 1.
-        steps: Steps of it.
-        total_reward: The sum of its rewards.
-        intervened_steps: Those of its steps in which the operator acted.
     """
 
     def __init__(
@@ -162,36 +179,25 @@ class Session:
         episodes: int = 0,
     ) -> None:
         self.env, self.robot, self.task, self.clock = env, env.robot, env.task, env.clock
-        self.inbox = OperatorInbox() if inbox is None else inbox
-        self._has_operator = inbox is not None
         self._hidden = frozenset(hidden)
         shown = tuple(f for f in env.schema.fields if f.name not in self._hidden)
         self.schema: RowSchema = replace(env.schema, fields=shown)
-        self._names = env.schema.action_names
-        self._gripper_columns = gripper_columns(self._names)
-        self.devices: tuple[InputDevice, ...] = tuple(devices)
+        self.inbox = OperatorInbox() if inbox is None else inbox
+        self._is_operated = inbox is not None
+        self.operator = Operator(env, self.inbox, hand_back_s, devices, starting_s)
+        if inbox is not None and isinstance(env.robot, OperatorServer):
+            env.robot.serve_operator(inbox, self.operator.attend)
         self._source = RewardSource() if source is None else source
         self._reset = Reset() if reset is None else reset
         self._coach, self.run = coach, run
         self._watchers: list[Watcher] = []
         self._report = watchers_of(env.robot)  # to those who watch the robot over ROS
-        self._take_over = TakeOver(max(1, math.ceil(hand_back_s / env.clock.period - 1e-9)))
-        self._waits = Waits(env.robot, self.inbox, starting_s)
-        self._faults = FaultLog()
-        self._unread: list[OperatorEvent] = []
-        self.ended_by: OperatorEvent | None = None
         self.observation: Observation = {}
         self.first_observation: Observation = {}
-        self.faults = 0
-        self.episode = episodes
-        self.steps, self.total_reward, self.intervened_steps = 0, 0.0, 0
-        self._label: bool | None = None
-        self._task_success = self._detected = False
-        self.inbox.unmovable = unmovable_columns(self._names)
-        self.inbox.joints = joint_columns(self._names)
-        self.inbox.missing = self._waits.missing
-        if inbox is not None and isinstance(env.robot, OperatorServer):
-            env.robot.serve_operator(inbox, self.attend)
+        self.stamp = self.faults = 0
+        self.episode, self.result = episodes, EpisodeResult(0)
+        self._driven = False  # whether the operator drove the last step
+        self._task_success = False  # whether the task's own detector has seen success
 
     # -- the tick ---------------------------------------------------------------------------------
 
@@ -202,59 +208,60 @@ class Session:
             RobotInterrupted: The robot cannot go on; it holds.
         """
         with self._problems_shown():
-            self._ask(lambda device: device.watch(self.observation))
-            observation, reward, terminated, truncated, info = self._move(action)
-            self.steps += 1
+            said = self.operator.watch()
+            observation, reward, terminated, truncated, info = self._act(action, said)
             # Judge: a time limit counts whatever the task's own detector says.
             task = Outcome(reward, terminated, truncated, bool(info["success"]))
-            self._label = self._source.label(info["operator"].events)
+            label = self._source.label(said.events)
             outcome, version = self._source.judge(observation, task), self._source.version
-            self._detected = outcome.success
-            self._task_success = self._task_success or task.success
-            if self._label is not None:
-                outcome = Outcome(float(self._label), True, False, self._label)
-                version = HUMAN_VERSION
-            timed_out = self.steps >= self.task.time_limit_steps
-            truncated = (truncated or timed_out) and not outcome.terminated
+            detected = outcome.success
+            if label is not None:
+                outcome, version = Outcome(float(label), True, False, label), HUMAN_VERSION
+            over = self.result.steps + 1 >= self.task.time_limit_steps
+            truncated = (truncated or over) and not outcome.terminated
             info |= {"success": outcome.success, "task_success": task.success}
             info["reward_version"] = version
         # Tell.
-        intervened = info["intervened"]
-        self.intervened_steps += intervened
-        self.total_reward += outcome.reward
+        result, self.stamp = self.result, int(info["stamp_observation"])
+        result.steps += 1
+        result.total_reward += outcome.reward
+        result.seconds += self.clock.period
+        if outcome.success != result.success:
+            result.success = outcome.success
+            result.seconds_to_success = result.seconds if result.success else 0.0
+        result.decision_seconds.append(info["decision_seconds"])
+        result.lateness_seconds.append(info["lateness"])
+        result.intervened_steps += info["intervened"]
+        result.take_overs += info["intervened"] and not self._driven
+        self._driven = info["intervened"]
+        self._task_success = self._task_success or task.success
         if self._coach is not None:
-            over = outcome.terminated or timed_out
-            advice = self._coach.step(intervened=intervened, over=over, success=outcome.success)
-            self.inbox.advice = info["advice"] = advice
+            self.inbox.advice = info["advice"] = self._coach.step(
+                intervened=info["intervened"],
+                over=outcome.terminated or over,
+                success=outcome.success,
+            )
+        if self._is_operated:
+            result.facts |= self._verdicts(label, detected)
         if self._report is not None:
-            self._report.tell_step(self._names, info["executed_action"], outcome.reward)
+            self._report.tell_step(
+                self.schema.action_names, info["executed_action"], outcome.reward
+            )
             if outcome.terminated or truncated:
                 ended = "success" if outcome.success else "failure"
                 ended += "" if outcome.terminated else ", cut short"
                 self._report.tell_event(f"episode {self.episode} ends with {ended}")
-        observation = self._visible(observation)
+        self.observation = self._visible(observation)
         for watcher in self._watchers:
-            over = outcome.terminated or truncated
-            watcher.stepped(observation, outcome.reward, over, info)
-        return observation, outcome.reward, outcome.terminated, truncated, info
+            watcher.stepped(self.observation, outcome.reward, info)
+        return self.observation, outcome.reward, outcome.terminated, truncated, info
 
-    def _move(self, action: Action) -> Stepped:
-        """Hear the operator, decide who acts, and send, wait and observe with the environment."""
-        said = self._polled()
-        self.ended_by = next((event for event in said.events if event in _ENDS), None)
-        halted = bool(self._waits.events) or self.ended_by is not None
-        # Who halts the robot teaches nothing.
-        intervened = self._take_over.step(said) and not halted
-        if halted:
-            self.robot.hold()
-            said = said._replace(motion=np.zeros_like(said.motion), gripper=None)
-        if intervened or halted:
-            kept = self.observation[LAST_COMMAND][self._gripper_columns]
-            grippers = kept if said.gripper is None else said.gripper
-            action = action_of_motion(self._names, said.motion, grippers)
-        with self._faults_noted():
+    def _act(self, action: Action, said: OperatorInput) -> Stepped:
+        """Decide who acts, then send, wait and observe with the environment."""
+        action, intervened, halted = self.operator.decide(action, said)
+        with self.operator.faults_noted():
             observation, reward, terminated, truncated, info = self.env.step(action)
-        self._note_observation(observation)
+        self.operator.show(observation)
         info |= {"intervened": intervened, "operator": said}
         # Even where the task says that it is done: who judges otherwise would let it go on.
         truncated = halted or (truncated and not terminated)
@@ -279,7 +286,7 @@ class Session:
                     self.inbox.advice = ""
                 observation, info = self._reset.begin(self, seed)
                 late = self._source.label(info["operator"].events)
-                info["late_label"] = late if self.steps else None
+                info["late_label"] = late if self.result.steps else None
                 if missing := [name for name in self._source.observed if name not in observation]:
                     raise RewardError(
                         f"the reward needs the observation {missing[0]!r}",
@@ -291,16 +298,19 @@ class Session:
         except RobotInterrupted:  # a person who puts the scene back looks at it meanwhile
             self.look()
             raise
-        self.first_observation = observation
-        self.steps, self.total_reward, self.intervened_steps = 0, 0.0, 0
-        self._label, self._task_success, self._detected = None, False, False
+        self._task_success = self._driven = False
+        facts, instruction = dict(info.get("facts", {})), self.task.instruction
+        if self._is_operated:
+            facts |= self._verdicts(None, detected=False)
+        self.result = EpisodeResult(seed, facts=facts, instruction=instruction)
         self.episode += 1
+        self.first_observation, self.stamp = observation, int(info["stamp_observation"])
+        self.observation = self._visible(observation)
         if self._report is not None:
             self._report.tell_event(f"episode {self.episode} begins with seed {seed}")
-        observation = self._visible(observation)
         for watcher in self._watchers:
-            watcher.begun(observation, info)
-        return observation, info
+            watcher.begun(self.observation, info)
+        return self.observation, info
 
     def put_back(self, seed: int, *, in_place: bool = False) -> Begun:
         """For a `Reset`: bring robot and scene to a start, or begin `in_place`; see `RobotEnv`.
@@ -308,79 +318,30 @@ class Session:
         Raises:
             RobotInterrupted: As `reset`.
         """
-        self.overhear()
-        self.check_free()
-        try:
-            with self._faults_noted():
-                options = IN_PLACE if in_place else None
-                observation, info = self.env.reset(seed=seed, options=options)
-        except PersonNeeded as problem:
-            self._note_fault(type(problem).__name__, str(problem))
-            self.wait_for_start(str(problem))
-            raise self._waits.halted() from problem
-        self.observation = observation
-        self._faults.forget_last()
-        self._ask(lambda device: device.begin(seed))
-        # What was pressed during the reset may wait in a device; it is not about this episode.
-        said = self.hear()
-        self._unread += said.events
-        self.check_free(said.events)
-        events, self._unread = tuple(self._unread), []
-        self.let_go()
-        self._note_observation(observation)
-        self.ended_by = None
-        return observation, {
-            **info,
-            "intervened": False,
-            "operator": said._replace(events=events),
-        }
+        self.operator.overhear()
+        self.operator.check_free()
+        with self.operator.faults_noted():
+            observation, info = self.env.reset(seed=seed, options=IN_PLACE if in_place else None)
+        said = self.operator.begin(seed, observation)
+        return observation, {**info, "intervened": False, "operator": said}
 
     def move(self, action: Action) -> Begun:
         """A step of a reset motion, between episodes, in which the operator is heard as ever."""
-        self._ask(lambda device: device.listen(self.observation))
-        observation, *_, info = self._move(action)
-        self._unread += info["operator"].events
+        observation, *_, info = self._act(action, self.operator.overhear())
         return observation, info
 
-    def let_go(self) -> None:
-        """End what the operator did in the last episode: from now on the policy acts."""
-        self._take_over.end()
-
-    def hear(self) -> OperatorInput:
-        """Between episodes: what the operator has said and does now."""
-        self._ask(lambda device: device.listen(self.observation))
-        return self._polled()
-
-    def overhear(self) -> OperatorInput:
-        """As `hear`, but what is said is in the info of the next reset too."""
-        said = self.hear()
-        self._unread += said.events
-        return said
-
-    def attend(self) -> None:
-        """While the robot is moved between episodes, not by `move`: hear and `check_free`."""
-        self.check_free(self.overhear().events)
-
-    def check_free(self, heard: Sequence[OperatorEvent] = ()) -> None:
-        """Raise `RobotInterrupted` where the robot may not move.
-
-        Among the events `heard` a halt counts even if it was taken back since.
-        """
-        self._waits.check_free(heard)
-
-    @property
-    def waits_for(self) -> frozenset[OperatorEvent]:
-        """What the operator must say before anything moves again."""
-        return self._waits.events
-
-    def waiting(self) -> str:
-        """What the robot waits for and why, in words; empty where it may move."""
-        return str(self._waits.halted()) if self._waits.events else ""
-
-    def wait_for_start(self, why: str) -> None:
-        """Between episodes: let nothing move before a person's `start`."""
-        self._unread += self._polled().events  # a `start` of before is about something else
-        self._waits.add(OperatorEvent.START, why)
+    def once_free(
+        self,
+        seeds: Iterable[int],
+        note: Callable[[str], None],
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Iterator[int]:
+        """Yield each seed as soon as nothing halts the robot; see `wait_until_free`."""
+        for seed in seeds:
+            self.wait_until_free(stopped, note)
+            if stopped():
+                return
+            yield seed
 
     def wait_until_free(self, stopped: Callable[[], bool], note: Callable[[str], None]) -> None:
         """Wait, between episodes, while the robot waits for what a person has to say.
@@ -389,67 +350,50 @@ class Session:
         fails meanwhile is asked again until it does not.
         """
         noted = problem = ""
-        while self.waits_for:
+        while self.operator.waits_for:
             self.look()
             if stopped():
                 break
-            reason = problem or f"waiting: {self.waiting()}"
+            reason = problem or f"waiting: {self.operator.waiting()}"
             lasting = _AGE.sub("", reason)  # how old something is changes all the time
             if lasting != noted:
                 self.say_waiting(reason, note)
                 noted = lasting
             time.sleep(_RETRY_SECONDS if problem else _POLL_SECONDS)
             try:
-                self.overhear()
+                self.operator.overhear()
                 problem = ""
             except RobotInterrupted as error:
                 problem = problem or f"waiting: {error}"
-        if noted and not self.waits_for:
+        if noted and not self.operator.waits_for:
             self.keep_faults()
             note("the operator lets the robot go on")
 
     def say_waiting(self, reason: str, note: Callable[[str], None]) -> None:
-        """Between episodes: say why none begins, to `note` and to watchers; write faults."""
+        """Say why no episode begins, to `note` and to watchers, and write faults."""
         self.keep_faults()
         note(reason)
         for watcher in self._watchers:
             watcher.waiting(reason)
 
     def look(self) -> None:
-        """Between episodes, again and again: let watchers see the robot."""
+        """Let watchers see the robot; between episodes, again and again."""
         for watcher in self._watchers:
             watcher.look()
 
     def keep_faults(self) -> None:
         """Between episodes: write what kept the robot from going on; `RunError` on a full disk."""
         if self.run is not None:
-            self.faults += self._faults.write(self.run)
+            self.faults += self.operator.faults.write(self.run)
 
-    # -- what it is made of -----------------------------------------------------------------------
-
-    @property
-    def facts(self) -> dict[str, object]:
-        """What to record of the episode beside its rewards: who called it a success.
-
-        Nothing where no operator can be heard.
-        """
-        if not self._has_operator:
-            return {}
-        facts: dict[str, object] = {"operator_success": self._label}
-        if self._source.version != HUMAN_VERSION:
-            facts["detector_success"] = self._detected
-        if self._source.version != TASK_VERSION:
-            facts |= {"task_success": self._task_success, "reward_alarm": self._source.alarm}
-        return facts if self._coach is None else {**facts, **self._coach.facts}
+    def watch(self, watcher: Watcher) -> None:
+        """Let a watcher see what happens from now on, until the session closes it."""
+        self._watchers.append(watcher)
 
     @property
     def scene_put_back_by_person(self) -> bool:
         """Whether a person puts the scene back before each episode."""
         return self._reset.by_person
-
-    def watch(self, watcher: Watcher) -> None:
-        """Let a watcher see what happens from now on, until the session closes it."""
-        self._watchers.append(watcher)
 
     def close(self) -> None:
         """Release the watchers, hold and release the robot, then its devices; may be called again.
@@ -457,55 +401,26 @@ class Session:
         One that cannot be closed keeps none of the others open.
         """
         with ExitStack() as parts:  # the last to be added is the first to be closed
-            for device in self.devices:
+            for device in self.operator.devices:
                 parts.callback(device.close)
             parts.callback(self.env.close)
             for watcher in self._watchers:
                 parts.callback(watcher.close)
-            self.devices, self._watchers = (), []
+            self.operator.devices, self._watchers = (), []
 
     def _visible(self, observation: Observation) -> Observation:
         if not self._hidden:
             return observation
         return {name: v for name, v in observation.items() if name not in self._hidden}
 
-    def _note_observation(self, observation: Observation) -> None:
-        self.observation = observation
-        if len(self._gripper_columns) == 1:  # for devices whose button opens and closes in turn
-            self.inbox.gripper = float(observation[LAST_COMMAND][self._gripper_columns[0]])
-
-    def _ask(self, question: Callable[[InputDevice], None]) -> None:
-        """Ask all devices; where one fails the robot holds."""
-        try:
-            with self._faults_noted():
-                for device in self.devices:
-                    question(device)
-        except RobotInterrupted:
-            self.robot.hold()
-            raise
-
-    def _polled(self) -> OperatorInput:
-        """Read the inbox, and note what the robot waits for from now on."""
-        said = self.inbox.poll()
-        for event in said.events:
-            self._tell(f"operator: {event}")
-            if event is OperatorEvent.STOP and (why := self.inbox.why_stopped()):
-                self._note_fault("ArmStopped", why, self.inbox.stopped_for())
-            self._waits.take(event)
-        return said
-
-    @contextmanager
-    def _faults_noted(self) -> Iterator[None]:
-        """Let a real robot wait for a person after a fault, and any robot after some."""
-        try:
-            yield
-        except Halted:
-            raise
-        except RobotInterrupted as fault:
-            self._note_fault(type(fault).__name__, str(fault), fault.age_s)
-            if fault.needs_start or not self.robot.simulated:
-                self.wait_for_start(str(fault))
-            raise
+    def _verdicts(self, label: bool | None, detected: bool) -> dict[str, Any]:
+        """What is recorded of an episode after a step: who called it a success, and the advice."""
+        facts: dict[str, Any] = {"operator_success": label}
+        if self._source.version != HUMAN_VERSION:
+            facts["detector_success"] = detected
+        if self._source.version != TASK_VERSION:
+            facts |= {"task_success": self._task_success, "reward_alarm": self._source.alarm}
+        return facts if self._coach is None else {**facts, **self._coach.facts}
 
     @contextmanager
     def _problems_shown(self) -> Iterator[None]:
@@ -516,11 +431,3 @@ class Session:
             for watcher in self._watchers:
                 watcher.waiting(str(error))
             raise
-
-    def _note_fault(self, kind: str, problem: str, age_s: float = 0.0) -> None:
-        if self._faults.note(kind, problem, age_s):
-            self._tell(f"{FAULT}{kind}: {problem}")
-
-    def _tell(self, words: str) -> None:
-        if self._report is not None:
-            self._report.tell_event(words)

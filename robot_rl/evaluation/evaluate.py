@@ -26,8 +26,8 @@ from robot_rl.data.policy_columns import check_fit
 from robot_rl.env.factory import has_domain, make_env, make_session
 from robot_rl.env.gym import NO_SUCCESS
 from robot_rl.env.operator import OperatorEvent
-from robot_rl.env.rollout import EpisodeResult, Seeds, rollout
-from robot_rl.env.session import Session
+from robot_rl.env.rollout import Seeds, rollout
+from robot_rl.env.session import EpisodeResult, Session
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.statistics import EvaluationResult, Labels
 from robot_rl.processes.signals import StopEvent, Stopped

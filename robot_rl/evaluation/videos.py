@@ -62,9 +62,7 @@ class _Camera(Watcher):
         """Begin a new film."""
         self.pictures = [self._robot.picture()]
 
-    def stepped(
-        self, observation: Observation, reward: float, over: bool, info: dict[str, Any]
-    ) -> None:
+    def stepped(self, observation: Observation, reward: float, info: dict[str, Any]) -> None:
         """Take a picture."""
         self.pictures.append(self._robot.picture())
 

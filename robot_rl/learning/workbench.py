@@ -31,8 +31,8 @@ from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
 from robot_rl.env.factory import make_session, observed_widths
 from robot_rl.env.operator import OperatorEvent
-from robot_rl.env.rollout import EpisodeResult, Seeds, rollout, training_seed
-from robot_rl.env.session import Session
+from robot_rl.env.rollout import Seeds, rollout, training_seed
+from robot_rl.env.session import EpisodeResult, Session
 from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.algorithms.base import Batch
@@ -192,7 +192,8 @@ class Workbench:
             progress.phase(words)
             progress.note(_announcement(session, episodes - done, acting, words))
             progress.update(done)
-            for result in rollout([session], runner, seeds, recorder=recorder, note=progress.note):
+            free, note = session.once_free(seeds, progress.note), progress.note
+            for result in rollout([session], runner, free, recorder=recorder, note=note):
                 if not result.steps or result.ended_by is OperatorEvent.DISCARD:
                     seeds.again(result.seed)
                     continue

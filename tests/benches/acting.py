@@ -93,9 +93,7 @@ class _Timed(Watcher):
     def begun(self, observation: Observation, info: dict[str, Any]) -> None:
         self._measured = dict(self._robot.measurements.stamps_ns)
 
-    def stepped(
-        self, observation: Observation, reward: float, over: bool, info: dict[str, Any]
-    ) -> None:
+    def stepped(self, observation: Observation, reward: float, info: dict[str, Any]) -> None:
         sent = info["stamp_action"]
         self._ages.append({topic: 1e-9 * (sent - at) for topic, at in self._measured.items()})
         self._measured = dict(self._robot.measurements.stamps_ns)

@@ -189,11 +189,11 @@ def _let_go(operated: Session, cell: TwinCell) -> None:
     """Say `start` until the robot waits for nothing."""
 
     def free() -> bool:
-        operated.overhear()
-        return not operated.waits_for
+        operated.operator.overhear()
+        return not operated.operator.waits_for
 
     if cell.start(free, _GOES_ON_SECONDS) is None:
-        raise BenchFailed("the robot may not move", got=operated.waiting())
+        raise BenchFailed("the robot may not move", got=operated.operator.waiting())
 
 
 def _stop_once(operated: Session, cell: TwinCell, fault: Fault, rng: np.random.Generator) -> Stop:
@@ -206,7 +206,7 @@ def _stop_once(operated: Session, cell: TwinCell, fault: Fault, rng: np.random.G
     stop, struck, number = Stop(fault.service), 0.0, 0
     columns = len(operated.schema.action_names)
     try:
-        while not operated.waits_for:
+        while not operated.operator.waits_for:
             if number == strikes:
                 time.sleep(rng.uniform(0.0, 0.09))
                 struck = cell.strike(fault)
@@ -225,8 +225,8 @@ def _stop_once(operated: Session, cell: TwinCell, fault: Fault, rng: np.random.G
             raise
         stop.problem = str(problem)
     if not struck:
-        raise RobotInterrupted(operated.waiting())
-    stop.problem = stop.problem or operated.waiting()
+        raise RobotInterrupted(operated.operator.waiting())
+    stop.problem = stop.problem or operated.operator.waiting()
     stop.noticed = time.monotonic() - struck
     stands = cell.look_at(stop, fault, struck, rng.uniform(*_LOOK_SECONDS))
     cell.repair(fault)

@@ -39,11 +39,11 @@ def test_help_is_advised_once_enough_episodes_that_ran_so_long_have_failed():
     env, inbox = coached(note=notes.append)
     for _ in range(6):
         assert not any(info["advice"] for info in episode(env))
-        assert (env.facts["advices"], env.facts["alone_steps"]) == (0, LIMIT)
+        assert (env.result.facts["advices"], env.result.facts["alone_steps"]) == (0, LIMIT)
     advices = [info["advice"] for info in episode(env)]
     assert advices == [ADVICE] * (LIMIT - 1) + [""]
     assert notes == [ADVICE]
-    assert env.facts["advices"] == 1
+    assert env.result.facts["advices"] == 1
     env.reset(seed=0)
     assert inbox.advice == ""
 
@@ -64,7 +64,7 @@ def test_episodes_that_somebody_helped_or_cut_say_nothing(helped):
     for _ in range(8):
         inbox.jog(UP if helped else (0.0,) * 6)
         episode(env, steps=LIMIT if helped else LIMIT - 1)
-        assert env.facts["alone_steps"] == 0
+        assert env.result.facts["alone_steps"] == 0
     inbox.jog((0.0,) * 6)
     assert not any(info["advice"] for info in episode(env))
 

@@ -87,7 +87,7 @@ def test_what_one_cut_cable_ends_is_one_fault_with_its_parts(tmp_path):
     operated = Session(env, inbox := OperatorInbox(), run=run)
     operated.reset(seed=1)
     inbox.note_stopped("/", "the program on the controller has ended")
-    operated.hear()
+    operated.operator.hear()
 
     def observe():
         raise SensorLate("/joint_states", 0.2, 0.15)

@@ -144,7 +144,7 @@ def test_a_halt_during_a_reset_ends_it_even_if_it_is_taken_back(operated, inbox)
     inbox.post("stop")
     inbox.post("clear_errors")
     with pytest.raises(RobotInterrupted, match="begins anew"):
-        operated.attend()  # as a robot does that is being moved
+        operated.operator.attend()  # as a robot does that is being moved
     operated.reset(seed=5)
     assert not said(operated)[0]
 
@@ -168,7 +168,7 @@ def test_a_device_that_is_lost_while_the_robot_is_paused_is_waited_for(inbox):
         return len(asked) > 50
 
     env.wait_until_free(stopped, notes.append)
-    assert not env.waits_for
+    assert not env.operator.waits_for
     assert ["device is gone" in note for note in notes] == [False, True, False]
     assert "go on" in notes[-1]
     env.reset(seed=4)
@@ -228,7 +228,7 @@ def test_a_device_in_the_tools_frame_is_heard_before_the_first_episode(inbox):
     env = Session(
         environment("reach"), inbox, hand_back_s=0.3, devices=[TeleopInput(device, inbox)]
     )
-    assert env.hear().moving
+    assert env.operator.hear().moving
     env.reset(seed=3)
     assert said(env)[0]
 
@@ -258,9 +258,9 @@ def test_rows_hold_both_actions_the_flag_and_the_source(operated, inbox):
 
     def listen(row, result):
         rows.append(row)
-        if result.steps == 2:
+        if row["episode_step"] == 2:
             inbox.jog(UP)
-        if result.steps == 4:
+        if row["episode_step"] == 4:
             inbox.jog((0.0,) * 6)
 
     recorder = RowBuilder(operated.schema, SOURCE_POLICY)
@@ -285,7 +285,7 @@ def test_ending_an_episode_is_no_demonstration_of_standing_still(operated, inbox
 
     def listen(row, result):
         rows.append(row)
-        if result.steps == 1:
+        if row["episode_step"] == 1:
             inbox.post(event)
 
     recorder = RowBuilder(operated.schema, SOURCE_POLICY)

@@ -34,7 +34,7 @@ def test_the_source_decides_and_the_tasks_success_is_only_noted():
     assert [(r, t) for r, t, *_ in steps] == [(0.0, False)] * len(steps)
     assert [truncated for _, _, truncated, _ in steps] == [False] * (len(steps) - 1) + [True]
     judged = {"operator_success": None, "detector_success": False}
-    assert env.facts == {**judged, "task_success": True, "reward_alarm": None}
+    assert env.result.facts == {**judged, "task_success": True, "reward_alarm": None}
 
     steps = play(*rewarded(After(3)))
     assert len(steps) == 3
@@ -56,8 +56,8 @@ def test_a_label_ends_the_episode_at_the_next_tick_whatever_the_source(source, s
     inner, env = rewarded(source, said)
     steps = play(inner, env, before_step=label)
     assert len(steps) == 5
-    assert env.facts["operator_success"] is success
-    assert env.facts.get("detector_success", False) is False
+    assert env.result.facts["operator_success"] is success
+    assert env.result.facts.get("detector_success", False) is False
     reward, terminated, truncated, info = steps[-1]
     assert (reward, terminated, truncated) == (float(success), True, False)
     assert (info["success"], info["reward_version"]) == (success, 1)
@@ -70,7 +70,7 @@ def test_the_operator_ends_an_episode_that_the_source_lets_go_on_at_the_tasks_go
     reached = []
 
     def end_it_there(step):
-        if env.facts["task_success"] and not reached:
+        if env.result.facts["task_success"] and not reached:
             reached.append(step)
             said.post(event)
 

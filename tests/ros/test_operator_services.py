@@ -70,11 +70,11 @@ def test_services_end_the_episode_with_the_robot_holding(operated, said, afterwa
     truncated, info = step(env)
     assert truncated
     assert not info["intervened"]
-    assert set(env.waits_for) == ({afterwards} - {None})
+    assert set(env.operator.waits_for) == ({afterwards} - {None})
     if afterwards is not None:
         listener.trigger(afterwards)
-        env.hear()
-        assert not env.waits_for
+        env.operator.hear()
+        assert not env.operator.waits_for
 
 
 def test_an_arm_that_is_stopped_ends_the_episode_and_nothing_goes_on_before_it_is_cleared(operated):
@@ -85,10 +85,10 @@ def test_an_arm_that_is_stopped_ends_the_episode_and_nothing_goes_on_before_it_i
     while not (truncated := step(env)[0]):
         assert time.monotonic() < deadline
     assert truncated
-    assert set(env.waits_for) == {"clear_errors"}
+    assert set(env.operator.waits_for) == {"clear_errors"}
     listener.trigger("clear_errors")
     env.wait_until_free(lambda: time.monotonic() > deadline, lambda text: None)
-    assert not env.waits_for
+    assert not env.operator.waits_for
     env.reset(seed=1)
     assert not step(env)[0]
 
@@ -188,10 +188,10 @@ def test_a_stop_during_a_reset_stops_the_arm_and_only_a_person_lets_it_move(sour
             cell.env.reset(seed=1)
     assert cell.stays()
     say("clear_errors")
-    cell.env.overhear()
+    cell.env.operator.overhear()
     cell.listener.until(lambda: cell.mode().startswith("hold"))
     assert cell.stays()
-    assert not cell.env.waits_for
+    assert not cell.env.operator.waits_for
     cell.env.reset(seed=1)
     assert not step(cell.env)[0]
 
@@ -267,7 +267,7 @@ def test_an_arm_moves_after_a_fault_when_a_person_says_start_and_not_before(open
     with pytest.raises(RobotInterrupted, match=r"too old|not measured just now"):  # noqa: PT012
         while time.monotonic() < deadline:
             step(cell.env)
-    cell.listener.until(lambda: cell.env.waiting().startswith("the robot is not there"))
+    cell.listener.until(lambda: cell.env.operator.waiting().startswith("the robot is not there"))
     done, why = cell.listener.trigger("start")  # too early: what is missing is still missing
     assert not done
     assert "nothing can start yet; got: nobody publishes /faulty/joint_states" in why
@@ -294,17 +294,18 @@ def test_of_a_robot_that_is_not_there_nobody_is_first_asked_to_say_start(monkeyp
     config.robot.mirror = None  # as of a real one
     config.start_nodes = True
     env = make_session(config)
-    assert env.waiting().startswith("the robot's nodes are starting; next: wait. Then to go on")
+    starting = "the robot's nodes are starting; next: wait. Then to go on"
+    assert env.operator.waiting().startswith(starting)
     env.close()
     config.start_nodes = False
     env = opened(make_session(config))
-    waiting = env.waiting()
+    waiting = env.operator.waiting()
     assert waiting.startswith("the robot is not there; got: nobody publishes /absent/joint_st")
     assert "nobody serves /absent/stop; next: bring back what is missing" in waiting
     assert waiting.index("docs/topics.md") < waiting.index("say start")
     opened(arm_node(config))
     listener = opened(Listener("/absent"))
-    listener.until(lambda: env.waiting().startswith("a person has to look at the robot"))
+    listener.until(lambda: env.operator.waiting().startswith("a person has to look at the robot"))
 
 
 def test_an_arm_that_was_stopped_and_cleared_moves_when_a_person_says_start(opened):
@@ -319,7 +320,7 @@ def test_an_arm_that_was_stopped_and_cleared_moves_when_a_person_says_start(open
     assert not done
     assert "the service stop was called; next: say clear_errors, then start" in why
     cell.listener.trigger("clear_errors")
-    cell.listener.until(lambda: "clear_errors" in cell.env.overhear().events)
+    cell.listener.until(lambda: "clear_errors" in cell.env.operator.overhear().events)
     assert "before it was cleared: the arm is stopped" in (waiting := cell.waits())
     assert "the service stop was called; next: to go on say start" in waiting
     cell.listener.trigger("start")
@@ -390,4 +391,4 @@ def test_an_episode_whose_goal_is_reached_before_it_begins_waits_for_a_person(op
     env = opened(make_session(config))
     with pytest.raises(RobotInterrupted, match=r"goal is reached before.*put the scene back"):
         env.reset(seed=1)
-    assert set(env.waits_for) == {"start"}
+    assert set(env.operator.waits_for) == {"start"}

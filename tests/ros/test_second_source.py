@@ -192,7 +192,7 @@ def assert_waits(cell, before):
         with pytest.raises(RobotInterrupted):
             cell.env.reset(seed=4)
         time.sleep(0.2)
-    assert OperatorEvent.START in cell.env.waits_for
+    assert OperatorEvent.START in cell.env.operator.waits_for
     assert np.abs(cell.position() - before).max() < 0.002
 
 

@@ -85,8 +85,8 @@ def begin(env, seed):
     """Begin an episode as soon as the robot can, after a person's start."""
 
     def reset():
-        env.overhear()
-        if env.waits_for:
+        env.operator.overhear()
+        if env.operator.waits_for:
             ask("/twin_cell/start")
         return env.reset(seed=seed)
 
@@ -202,7 +202,7 @@ def test_an_operator_takes_over_with_a_spacemouse(cell, monkeypatch):
     )
     begin(cell, 5)
     mouse_input = TeleopInput(device, cell.inbox)
-    monkeypatch.setattr(cell, "devices", (mouse_input,))
+    monkeypatch.setattr(cell.operator, "devices", (mouse_input,))
     before = cell.robot.tcp_pose()
     still = np.zeros(6, np.float32)
     cell.step(still)  # the first report may just be coming

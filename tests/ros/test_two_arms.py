@@ -65,7 +65,7 @@ def test_clearing_one_of_two_stopped_arms_moves_neither(opened):
     def heard(condition):
         while not condition():
             assert time.monotonic() < deadline
-            env.overhear()
+            env.operator.overhear()
             time.sleep(0.02)
 
     seen, _ = env.reset(seed=4)
@@ -79,13 +79,13 @@ def test_clearing_one_of_two_stopped_arms_moves_neither(opened):
     heard(lambda: may_not_move(right))
     person.trigger("left/clear_errors", 20.0)
     heard(lambda: not may_not_move(env.robot.arms["left"]))
-    assert set(env.waits_for) == {"clear_errors"}
+    assert set(env.operator.waits_for) == {"clear_errors"}
     # Nor does a loop move the left one that nobody keeps from trying.
     with pytest.raises(RobotInterrupted, match="/stopped_two/right/mode"):
         env.robot.reset(np.tile(seen["state/left/tcp_pose"], 2), np.random.default_rng(9))
     np.testing.assert_array_equal(objects.value(objects.newest()), before)
     person.trigger("right/clear_errors", 20.0)
-    heard(lambda: not env.waits_for)
+    heard(lambda: not env.operator.waits_for)
     env.reset(seed=4)
     assert not env.step(still)[3]
 

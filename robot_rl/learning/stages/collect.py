@@ -18,7 +18,8 @@ from robot_rl.env.factory import check_expert, make_expert, make_source
 from robot_rl.env.judge import HUMAN_VERSION
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import RobotInterrupted, joint_columns
-from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_seed
+from robot_rl.env.rollout import SeedStream, rollout, training_seed
+from robot_rl.env.session import EpisodeResult
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.evaluate import without_training_aids
 from robot_rl.learning.demonstrations import demonstrated
@@ -102,9 +103,10 @@ def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> N
         first, seeds = attempts_after(EpisodeDataset(run.demonstrations).seeds, config)
         attempts, failures = first, 0
         progress.update(len(writer))
+        note = progress.note
+        free = session.once_free(seeds, note)
         while len(writer) < wanted:
-            acted = rollout([session], controller, seeds, recorder=recorder, note=progress.note)
-            result = next(acted)
+            result = next(rollout([session], controller, free, recorder=recorder, note=note))
             attempts += 1
             progress.episode(result.success)
             failures = 0 if result.success else failures + 1
@@ -239,7 +241,7 @@ class TeleoperatedSession:
         begins = time.monotonic() + float(self._config.recording.countdown_s)
         while True:
             try:
-                said = self._session.hear()
+                said = self._session.operator.hear()
             except RobotInterrupted as problem:
                 self._tell_waiting(str(problem))
                 time.sleep(_RETRY_SECONDS)
@@ -247,7 +249,7 @@ class TeleoperatedSession:
             if OperatorEvent.UNDO in said.events:
                 self._undo()
             self._session.look()
-            counting, halted = time.monotonic() < begins, self._session.waiting()
+            counting, halted = time.monotonic() < begins, self._session.operator.waiting()
             asked = OperatorEvent.START in said.events or said.moving
             if halted or not (counting or asked):
                 # A leader arm that is moved may just be brought near the robot.
@@ -276,7 +278,7 @@ class TeleoperatedSession:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             try:
-                undone = OperatorEvent.UNDO in self._session.hear().events
+                undone = OperatorEvent.UNDO in self._session.operator.hear().events
             except RobotInterrupted as problem:
                 self._progress.note(f"nothing can be undone: {problem}")
                 return False

@@ -22,8 +22,8 @@ from robot_rl.env.controllers import ExpertController, IdleController
 from robot_rl.env.factory import make_env, make_expert, make_session
 from robot_rl.env.judge import RewardError
 from robot_rl.env.operator import OperatorInbox
-from robot_rl.env.rollout import Controller, EpisodeResult, SeedStream, rollout, training_seed
-from robot_rl.env.session import Session
+from robot_rl.env.rollout import Controller, SeedStream, rollout, training_seed
+from robot_rl.env.session import EpisodeResult, Session
 from robot_rl.env.sim.task import Imperfections
 from robot_rl.env.task import Expert
 from robot_rl.evaluation.ledger import load_policy
@@ -236,6 +236,7 @@ def collect_by_operator(
         numbered = (training_seed(int(config.seed), stream, n) for n in itertools.count())
         seeds = (seed for seed in numbered if seed not in recorded)
         while frames > 0 or failures > 0:
+            session.wait_until_free(lambda: False, progress.note)
             source.frames = max(1, min(options.frames_after_success, frames))
             result = _one(session, controller, next(seeds), recorder, progress.note)
             cut = result.ended_by or result.interrupted
