@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
+from policies.behaviour import Behaviour
 from policies.compute import compute_device
 from policies.runner import Decision, PolicyRunner
 from robot_rl.console.feed import ConsoleFeed
@@ -17,7 +18,6 @@ from robot_rl.data.policy_columns import check_fit, stored_schema
 from robot_rl.data.rows import Active, Instructions, RowBuilder, Seen, Slots
 from robot_rl.data.schema import SOURCE_POLICY, Row, RowSchema
 from robot_rl.env.coach import Coach
-from robot_rl.env.controllers import ControllerWrapper
 from robot_rl.env.factory import make_session
 from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.env.session import EpisodeResult, Session
@@ -48,7 +48,6 @@ from robot_rl.wire import ServerUnreachable
 _SESSIONS = 1 << 20  # streams of seeds that each actor has, one a session
 _EPISODES = "episodes"
 _OWNER = "the actor of the stepped clock"
-_CPU = torch.device("cpu")
 _ROOM_SECONDS = 0.05
 # The environment steps of the run so far, and the episode that they end.
 Acted = Iterator[tuple[int, EpisodeResult]]
@@ -57,13 +56,13 @@ _FIRST_WEIGHTS_SECONDS = 900.0
 _CLAIM_SECONDS = 1.0  # for one that was killed just now to be gone
 
 
-class ActingController(ControllerWrapper[PolicyRunner]):
-    """The runner of the one robot, which takes new weights and counts on from `step`."""
+class ActingRunner(PolicyRunner):
+    """Runs the policy on the one robot, takes new weights, and counts on from `step`."""
 
     def __init__(
-        self, runner: PolicyRunner, weights: WeightSource, step: int, device: torch.device = _CPU
+        self, behaviour: Behaviour, weights: WeightSource, step: int, device: torch.device
     ) -> None:
-        super().__init__(runner)
+        super().__init__(behaviour.to(device))
         self.step, self._weights, self._device = step, weights, device
 
     @property
@@ -86,7 +85,7 @@ class ActingController(ControllerWrapper[PolicyRunner]):
 
     def _switch(self) -> None:
         if (published := self._weights.at_step(self.step)) is not None:
-            self._controller.set_behaviour(published.behaviour.to(self._device))
+            self.set_behaviour(published.behaviour.to(self._device))
 
 
 def act(config: DictConfig, run: RunDirectory, stop: StopEvent) -> Acted:
@@ -130,9 +129,7 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
             folder = run.spool(number).with_suffix(".weights")
             kept = KeptWeights(folder, receiver, session.task.time_limit_steps)
         source = _weight_source(config, client, receiver, place, first, stop, kept)
-        device = compute_device(config)
-        runner = PolicyRunner(first.behaviour.to(device))
-        controller = ActingController(runner, source, step, device)
+        runner = ActingRunner(first.behaviour, source, step, compute_device(config))
         stream = SeedStream.ACTING + opened.session + (number - 1) * _SESSIONS
         console = ConsoleFeed(session, run, number)
         seeds = _seeds(int(config.seed), stream, client, session, stop, finished)
@@ -144,21 +141,21 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
             facts = {"seed": episode.seed, "instruction": episode.instruction}
             about = {"task": schema.task, **facts} if begins else None
             labels.note_row(append(row, about), begins=begins)
-            console.run_steps = controller.run_steps
+            console.run_steps = runner.run_steps
             console.policy_version = int(row["policy_version"])
 
         def ends() -> bool:
             """Whether the episode is truncated; one that can be played again is left as it is."""
-            return controller.run_steps >= total or (stop.is_set() and not repeats)
+            return runner.run_steps >= total or (stop.is_set() and not repeats)
 
         with ExitStack() as parts:  # one that cannot be closed keeps none of the others open
             parts.callback(source.close)
             parts.callback(labels.close)
             parts.callback(session.close)  # the robot first
-            while controller.run_steps < total and not stop.is_set():
+            while runner.run_steps < total and not stop.is_set():
                 for result in rollout(
                     [session],
-                    controller,
+                    runner,
                     free,
                     recorder=RowBuilder(schema, SOURCE_POLICY),
                     on_row=send,
@@ -167,10 +164,10 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
                     note=_note,
                 ):
                     if result.interrupted is not None:
-                        controller.step -= 1  # the last action has no row, so does not count
+                        runner.step -= 1  # the last action has no row, so does not count
                         _note(f"the episode is cut: {result.interrupted}")
                     result.facts |= {"session": opened.session, "ended_by": result.ended_by}
-                    yield controller.run_steps, result
+                    yield runner.run_steps, result
         client.flush(stop=stop)
 
 

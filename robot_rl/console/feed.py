@@ -43,7 +43,7 @@ class ConsoleFeed(Watcher):
         self.wanted_scene: int | None = None
         self._newest = Snapshot()
         self._look_at = 0.0
-        session.watch(self)
+        session.watcher = self
 
     def resetting(self) -> None:
         """Show it with what was seen last."""

@@ -10,7 +10,6 @@ import numpy as np
 
 from policies import registry
 from robot_rl.data.schema import RowSchema
-from robot_rl.env.clock import make_clock
 from robot_rl.env.coach import Coach
 from robot_rl.env.input_device import Device, InputDevice, LeaderInput, TeleopInput
 from robot_rl.env.intervention import unmovable_columns
@@ -23,7 +22,7 @@ from robot_rl.env.robot import (
     Robot,
     joint_columns,
 )
-from robot_rl.env.robot_env import RobotEnv
+from robot_rl.env.robot_env import RobotEnv, make_clock
 from robot_rl.env.session import Reset, Session
 from robot_rl.env.sim.domain import Domain
 from robot_rl.env.task import Expert, Task

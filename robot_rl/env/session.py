@@ -155,6 +155,7 @@ class Session:
     Attributes:
         schema: Columns of the rows, without what only the source sees.
         operator: Who is heard.
+        watcher: Who sees what happens, until the session closes it.
         observation: The newest, as the policy sees it.
         stamp: When that was [ns].
         first_observation: That of the episode's begin, with what only the source sees.
@@ -190,7 +191,7 @@ class Session:
         self._source = RewardSource() if source is None else source
         self._reset = Reset() if reset is None else reset
         self._coach, self.run = coach, run
-        self._watchers: list[Watcher] = []
+        self.watcher = Watcher()
         self._report = watchers_of(env.robot)  # to those who watch the robot over ROS
         self.observation: Observation = {}
         self.first_observation: Observation = {}
@@ -252,8 +253,7 @@ class Session:
                 ended += "" if outcome.terminated else ", cut short"
                 self._report.tell_event(f"episode {self.episode} ends with {ended}")
         self.observation = self._visible(observation)
-        for watcher in self._watchers:
-            watcher.stepped(self.observation, outcome.reward, info)
+        self.watcher.stepped(self.observation, outcome.reward, info)
         return self.observation, outcome.reward, outcome.terminated, truncated, info
 
     def _act(self, action: Action, said: OperatorInput) -> Stepped:
@@ -277,8 +277,7 @@ class Session:
                 begin; it holds.
             RewardError: The observation lacks what the source reads.
         """
-        for watcher in self._watchers:
-            watcher.resetting()
+        self.watcher.resetting()
         try:
             with self._problems_shown():
                 if self._coach is not None:
@@ -308,8 +307,7 @@ class Session:
         self.observation = self._visible(observation)
         if self._report is not None:
             self._report.tell_event(f"episode {self.episode} begins with seed {seed}")
-        for watcher in self._watchers:
-            watcher.begun(self.observation, info)
+        self.watcher.begun(self.observation, info)
         return self.observation, info
 
     def put_back(self, seed: int, *, in_place: bool = False) -> Begun:
@@ -370,25 +368,19 @@ class Session:
             note("the operator lets the robot go on")
 
     def say_waiting(self, reason: str, note: Callable[[str], None]) -> None:
-        """Say why no episode begins, to `note` and to watchers, and write faults."""
+        """Say why no episode begins, to `note` and to the watcher, and write faults."""
         self.keep_faults()
         note(reason)
-        for watcher in self._watchers:
-            watcher.waiting(reason)
+        self.watcher.waiting(reason)
 
     def look(self) -> None:
-        """Let watchers see the robot; between episodes, again and again."""
-        for watcher in self._watchers:
-            watcher.look()
+        """Let the watcher see the robot; between episodes, again and again."""
+        self.watcher.look()
 
     def keep_faults(self) -> None:
         """Between episodes: write what kept the robot from going on; `RunError` on a full disk."""
         if self.run is not None:
             self.faults += self.operator.faults.write(self.run)
-
-    def watch(self, watcher: Watcher) -> None:
-        """Let a watcher see what happens from now on, until the session closes it."""
-        self._watchers.append(watcher)
 
     @property
     def scene_put_back_by_person(self) -> bool:
@@ -396,7 +388,7 @@ class Session:
         return self._reset.by_person
 
     def close(self) -> None:
-        """Release the watchers, hold and release the robot, then its devices; may be called again.
+        """Release the watcher, hold and release the robot, then its devices; may be called again.
 
         One that cannot be closed keeps none of the others open.
         """
@@ -404,9 +396,8 @@ class Session:
             for device in self.operator.devices:
                 parts.callback(device.close)
             parts.callback(self.env.close)
-            for watcher in self._watchers:
-                parts.callback(watcher.close)
-            self.operator.devices, self._watchers = (), []
+            parts.callback(self.watcher.close)
+            self.operator.devices, self.watcher = (), Watcher()
 
     def _visible(self, observation: Observation) -> Observation:
         if not self._hidden:
@@ -424,10 +415,9 @@ class Session:
 
     @contextmanager
     def _problems_shown(self) -> Iterator[None]:
-        """Let watchers know what goes wrong inside."""
+        """Let the watcher know what goes wrong inside."""
         try:
             yield
         except RobotRLError as error:
-            for watcher in self._watchers:
-                watcher.waiting(str(error))
+            self.watcher.waiting(str(error))
             raise

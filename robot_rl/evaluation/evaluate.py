@@ -49,29 +49,41 @@ class Evaluator:
     """Keeps the environments between evaluations, until it is closed.
 
     Simulated time is stepped, many episodes side by side. A robot that has only the wall clock is
-    attended by people as in training: see `AttendedRobot`. `note` is told of every episode that is
-    made again, and why. `ConfigError`: see `check_counts`.
+    attended by people, with the reset that it is trained with. The task's own detector judges where
+    there is one, else the configured reward source; the operator may say `success` and `failure` as
+    in training; what they say after the end of an episode is recorded, but does not count. An
+    episode in which they drive is none of the policy's successes. One that they `pause` or
+    `discard` is made again; `note` is called with why, of every episode.
+
+    Where a person puts the scene back, who meets a seed first decides what its scene is: what all
+    cameras saw as it began is kept in `scenes/SEED/CAMERA.jpg` of the run, and `note` points to it
+    before every further attempt. `ConfigError`: see `check_counts`.
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory, note: Callable[[str], None]) -> None:
         check_counts(config)
-        self._config, self._note, self._last = config, note, EpisodeResult(0)
+        self._config, self._run, self._note = config, run, note
+        self._last = EpisodeResult(0)
+        self._console: ConsoleFeed | None = None
         stepped = on_stepped_clock(config)
-        attended = stepped.clock == "realtime"
-        self._attended = AttendedRobot(config, run, note) if attended else None
+        if stepped.clock == "realtime":
+            alone = without_training_aids(config)
+            form = alone.task[alone.robot.get("task", "environment")]
+            detector: dict[str, Any] = {"source": TaskReward(), "cameras": []}
+            judged = detector if form.get("reports_success", True) else {}
+            self._sessions = [make_session(alone, run, **judged)]
+            self._console = ConsoleFeed(self._sessions[0], run)
+            return
         episodes = max(config.evaluation.episodes, config.evaluation.final_episodes)
-        count = 1 if self._attended else min(int(config.evaluation.slots), int(episodes))
-        self._sessions: list[Session] = []
-        with ExitStack() as opened:
-            for _ in range(count):
-                attended = self._attended
-                self._sessions.append(attended.session if attended else Session(make_env(stepped)))
-                opened.callback(self._sessions[-1].close)
-            self._opened = opened.pop_all()
+        self._sessions = []
+        for _ in range(min(int(config.evaluation.slots), int(episodes))):
+            self._sessions.append(Session(make_env(stepped)))
 
     def close(self) -> None:
         """Close the environments: a robot has one owner at a time."""
-        self._opened.close()
+        with ExitStack() as parts:
+            for session in self._sessions:
+                parts.callback(session.close)
 
     def evaluate(
         self,
@@ -104,13 +116,13 @@ class Evaluator:
         started = time.monotonic()
         seeds = Seeds(range(first, first + count))
         results: list[EpisodeResult] = []
-        if self._attended is not None:
+        if self._console is not None:
             session = self._sessions[0]
             seconds = session.task.time_limit_steps * session.clock.period
             self._note(f"evaluation: {count} episodes of up to {seconds:g} s, one after the other")
         for result in self.episodes(behaviour, seeds, stop):
             results.append(result)
-            if self._attended is not None:
+            if self._console is not None:
                 how = "success" if result.success else "failure"
                 self._note(f"evaluation: {len(results)} of {count}: {how}, {result.seconds:.1f} s")
             if sum(not r.success for r in results) > most:
@@ -146,13 +158,12 @@ class Evaluator:
         runner = PolicyRunner(acting, slots=len(sessions))
         given_up = StopEvent() if stop is None else stop
         made_again: dict[int, Counter[str]] = defaultdict(Counter)
-        announced = seeds if self._attended is None else self._attended.announced(seeds)
+        announced = self._announced(seeds)
         for result in rollout(
             sessions, runner, announced, on_late_label=self._hear_late, stop=given_up.is_set
         ):
             self._last = result
-            if self._attended is not None:
-                self._attended.keep_pictures(result)
+            self._keep_pictures(result.seed)
             again = made_again[result.seed]
             if result.interrupted is None and result.ended_by not in TAKEN_BACK:
                 result.success = result.success and not result.intervened_steps
@@ -175,6 +186,30 @@ class Evaluator:
     def check_fit(self, behaviour: Behaviour) -> None:
         """Raise `PolicyError` where a policy was made for another task, rate or observation."""
         check_fit(behaviour, self._sessions[0].schema)
+
+    def _announced(self, seeds: Iterator[int]) -> Iterator[int]:
+        """Hand on each seed; where its scene was met before, say that it is to be put back."""
+        for seed in seeds:
+            name = f"{SCENES}/{seed}"
+            by_person = self._sessions[0].scene_put_back_by_person
+            if self._console and by_person and self._run.has_folder(name):
+                place = self._run.path / name
+                self._note(f"evaluation: episode {seed}: put the scene back as in {place}")
+                self._console.wanted_scene = seed
+            yield seed
+
+    def _keep_pictures(self, seed: int) -> None:
+        """Between episodes: keep pictures of a scene that a person puts back, unless there are."""
+        session, name = self._sessions[0], f"{SCENES}/{seed}"
+        if not session.scene_put_back_by_person or self._run.has_folder(name):
+            return
+        try:
+            if pictures := jpegs(session.first_observation):
+                with self._run.atomic_folder(name) as folder:
+                    for camera, jpeg in pictures.items():
+                        (folder / f"{camera}.jpg").write_bytes(jpeg)
+        except RunError as problem:  # no reason to give up what was evaluated so far
+            self._note(f"evaluation: no pictures of the scene of episode {seed}: {problem}")
 
     def _hear_late(self, success: bool) -> None:
         self._last.facts["operator_success"] = success
@@ -270,49 +305,3 @@ def without_training_aids(config: DictConfig) -> DictConfig:
     if "backward" in config.reset:
         OmegaConf.update(alone, "reset.strategy", None)
     return alone
-
-
-class AttendedRobot:
-    """One robot, with its operator and the reset that it is trained with.
-
-    The task's own detector judges where there is one, else the configured reward source; the
-    operator may say `success` and `failure` as in training; what they say after the end of an
-    episode is recorded, but does not count. An episode in which the operator drives is none of the
-    policy's successes. One that they `pause` or `discard` is made again.
-
-    Where a person puts the scene back, who meets a seed first decides what its scene is: what all
-    cameras saw as it began is kept in `scenes/SEED/CAMERA.jpg` of the run, and `note` points to it
-    before every further attempt.
-    """
-
-    def __init__(self, config: DictConfig, run: RunDirectory, note: Callable[[str], None]) -> None:
-        alone = without_training_aids(config)
-        form = alone.task[alone.robot.get("task", "environment")]
-        detected: dict[str, Any] = {"source": TaskReward(), "cameras": []}
-        judged = detected if form.get("reports_success", True) else {}
-        self.session = make_session(alone, run, **judged)
-        self._console = ConsoleFeed(self.session, run)
-        self._run, self._note = run, note
-
-    def announced(self, seeds: Iterator[int]) -> Iterator[int]:
-        """Hand on each seed; where its scene was met before, say that it is to be put back."""
-        for seed in seeds:
-            name = f"{SCENES}/{seed}"
-            if self.session.scene_put_back_by_person and self._run.has_folder(name):
-                place = self._run.path / name
-                self._note(f"evaluation: episode {seed}: put the scene back as in {place}")
-                self._console.wanted_scene = seed
-            yield seed
-
-    def keep_pictures(self, episode: EpisodeResult) -> None:
-        """Between episodes: keep pictures of the scene, if there are none yet."""
-        name = f"{SCENES}/{episode.seed}"
-        if not self.session.scene_put_back_by_person or self._run.has_folder(name):
-            return
-        try:
-            if pictures := jpegs(self.session.first_observation):
-                with self._run.atomic_folder(name) as folder:
-                    for camera, jpeg in pictures.items():
-                        (folder / f"{camera}.jpg").write_bytes(jpeg)
-        except RunError as problem:  # no reason to give up what was evaluated so far
-            self._note(f"evaluation: no pictures of the scene of episode {episode.seed}: {problem}")

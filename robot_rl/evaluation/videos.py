@@ -76,7 +76,7 @@ def film(env: RobotEnv, behaviour: Behaviour, seeds: Iterable[int], folder: Path
         return
     folder.mkdir(parents=True, exist_ok=True)
     session, camera = Session(env), _Camera(env.robot)
-    session.watch(camera)
+    session.watcher = camera
     runner: Controller = PolicyRunner(behaviour.exploring("mean"))
     rate = Fraction(1 / env.clock.period).limit_denominator(1000)
     for result in rollout([session], runner, iter(seeds)):

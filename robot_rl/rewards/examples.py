@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.runner import Decision
+from policies.runner import Conclusion, Decision
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.data.rows import Active, Instructions, Seen, Slots
+from robot_rl.data.rows import Active, Executed, Instructions, Seen, Slots
 from robot_rl.data.schema import Observation
-from robot_rl.env.controllers import ControllerWrapper
 from robot_rl.env.judge import RewardError, RewardSource
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import gripper_columns
@@ -205,7 +204,7 @@ class OperatorLabels(Lingering):
         return super().judge(observation, said)
 
 
-class StallingController(ControllerWrapper[Controller]):
+class StallingController:
     """Lets another controller act, and stops for good at a step of the episode.
 
     What follows are the hardest negatives there are: almost done, from every side and for long.
@@ -217,7 +216,7 @@ class StallingController(ControllerWrapper[Controller]):
     """
 
     def __init__(self, controller: Controller, action_names: Sequence[str], fidget: float) -> None:
-        super().__init__(controller)
+        self._controller = controller
         self._fidget = fidget
         self._moving = np.ones(len(action_names), bool)
         self._moving[gripper_columns(action_names)] = False
@@ -229,15 +228,23 @@ class StallingController(ControllerWrapper[Controller]):
         self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
     ) -> None:
         """Begin an episode."""
-        super().reset(slots, seeds=seeds, instructions=instructions)
+        self._controller.reset(slots, seeds=seeds, instructions=instructions)
         self._step = 0
         self._rng = np.random.default_rng(seeds[0])
 
     def act(self, observation: Seen, active: Active = None) -> Decision:
         """Decide as the other does, or hardly move."""
-        decision = super().act(observation, active)
+        decision = self._controller.act(observation, active)
         self._step += 1
         if self._step > self.stall_at:
             noise = self._rng.normal(0.0, self._fidget, decision.action.shape)
             np.copyto(decision.action, noise.clip(-1.0, 1.0), "same_kind", self._moving)
         return decision
+
+    def conclude(self, observation: Seen, active: Active = None) -> Conclusion:
+        """What the other concludes."""
+        return self._controller.conclude(observation, active)
+
+    def observe_override(self, executed: Executed, slots: Slots = None) -> None:
+        """Let the other hear of it."""
+        self._controller.observe_override(executed, slots)

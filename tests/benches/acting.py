@@ -45,7 +45,7 @@ def act_over_topics(config: DictConfig, folder: Path) -> dict[str, object]:
         assert isinstance(env.robot, RosRobot)
         env.task.time_limit_steps = _EPISODE_STEPS
         session, timed, answers = Session(env), _Timed(env.robot), _Answers()
-        session.watch(timed)
+        session.watcher = timed
         try:
             check_fit(behaviour, env.schema)
             runner = PolicyRunner(behaviour.exploring("mean").to(compute_device(config)))
