@@ -141,9 +141,9 @@ class Session:
     Args:
         env: The environment; it must be able to go on after its task's own success.
         inbox: Where the operator writes; without one nobody is heard.
-        hand_back_s: See `Operator`, as the two below.
-        devices: See above.
-        starting_s: See above.
+        hand_back_s: Time without motion after which the policy acts again [s].
+        devices: What the operator uses in this process; each is asked before every step.
+        starting_s: Time from now in which the robot's own nodes may still be starting [s].
         source: Who judges; by default the task's own detector.
         hidden: Observation names that are there for the source alone: neither the policy nor the
             rows see them.
@@ -154,8 +154,9 @@ class Session:
 
     Attributes:
         schema: Columns of the rows, without what only the source sees.
-        operator: Who is heard.
-        watcher: Who sees what happens, until the session closes it.
+        operator: What the robot waits for, and what is said between two episodes.
+        inbox: Where the operator writes.
+        watcher: It sees what happens, until the session closes it.
         observation: The newest, as the policy sees it.
         stamp: When that was [ns].
         first_observation: That of the episode's begin, with what only the source sees.

@@ -357,7 +357,7 @@ def test_who_collects_by_hand_is_told_of_a_stop_that_was_kept(tmp_path, opened):
     assert listener.trigger("stop")[0]
     progress = WorkProgress(1, console=Console(file=noted, width=200))
     session = TeleoperatedSession(config, RunDirectory.create("reach", str(tmp_path)), progress)
-    thread = threading.Thread(target=session._wait_for_start, args=(1,))
+    thread = threading.Thread(target=session.wait_for_start, args=(1,))
     thread.start()
     listener.until(lambda: "kept/mode: the service stop was called" in noted.getvalue())
     assert "next: to go on say clear_errors" in noted.getvalue()

@@ -192,11 +192,11 @@ class TeleoperatedSession:
                 self._progress.update(self._successes)
                 if self._successes >= wanted and not self._undone_in_time():
                     break
-                self._wait_for_start(number)
+                self.wait_for_start(number)
                 while not self._committed():
                     # Whoever makes room may stand at the robot: it moves when asked to again.
                     time.sleep(_RETRY_SECONDS)
-                    self._wait_for_start(number)
+                    self.wait_for_start(number)
                 acted = rollout(
                     [self._session],
                     self._controller,
@@ -235,7 +235,7 @@ class TeleoperatedSession:
             f" {result.intervened_steps} of them driven; {kept}"
         )
 
-    def _wait_for_start(self, number: int) -> None:
+    def wait_for_start(self, number: int) -> None:
         """Count down, then wait until the operator says `start` or moves the device."""
         self._told = ""
         begins = time.monotonic() + float(self._config.recording.countdown_s)
