@@ -13,7 +13,6 @@ from robot_rl.data.schema import RowSchema
 from robot_rl.env.coach import Coach
 from robot_rl.env.input_device import Device, InputDevice, LeaderInput, TeleopInput
 from robot_rl.env.intervention import unmovable_columns
-from robot_rl.env.judge import RewardSource
 from robot_rl.env.multi_arm import MultiArm, MultiArmExpert, MultiArmTask, of_arm
 from robot_rl.env.operator import JOG_TIMEOUT_S, OperatorInbox
 from robot_rl.env.robot import (
@@ -25,7 +24,7 @@ from robot_rl.env.robot import (
 from robot_rl.env.robot_env import RobotEnv, make_clock
 from robot_rl.env.session import Reset, Session
 from robot_rl.env.sim.domain import Domain
-from robot_rl.env.task import Expert, Task
+from robot_rl.env.task import Expert, RewardSource, Task
 from robot_rl.errors import RobotRLError
 from robot_rl.run import RunDirectory
 

@@ -14,11 +14,10 @@ from robot_rl.data.schema import Observation, Row, RowSchema
 from robot_rl.env.coach import Coach
 from robot_rl.env.input_device import InputDevice
 from robot_rl.env.intervention import Operator
-from robot_rl.env.judge import HUMAN_VERSION, TASK_VERSION, RewardError, RewardSource
 from robot_rl.env.operator import OperatorEvent, OperatorInbox, OperatorInput
 from robot_rl.env.robot import Action, OperatorServer, RobotInterrupted, watchers_of
 from robot_rl.env.robot_env import IN_PLACE, Begun, RobotEnv, Stepped
-from robot_rl.env.task import Outcome
+from robot_rl.env.task import HUMAN_VERSION, TASK_VERSION, Outcome, RewardError, RewardSource
 from robot_rl.errors import RobotRLError
 from robot_rl.run import RunDirectory
 

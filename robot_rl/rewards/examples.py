@@ -13,11 +13,10 @@ from policies.runner import Conclusion, Decision
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.rows import Active, Executed, Instructions, Seen, Slots
 from robot_rl.data.schema import Observation
-from robot_rl.env.judge import RewardError, RewardSource
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import gripper_columns
 from robot_rl.env.rollout import Controller
-from robot_rl.env.task import Outcome
+from robot_rl.env.task import Outcome, RewardError, RewardSource
 
 Array = npt.NDArray[Any]
 Images = dict[str, Array]

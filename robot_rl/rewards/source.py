@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from robot_rl.data.schema import Observation
-from robot_rl.env.judge import (
+from robot_rl.env.task import (
     DISTANCE_VERSION,
     HUMAN_VERSION,
     POSE_VERSION,
     SUCCESS_VERSION,
+    Outcome,
 )
-from robot_rl.env.judge import RewardError as RewardError
-from robot_rl.env.judge import RewardSource as RewardSource
-from robot_rl.env.task import Outcome
+from robot_rl.env.task import RewardError as RewardError
+from robot_rl.env.task import RewardSource as RewardSource
 from robot_rl.safety import rotations
 
 

@@ -15,11 +15,11 @@ from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, Array
 from robot_rl.env.controllers import ExpertController, IdleController
 from robot_rl.env.factory import check_expert, make_expert, make_source
-from robot_rl.env.judge import HUMAN_VERSION
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import RobotInterrupted, joint_columns
 from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.env.session import EpisodeResult
+from robot_rl.env.task import HUMAN_VERSION
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.evaluate import without_training_aids
 from robot_rl.learning.demonstrations import demonstrated

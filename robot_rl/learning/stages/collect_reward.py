@@ -20,12 +20,11 @@ from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
 from robot_rl.env.controllers import ExpertController, IdleController
 from robot_rl.env.factory import make_env, make_expert, make_session
-from robot_rl.env.judge import RewardError
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.rollout import Controller, SeedStream, rollout, training_seed
 from robot_rl.env.session import EpisodeResult, Session
 from robot_rl.env.sim.task import Imperfections
-from robot_rl.env.task import Expert
+from robot_rl.env.task import Expert, RewardError
 from robot_rl.evaluation.ledger import load_policy
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.collect import attempts_after
