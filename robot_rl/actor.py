@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 
 import numpy as np
 import torch
 from omegaconf import DictConfig
 
+from policies.behaviour import Behaviour
 from policies.compute import compute_device
 from policies.runner import Decision, PolicyRunner
-from robot_rl.console.link import ConsoleLink
-from robot_rl.console.telemetry import TelemetryEnv
+from robot_rl.console.feed import ConsoleFeed
 from robot_rl.data.policy_columns import check_fit, stored_schema
 from robot_rl.data.rows import Active, Instructions, RowBuilder, Seen, Slots
 from robot_rl.data.schema import SOURCE_POLICY, Row, RowSchema
 from robot_rl.env.coach import Coach
-from robot_rl.env.controllers import ControllerWrapper
-from robot_rl.env.factory import make_inbox, make_intervention
-from robot_rl.env.reset import make_reset
-from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_seed
+from robot_rl.env.factory import make_session
+from robot_rl.env.rollout import SeedStream, rollout, training_seed
+from robot_rl.env.session import EpisodeResult, Session
 from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.learning.blocks import ScheduleError
 from robot_rl.learning.weights import (
@@ -34,7 +33,6 @@ from robot_rl.learning.weights import (
     WeightsReceiver,
     online_steps,
 )
-from robot_rl.learning.workbench import noting_faults
 from robot_rl.processes.progress import WorkProgress, plain_console
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.processes.waiting import QuietWait
@@ -43,19 +41,13 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import PlayedDifferently, ReplayedEpisode
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.replay.spool import check_size
-from robot_rl.rewards.wrapper import (
-    LateLabels,
-    RewardWrapper,
-    make_source,
-    make_watched_env,
-)
+from robot_rl.rewards.labels import LateLabels
 from robot_rl.run import RunDirectory
 from robot_rl.wire import ServerUnreachable
 
 _SESSIONS = 1 << 20  # streams of seeds that each actor has, one a session
 _EPISODES = "episodes"
 _OWNER = "the actor of the stepped clock"
-_CPU = torch.device("cpu")
 _ROOM_SECONDS = 0.05
 # The environment steps of the run so far, and the episode that they end.
 Acted = Iterator[tuple[int, EpisodeResult]]
@@ -64,13 +56,13 @@ _FIRST_WEIGHTS_SECONDS = 900.0
 _CLAIM_SECONDS = 1.0  # for one that was killed just now to be gone
 
 
-class ActingController(ControllerWrapper[PolicyRunner]):
-    """The runner of the one robot, which takes new weights and counts on from `step`."""
+class ActingRunner(PolicyRunner):
+    """Runs the policy on the one robot, takes new weights, and counts on from `step`."""
 
     def __init__(
-        self, runner: PolicyRunner, weights: WeightSource, step: int, device: torch.device = _CPU
+        self, behaviour: Behaviour, weights: WeightSource, step: int, device: torch.device
     ) -> None:
-        super().__init__(runner)
+        super().__init__(behaviour.to(device))
         self.step, self._weights, self._device = step, weights, device
 
     @property
@@ -93,7 +85,7 @@ class ActingController(ControllerWrapper[PolicyRunner]):
 
     def _switch(self) -> None:
         if (published := self._weights.at_step(self.step)) is not None:
-            self._controller.set_behaviour(published.behaviour.to(self._device))
+            self.set_behaviour(published.behaviour.to(self._device))
 
 
 def act(config: DictConfig, run: RunDirectory, stop: StopEvent) -> Acted:
@@ -114,20 +106,18 @@ def act(config: DictConfig, run: RunDirectory, stop: StopEvent) -> Acted:
 
 def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool = False) -> Acted:
     torch.set_num_threads(1)
-    reward = make_source(config)
-    inner, hidden = make_watched_env(config)
-    inbox = make_inbox(config)
-    operated = make_intervention(config, inner, inbox)
-    env = RewardWrapper(make_reset(config, operated, stop.is_set), reward, hidden=hidden)
+    total, number = int(config.environment_steps), _number(config)
+    past = _episodes_before(run, number)
+    coach = Coach(past, _note) if config.clock == "realtime" else Coach(past)
+    session = make_session(config, run, coach=coach, episodes=len(past), stopped=stop.is_set)
     place = ServerPlace.of(config, run)
     place.wait(stop)
-    total, number = int(config.environment_steps), _number(config)
-    with closing(inner), _spooling_client(config, run, place, env, stop) as client:
+    with closing(session), _spooling_client(config, run, place, session, stop) as client:
         receiver = WeightsReceiver(run)
         first = _first_behaviour(client, receiver, run, stop)
-        check_fit(first.behaviour, env.schema)
-        schema = stored_schema(env.schema, first.behaviour)
-        _check_spool(config, env, schema)
+        check_fit(first.behaviour, session.schema)
+        schema = stored_schema(session.schema, first.behaviour)
+        _check_spool(config, session, schema)
         alone = config.clock == "stepped" and config.actors == 1
         repeats = alone and place.address is None and not anew
         opened = client.open_session(schema.task, schema, number, owner=_OWNER if repeats else None)
@@ -137,52 +127,47 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
             again = ReplayedEpisode(client, run.store, opened, schema, run.read_jsonl(_EPISODES))
             step, append, finished = step - again.steps, again.append, again.finished
             folder = run.spool(number).with_suffix(".weights")
-            kept = KeptWeights(folder, receiver, env.task.time_limit_steps)
+            kept = KeptWeights(folder, receiver, session.task.time_limit_steps)
         source = _weight_source(config, client, receiver, place, first, stop, kept)
-        device = compute_device(config)
-        runner = PolicyRunner(first.behaviour.to(device))
-        controller = ActingController(runner, source, step, device)
+        runner = ActingRunner(first.behaviour, source, step, compute_device(config))
         stream = SeedStream.ACTING + opened.session + (number - 1) * _SESSIONS
-        past = _episodes_before(run, number)
-        coach = Coach(env, inbox, past, _note if config.clock == "realtime" else None)
-        shown = TelemetryEnv(coach, operated, ConsoleLink(run, inbox, number), len(past))
-        note = noting_faults(operated, run, _note)
-        seeds = _seeds(int(config.seed), stream, client, shown, stop, finished, note)
+        console = ConsoleFeed(session, run, number)
+        seeds = _seeds(int(config.seed), stream, client, session, stop, finished)
+        free = session.once_free(seeds, _note, stop.is_set)
         labels = LateLabels(place, opened, _note)
-        env.on_late_label = labels.tell
 
         def send(row: Row, episode: EpisodeResult) -> None:
-            begins = episode.steps == 0 and not row["is_last"]
-            facts = {"seed": episode.seed, "instruction": env.task.instruction}
+            begins = row["episode_step"] == 0 and not row["is_last"]
+            facts = {"seed": episode.seed, "instruction": episode.instruction}
             about = {"task": schema.task, **facts} if begins else None
             labels.note_row(append(row, about), begins=begins)
-            shown.note_progress(controller.run_steps, int(row["policy_version"]))
+            console.run_steps = runner.run_steps
+            console.policy_version = int(row["policy_version"])
 
         def ends() -> bool:
             """Whether the episode is truncated; one that can be played again is left as it is."""
-            return controller.run_steps >= total or (stop.is_set() and not repeats)
+            return runner.run_steps >= total or (stop.is_set() and not repeats)
 
         with ExitStack() as parts:  # one that cannot be closed keeps none of the others open
             parts.callback(source.close)
             parts.callback(labels.close)
-            parts.callback(shown.close)  # the robot first
-            while controller.run_steps < total and not stop.is_set():
+            parts.callback(session.close)  # the robot first
+            while runner.run_steps < total and not stop.is_set():
                 for result in rollout(
-                    [shown],
-                    controller,
-                    seeds,
+                    [session],
+                    runner,
+                    free,
                     recorder=RowBuilder(schema, SOURCE_POLICY),
                     on_row=send,
+                    on_late_label=labels.tell,
                     stop=ends,
-                    note=note,
+                    note=_note,
                 ):
-                    operated.keep_faults(run)
                     if result.interrupted is not None:
-                        controller.step -= 1  # the last action has no row, so does not count
+                        runner.step -= 1  # the last action has no row, so does not count
                         _note(f"the episode is cut: {result.interrupted}")
-                    heard = {"session": opened.session, "ended_by": operated.ended_by}
-                    result.facts |= {**heard, **env.episode_facts, **coach.episode_facts}
-                    yield controller.run_steps, result
+                    result.facts |= {"session": opened.session, "ended_by": result.ended_by}
+                    yield runner.run_steps, result
         client.flush(stop=stop)
 
 
@@ -217,11 +202,13 @@ def _episodes_before(run: RunDirectory, actor: int) -> Sequence[Mapping[str, obj
 
 @contextmanager
 def _spooling_client(
-    config: DictConfig, run: RunDirectory, place: ServerPlace, env: RewardWrapper, stop: StopEvent
+    config: DictConfig, run: RunDirectory, place: ServerPlace, session: Session, stop: StopEvent
 ) -> Iterator[ReplayClient]:
     """A client whose rows outlive the actor; those that an earlier one left are sent first."""
     size, path = int(config.replay.spool_bytes), run.spool(_number(config))
-    _check_spool(config, env, env.schema)  # early; what the policy adds to a row is not known yet
+    _check_spool(
+        config, session, session.schema
+    )  # early; what the policy adds to a row is not known yet
     client = place.client(spool_path=path, spool_bytes=size)
     try:
         if client.unacknowledged:
@@ -240,9 +227,9 @@ def _spooling_client(
                 raise
 
 
-def _check_spool(config: DictConfig, env: RewardWrapper, schema: RowSchema) -> None:
+def _check_spool(config: DictConfig, session: Session, schema: RowSchema) -> None:
     """Check that the spool can hold an episode of such rows; the actor would pause for ever."""
-    rows, row_bytes = env.task.time_limit_steps + 1, schema.dtype.itemsize
+    rows, row_bytes = session.task.time_limit_steps + 1, schema.dtype.itemsize
     check_size(int(config.replay.spool_bytes), rows=rows, row_bytes=row_bytes)
 
 
@@ -294,34 +281,24 @@ def _seeds(
     run_seed: int,
     stream: int,
     client: ReplayClient,
-    shown: TelemetryEnv,
+    session: Session,
     stop: StopEvent,
     number: int,
-    say: Callable[[str], None],
 ) -> Iterator[int]:
-    """Seeds of the episodes from a number on; the next is given once an episode may begin.
-
-    A whole episode must have room in the spool, and nobody must have to look at the robot first.
-    """
-
-    def note(text: str) -> None:
-        say(text)
-        shown.note_waiting(text)
-
+    """Seeds of the episodes from a number on; the next is given once the spool has room for it."""
+    rows = session.task.time_limit_steps + 1
     while not stop.is_set():
-        if not client.has_room(rows := shown.task.time_limit_steps + 1):
-            note(
+        if not client.has_room(rows):
+            reason = (
                 f"pausing before the next episode, whose {rows} rows have no room in the spool:"
                 f" {client.unacknowledged} rows are not in the store yet"
                 f" ({client.problem or 'the replay server is slower than the actor'})"
             )
+            session.say_waiting(reason, _note)
             while not client.has_room(rows):  # however long that takes
                 if stop.wait(_ROOM_SECONDS):
                     raise Stopped
-            note("there is room again, going on")
-        shown.wait_until_free(stop.is_set, say)
-        if stop.is_set():
-            return
+            session.say_waiting("there is room again, going on", _note)
         yield training_seed(run_seed, stream, number)
         number += 1
 

@@ -31,7 +31,7 @@ from robot_rl.commands.runs import save_resolved
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
 from robot_rl.env.robot import Robot
-from robot_rl.env.robot_env import RobotEnvWrapper
+from robot_rl.env.session import Reset
 from robot_rl.env.sim.domain import Domain
 from robot_rl.env.sim.task import Imperfections
 from robot_rl.env.task import Expert, Task
@@ -61,7 +61,7 @@ PLACES = {
     "expert": (Expert, (), "task.expert"),
     "symmetry": (Symmetry, ("task=push_t",), "task.symmetry"),
     "imperfections": (Imperfections, ("operator=simulated",), "operator.imperfections"),
-    "reset": (RobotEnvWrapper, ("reset=backward_policy",), "reset.wrapper"),
+    "reset": (Reset, ("reset=backward_policy",), "reset.strategy"),
     "policy": (ChunkPolicy, (), "policy"),
     "vision": (ImageEncoder, ("observation=pixels",), "observation.vision"),
     "algorithm": (Algorithm, (), "algorithm"),

@@ -15,7 +15,8 @@ from policies.behaviour import Behaviour
 from policies.errors import PolicyError
 from robot_rl.commands.evaluate import circumstances, evaluator_of, keep, note
 from robot_rl.data.intervals import anytime_interval
-from robot_rl.env.rollout import EpisodeResult, Seeds
+from robot_rl.env.rollout import Seeds
+from robot_rl.env.session import EpisodeResult
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.evaluate import Evaluator, check_proof, conditions, summarised
 from robot_rl.evaluation.ledger import open_policy

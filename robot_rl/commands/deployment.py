@@ -15,19 +15,16 @@ from policies.compute import ready
 from policies.runner import PolicyRunner
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
 from robot_rl.config import check_least
-from robot_rl.console.link import ConsoleLink
-from robot_rl.console.telemetry import TelemetryEnv
+from robot_rl.console.feed import ConsoleFeed
 from robot_rl.data.policy_columns import check_fit
-from robot_rl.env.factory import make_inbox, make_intervention
-from robot_rl.env.operator import OperatorEvent
-from robot_rl.env.reset import make_reset
+from robot_rl.env.factory import make_session
 from robot_rl.env.robot import watchers_of
-from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_seed
+from robot_rl.env.rollout import SeedStream, rollout, training_seed
+from robot_rl.env.session import EpisodeResult
 from robot_rl.errors import in_shell
 from robot_rl.evaluation.evaluate import TAKEN_BACK, without_training_aids
 from robot_rl.evaluation.ledger import open_policy
 from robot_rl.processes.signals import StopEvent, stop_event
-from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env
 from robot_rl.run import ATTEMPTS, RunDirectory
 
 
@@ -38,7 +35,7 @@ class Counters:
     attempts: int = 0  # episodes that say something of the policy
     successes: int = 0  # of these, which nobody helped
     interventions: int = 0  # how often a person took over
-    faults: int = 0  # what kept the robot from going on; see `Intervention.keep_faults`
+    faults: int = 0  # what kept the robot from going on; see `FaultLog`
     failed_in_a_row: int = 0  # attempts that failed or were cut, up to now
     mean_seconds: float = 0.0  # mean time to success, on the environment's clock [s]
 
@@ -74,69 +71,62 @@ class Deployment:
     def __init__(self, config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
         self.counters = Counters()
         self._config, self._run, self._stop = config, run, stop
-        alone = without_training_aids(config)
-        inner, hidden = make_watched_env(alone)
-        inbox = make_inbox(alone)
-        self._operated = make_intervention(alone, inner, inbox)
-        begun = make_reset(alone, self._operated, stop.is_set)
-        self._judged = RewardWrapper(begun, make_source(alone), hidden=hidden)
-        self._judged.on_late_label = lambda success: self._note("a label came too late to count")
-        self._env = TelemetryEnv(self._judged, self._operated, ConsoleLink(run, inbox))
-        self._watchers = watchers_of(inner.robot)
+        self._session = make_session(without_training_aids(config), run, stopped=stop.is_set)
+        ConsoleFeed(self._session, run)
+        self._watchers = watchers_of(self._session.robot)
 
     def close(self) -> None:
         """Hold the robot and release it."""
-        self._env.close()
+        self._session.close()
 
     def work(self, behaviour: Behaviour) -> None:
         """Make attempts until there were `deployment.episodes`, or `stop` is set.
 
         `PolicyError`: the policy was made for another task, rate or observation.
         """
-        check_fit(behaviour, self._env.schema)
+        check_fit(behaviour, self._session.schema)
         most = int(self._config.deployment.most_failures)
-        runner = PolicyRunner(ready(behaviour.exploring("mean"), self._config))
         for result in rollout(
-            [self._env], runner, self._seeds(), stop=self._stop.is_set, note=self._note
+            [self._session],
+            PolicyRunner(ready(behaviour.exploring("mean"), self._config)),
+            self._session.once_free(self._seeds(), self._note, self._stop.is_set),
+            on_late_label=lambda success: self._note("a label came too late to count"),
+            stop=self._stop.is_set,
+            note=self._note,
         ):
-            ended_by = self._operated.ended_by
-            if self._stop.is_set() or ended_by in TAKEN_BACK:
+            if self._stop.is_set() or result.ended_by in TAKEN_BACK:
                 continue
             result.success = result.success and not result.intervened_steps
             self.counters.take(result)
-            self._keep(result, ended_by)
+            self._keep(result)
             failed = self.counters.failed_in_a_row
             if failed and failed % most == 0:
-                self._operated.wait_for_start(f"{failed} attempts in a row have failed")
+                self._session.operator.wait_for_start(f"{failed} attempts in a row have failed")
 
     def _seeds(self) -> Iterator[int]:
-        """Seeds of the attempts; the next is given once one may begin."""
+        """Seeds of the attempts; as many as there are to be attempts."""
         count, number = int(self._config.deployment.episodes), len(self._run.read_jsonl(ATTEMPTS))
         while not count or self.counters.attempts < count:
-            self._env.wait_until_free(self._stop.is_set, self._note)
-            if self._stop.is_set():
-                return
             self._report()
             yield training_seed(int(self._config.seed), SeedStream.DEPLOYMENT, number)
             number += 1
 
     def _note(self, text: str) -> None:
         print(f"run: {text}", flush=True)
-        self.counters.faults += self._operated.keep_faults(self._run)
         self._report()
 
-    def _keep(self, result: EpisodeResult, ended_by: OperatorEvent | None) -> None:
+    def _keep(self, result: EpisodeResult) -> None:
         """Print and write what has become of an attempt."""
-        self.counters.faults += self._operated.keep_faults(self._run)
+        self.counters.faults = self._session.faults
         record = {
             "time": datetime.now().astimezone().isoformat(timespec="milliseconds"),
             "success": result.success,
             "seconds": result.seconds,
             "interrupted": None if result.interrupted is None else str(result.interrupted),
-            "ended_by": ended_by,
+            "ended_by": result.ended_by,
             "intervened_steps": result.intervened_steps,
             "policy_version": result.policy_version,
-            **self._judged.episode_facts,
+            **result.facts,
             "counters": asdict(self.counters),
         }
         how = "success" if result.success else "failure"
@@ -148,8 +138,9 @@ class Deployment:
 
     def _report(self) -> None:
         """Let those who watch the robot over ROS know how it goes, and what it waits for."""
+        self.counters.faults = self._session.faults
         if self._watchers is not None:
-            self._watchers.tell_counters(asdict(self.counters), self._operated.waiting())
+            self._watchers.tell_counters(asdict(self.counters), self._session.operator.waiting())
 
 
 def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:

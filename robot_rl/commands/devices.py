@@ -68,8 +68,8 @@ def _check_task(config: Any, arms: list[str]) -> None:
     from omegaconf import OmegaConf
 
     from robot_rl.env.factory import check_observed, task_form
+    from robot_rl.env.multi_arm import of_arm
     from robot_rl.env.robot import state_fields
-    from robot_rl.env.several_arms import of_arm
     from robot_rl.env.task import Task, TaskView
     from robot_rl.safety.limits import PoseLimits
 

@@ -19,6 +19,7 @@ from robot_rl.commands.evaluate import evaluate_final, film_final
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
 from robot_rl.commands.runs import SAME_COMMAND, load_resolved, save_resolved, working_run
 from robot_rl.config import ConfigError
+from robot_rl.env.factory import make_source
 from robot_rl.env.policy_inputs import PolicyInputs
 from robot_rl.errors import in_shell
 from robot_rl.evaluation.evaluate import check_counts
@@ -51,7 +52,6 @@ from robot_rl.processes.group import ProcessGroup
 from robot_rl.processes.machine import MemorySampler, describe_machine
 from robot_rl.processes.progress import RECENT_EPISODES, WorkProgress
 from robot_rl.replay.catalogue import is_store
-from robot_rl.rewards.wrapper import make_source
 from robot_rl.run import (
     ACCEPTED,
     ACCEPTED_POLICY,

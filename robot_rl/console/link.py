@@ -6,7 +6,7 @@ seconds; while there is none it sleeps. Whoever can read the folder of `loop_fol
 robot; other users of the machine, who reach the port too, do not know the secret.
 
     console → loop   Hello | Event | Jog
-    loop → console   Seen | Alive | Taken | Refused
+    loop → console   SnapshotMessage | Alive | Taken | Refused
 """
 
 from __future__ import annotations
@@ -123,10 +123,10 @@ class Snapshot:
         values = self.observation.items()
         arrays = [(name, value.dtype.name, value.shape) for name, value in values]
         payload = [np.ascontiguousarray(v).reshape(-1).view(np.uint8).data for _, v in values]
-        return encode(Seen(situation=self.situation, arrays=arrays), payload)
+        return encode(SnapshotMessage(situation=self.situation, arrays=arrays), payload)
 
     @classmethod
-    def of(cls, seen: Seen, payload: Payload) -> Snapshot:
+    def of(cls, seen: SnapshotMessage, payload: Payload) -> Snapshot:
         """Take a message of `to_frames` apart; `WireError` if it is not as it announces."""
         found = [len(frame) for frame in payload]
         sizes = [
@@ -146,7 +146,7 @@ class Snapshot:
         return cls(seen.situation, observation)
 
 
-class Seen(Message):
+class SnapshotMessage(Message):
     """A snapshot: the facts, and for each frame the name, dtype and shape of an array."""
 
     payload_frames: ClassVar[tuple[int, int]] = (0, MAXIMUM_PAYLOAD_FRAMES)

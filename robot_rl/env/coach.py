@@ -6,10 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from robot_rl.env.operator import OperatorInbox
-from robot_rl.env.robot import Action
-from robot_rl.env.robot_env import Begun, EpisodeEnv, Options, RobotEnvWrapper, Stepped
-
 # The policy changes while it learns, so only so many of the last episodes count, helped ones too:
 # where all are helped nothing is known of it any more, and it is tried again.
 _MEMORY = 40
@@ -17,38 +13,30 @@ _MEMORY = 40
 _LEAST, _FAILS = 6, 0.7
 
 
-class Coach(RobotEnvWrapper):
+class Coach:
     """Compares the running episode with the last ones; it has no influence on the robot.
 
     It says "help now" where most of the episodes failed in which the policy had acted for as long
     as it has now: since the episode began, or since the operator handed back. Only those count that
-    nobody helped or cut short. What it says is the `advice` of the inbox and of a step's info,
-    empty where it says nothing; `note` is told that each time that it begins to.
+    nobody helped or cut short. `note` is called with what it says, each time that it begins to.
 
-    The environment must have the wrapper that judges success. `episodes` are records of those
-    before, with ``success`` and `episode_facts`.
+    `episodes` are records of those before, with ``success`` and `facts`.
     """
 
     def __init__(
         self,
-        env: EpisodeEnv,
-        inbox: OperatorInbox,
         episodes: Iterable[Mapping[str, Any]] = (),
-        note: Callable[[str], None] | None = None,
+        note: Callable[[str], None] = lambda advice: None,
     ) -> None:
-        super().__init__(env)
-        self._inbox, self._note = inbox, note
         past = ((int(e.get("alone_steps", 0)), bool(e["success"])) for e in episodes)
         self._past = deque(past, maxlen=_MEMORY)  # steps alone, success
-        self._begin()
-
-    def _begin(self) -> None:
-        self._steps = self._since = self._advices = self._alone_steps = 0
-        self._helped = self._success = False
-        self._inbox.advice = ""
+        self._note = note
+        self._steps = self._alone_steps = 0
+        self._success = False
+        self.begin()
 
     @property
-    def episode_facts(self) -> dict[str, object]:
+    def facts(self) -> dict[str, object]:
         """What is to be recorded of an episode.
 
         ``advices``: how often the coach began to say something. ``alone_steps``: the length of an
@@ -56,33 +44,31 @@ class Coach(RobotEnvWrapper):
         """
         return {"advices": self._advices, "alone_steps": self._alone_steps}
 
-    def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
-        """Begin an episode, without advice."""
+    def begin(self) -> None:
+        """An episode begins, without advice."""
         if self._steps:
             self._past.append((self._alone_steps, self._success))
-        self._begin()
-        return super().reset(seed=seed, options=options)
+        self._steps = self._since = self._advices = self._alone_steps = 0
+        self._helped = self._success = False
+        self._advice = ""
 
-    def step(self, action: Action) -> Stepped:
-        """Step, and say what the operator had better do next."""
-        observation, reward, terminated, truncated, info = super().step(action)
+    def step(self, *, intervened: bool, over: bool, success: bool) -> str:
+        """What the operator had better do after a step; empty for nothing.
+
+        `over` says that the episode has come to its end, by itself.
+        """
         self._steps += 1
-        self._since = 0 if info["intervened"] else self._since + 1
-        self._helped = self._helped or bool(info["intervened"])
-        over = terminated or self._steps >= self.task.time_limit_steps
-        self._success = bool(info["success"])
+        self._since = 0 if intervened else self._since + 1
+        self._helped = self._helped or intervened
+        self._success = success
         self._alone_steps = self._steps if over and not self._helped else 0
-        before, self._inbox.advice = self._inbox.advice, "" if over else self._advice()
-        if self._inbox.advice and not before:
-            self._advices += 1
-            if self._note is not None:
-                self._note(self._inbox.advice)
-        info["advice"] = self._inbox.advice
-        return observation, float(reward), terminated, truncated, info
-
-    def _advice(self) -> str:
-        like = [success for steps, success in self._past if steps > self._since]
-        failed = like.count(False)
-        if not self._since or len(like) < _LEAST or failed < _FAILS * len(like):
-            return ""
-        return f"help now: {failed} of {len(like)} episodes that ran so long failed"
+        before, self._advice = self._advice, ""
+        alike = [success for steps, success in self._past if steps > self._since]
+        failed = alike.count(False)
+        enough = len(alike) >= _LEAST and failed >= _FAILS * len(alike)
+        if self._since and enough and not over:
+            self._advice = f"help now: {failed} of {len(alike)} episodes that ran so long failed"
+            if not before:
+                self._advices += 1
+                self._note(self._advice)
+        return self._advice

@@ -1,9 +1,8 @@
-"""Who decides in the one loop where no policy does, and what stands around another who does."""
+"""Who decides in the one loop where no policy does."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +12,7 @@ from robot_rl.data.rows import Active, Executed, Instructions, Seen, Slots
 from robot_rl.data.schema import LAST_COMMAND
 from robot_rl.env.intervention import action_of_motion
 from robot_rl.env.robot import gripper_columns
-from robot_rl.env.rollout import Controller
 from robot_rl.env.task import Expert
-
-_Wrapped = TypeVar("_Wrapped", bound=Controller)
 
 
 def decided(action: npt.NDArray[np.float32]) -> Decision:
@@ -77,28 +73,3 @@ class IdleController(_WithoutPolicy):
         """Hold still."""
         grippers = observation[LAST_COMMAND][0, gripper_columns(self._names)]
         return decided(action_of_motion(self._names, None, grippers)[None])
-
-
-class ControllerWrapper(Generic[_Wrapped]):
-    """Lets another controller decide; what is different, a subclass says."""
-
-    def __init__(self, controller: _Wrapped) -> None:
-        self._controller = controller
-
-    def reset(
-        self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
-    ) -> None:
-        """Begin the other's episodes."""
-        self._controller.reset(slots, seeds=seeds, instructions=instructions)
-
-    def act(self, observation: Seen, active: Active = None) -> Decision:
-        """Decide as the other does."""
-        return self._controller.act(observation, active)
-
-    def conclude(self, observation: Seen, active: Active = None) -> Conclusion:
-        """What the other concludes."""
-        return self._controller.conclude(observation, active)
-
-    def observe_override(self, executed: Executed, slots: Slots = None) -> None:
-        """Let the other hear of it."""
-        self._controller.observe_override(executed, slots)

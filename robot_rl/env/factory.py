@@ -4,51 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from policies import registry
-from robot_rl.data.schema import Observation, RowSchema
-from robot_rl.env.clock import make_clock
-from robot_rl.env.intervention import Attendant, Intervention, unmovable_columns
+from robot_rl.data.schema import RowSchema
+from robot_rl.env.coach import Coach
+from robot_rl.env.input_device import Device, InputDevice, LeaderInput, TeleopInput
+from robot_rl.env.intervention import unmovable_columns
+from robot_rl.env.multi_arm import MultiArm, MultiArmExpert, MultiArmTask, of_arm
 from robot_rl.env.operator import JOG_TIMEOUT_S, OperatorInbox
 from robot_rl.env.robot import (
     ARM_ACTIONS,
     GRIPPER_ACTION,
-    OperatorServer,
     Robot,
-    RobotInterrupted,
     joint_columns,
 )
-from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
-from robot_rl.env.several_arms import SeveralArms, SeveralExperts, SeveralTasks, of_arm
+from robot_rl.env.robot_env import RobotEnv, make_clock
+from robot_rl.env.session import Reset, Session
 from robot_rl.env.sim.domain import Domain
-from robot_rl.env.task import Expert, Task
+from robot_rl.env.task import Expert, RewardSource, Task
 from robot_rl.errors import RobotRLError
-from robot_rl.safety import rotations
+from robot_rl.run import RunDirectory
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 _STARTING_SECONDS = 15.0  # in which the nodes that a command starts may come up
 _FOR_ARMS = (
     "no device can drive two arms yet: bring demonstrations along with robot-rl import, then"
     " dataset=PATH"
 )
-
-
-class Device(Protocol):
-    """What a person drives a robot with: of `drivers.teleop.base` or `drivers.teleop.leader`."""
-
-    events: Mapping[str, str]  # what its buttons say
-
-    def connect(self) -> None:
-        """Open it."""
-
-    def read(self) -> Any:
-        """What the person does now; never waits."""
-
-    def close(self) -> None:
-        """Release it."""
 
 
 def make_env(
@@ -83,8 +70,8 @@ def _make_arms(
         for robot in robots.values():
             robot.close()
         raise
-    together = SeveralTasks(str(config["task"]["name"]), tasks)
-    return SeveralArms(robots, together), together
+    together = MultiArmTask(str(config["task"]["name"]), tasks)
+    return MultiArm(robots, together), together
 
 
 def _arms_alone(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -161,7 +148,7 @@ def has_domain(config: Mapping[str, Any]) -> bool:
 
 def make_expert(
     config: Mapping[str, Any],
-    env: RobotEnv | RobotEnvWrapper,
+    env: RobotEnv | Session,
     part: str = "expert",
     **replaced: Any,
 ) -> Expert:
@@ -174,9 +161,9 @@ def make_expert(
         RobotRLError: The task has none.
     """
     check_expert(config, part)
-    if isinstance(env.robot, SeveralArms):
+    if isinstance(env.robot, MultiArm):
         arms, tasks = env.robot.arms, env.robot.task.tasks
-        return SeveralExperts(
+        return MultiArmExpert(
             [
                 _make_expert(alone, arms[arm], tasks[arm], part, replaced)
                 for arm, alone in _arms_alone(config).items()
@@ -223,19 +210,87 @@ def check_device(config: Mapping[str, Any]) -> None:
         registry.make(config["teleop"]["device"], Device)
 
 
-def make_intervention(
-    config: Mapping[str, Any], env: RobotEnv, inbox: OperatorInbox
-) -> Intervention:
-    """Let whoever writes to `inbox` take over in `env`, configured operators and devices included.
+def make_session(
+    config: DictConfig,
+    run: RunDirectory | None = None,
+    *,
+    operated: bool = True,
+    inbox: OperatorInbox | None = None,
+    resets: bool = True,
+    cameras: Sequence[Mapping[str, Any]] | None = None,
+    source: RewardSource | None = None,
+    coach: Coach | None = None,
+    episodes: int = 0,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Session:
+    """Make the configured environment with operator, reward and reset: the one place that does.
 
-    On a robot on ROS topics, clients of the operator's services write to it too.
+    Args:
+        config: The whole configuration.
+        run: Where faults are written.
+        operated: Whether an operator is heard: configured ones and devices, whoever writes to the
+            inbox, and on ROS topics the clients of its services.
+        inbox: Where they are heard; None: a new one.
+        resets: Whether the configured reset begins the episodes of a policy; else whoever drives
+            begins them.
+        cameras: Further cameras, as `observation.cameras`; None: those of the configured reward,
+            which only the source sees. One of a name that is there already is not added.
+        source: Who judges; None: the configured reward.
+        coach: See `Session`.
+        episodes: See `Session`.
+        stopped: Says when the process is to end, which ends the motion of a reset too.
 
     Raises:
-        RobotRLError: The device of `teleop` cannot be connected or cannot move this robot, or the
-            operator is a simulated one, and the task has no scripted expert.
+        RewardError: The model of the configured reward cannot be read.
+        RobotRLError: As `make_env`; or the device of `teleop` cannot be connected or cannot move
+            this robot; or the operator is a simulated one, and the task has no scripted expert.
+    """
+    source = make_source(config) if source is None else source
+    own = config["observation"]["cameras"]
+    further = config["reward"]["cameras"] if cameras is None else cameras
+    observed = {camera["name"] for camera in own or ()}
+    # A robot whose own cameras are None shows all that it has.
+    further = [c for c in further if own is not None and c["name"] not in observed]
+    forms = ("images/{}", "images/{}_depth", "points/{}") if cameras is None else ()
+    env = make_env(config, further)
+    if operated and inbox is None:
+        inbox = make_inbox(config)
+    nodes_start = config["start_nodes"] and (config["nodes"] or config["arms"])
+    reset: Reset | None = None
+    if resets and config["reset"]["strategy"] is not None:
+        from robot_rl.env.reset import make_reset  # late: loads torch
+
+        reset = make_reset(config, env, stopped)
+    return Session(
+        env,
+        inbox,
+        hand_back_s=float(config["operator"]["hand_back_s"]),
+        devices=[] if inbox is None else make_devices(config, env, inbox),
+        starting_s=_STARTING_SECONDS if nodes_start else 0.0,
+        source=source,
+        hidden=[form.format(camera["name"]) for camera in further for form in forms],
+        reset=reset,
+        coach=coach,
+        run=run,
+        episodes=episodes,
+    )
+
+
+def make_source(config: Mapping[str, Any]) -> RewardSource:
+    """Make the configured reward source; a `RewardError` says that its model cannot be read."""
+    return registry.make(config["reward"]["source"], RewardSource)
+
+
+def make_devices(
+    config: Mapping[str, Any], env: RobotEnv, inbox: OperatorInbox
+) -> list[InputDevice]:
+    """Make what writes to the inbox from the loop itself: a simulated operator, or a device.
+
+    Raises:
+        RobotRLError: As `make_session`.
     """
     operator = config["operator"]
-    attendants: list[Attendant] = []
+    devices: list[InputDevice] = []
     if operator["simulated"] is not None:
         if config["robot"].get("joints") is not None:
             raise RobotRLError(
@@ -250,23 +305,16 @@ def make_intervention(
 
         flaws = registry.make(operator["imperfections"], Imperfections)
         hand = make_expert(config, env, part, imperfections=flaws)
-        settings, rate = operator["simulated"], env.schema.control_rate_hz
-        given = {"inbox": inbox, "hand": hand, "control_rate_hz": rate}
-        person = registry.make(settings, Attendant, **given)
-        attendants.append(person)
+        given = {"inbox": inbox, "hand": hand, "control_rate_hz": env.schema.control_rate_hz}
+        devices.append(registry.make(operator["simulated"], InputDevice, **given))
     if config["teleop"]["device"] is not None:
-        attendants.append(_make_device_attendant(config, env.schema.action_names, inbox))
-    own_nodes = config["start_nodes"] and (config["nodes"] or config["arms"])
-    starting = _STARTING_SECONDS if own_nodes else 0.0
-    operated = Intervention(env, inbox, float(operator["hand_back_s"]), attendants, starting)
-    if isinstance(env.robot, OperatorServer):
-        env.robot.serve_operator(inbox, operated.attend)
-    return operated
+        devices.append(_make_teleop_input(config, env.schema.action_names, inbox))
+    return devices
 
 
-def _make_device_attendant(
+def _make_teleop_input(
     config: Mapping[str, Any], action_names: Sequence[str], inbox: OperatorInbox
-) -> DeviceAttendant:
+) -> TeleopInput:
     """Connect the device of `teleop`, with which a person drives what has these columns."""
     device, joints = config["teleop"]["device"], joint_columns(action_names)
     leads = registry.takes(device, Device, "engage_within")  # it is a leader arm
@@ -297,8 +345,8 @@ def _make_device_attendant(
         )
     if leads:
         steps = np.array(config["robot"]["joints"]["step"])
-        return LeaderAttendant(registry.make(device, Device), inbox, steps)
-    return DeviceAttendant(registry.make(device, Device), inbox)
+        return LeaderInput(registry.make(device, Device), inbox, steps)
+    return TeleopInput(registry.make(device, Device), inbox)
 
 
 def observed_widths(config: Mapping[str, Any], schema: RowSchema) -> dict[str, int]:
@@ -328,88 +376,3 @@ def check_observed(names: Sequence[str], every: Sequence[str]) -> None:
             expected=f"some of {', '.join(every)}",
             hint="name what it sees with observation.states=[...]",
         )
-
-
-class DeviceAttendant:
-    """Writes what a `drivers.teleop.base.TeleopDevice` says to the inbox, when the loop reads that.
-
-    Where the device fails the robot holds still, and no episode begins before it is connected
-    again. It is connected here, or raises `RobotRLError`.
-    """
-
-    def __init__(self, device: Any, inbox: OperatorInbox) -> None:
-        self._device, self._inbox, self._lost = device, inbox, False
-        device.connect()
-
-    def begin(self, seed: int) -> None:
-        """Connect the device anew if it was lost."""
-        if self._lost:
-            self._or_lost(self._device.connect)
-            self._lost = False
-
-    def watch(self, observation: Observation) -> None:
-        """Read the device; raises `RobotInterrupted` where it has failed."""
-        pose = observation.get("state/tcp_pose")
-        orientation = None if pose is None else np.asarray(pose[3:], np.float64)
-        state = self._or_lost(lambda: self._device.read(orientation, self._inbox.gripper))
-        for button in sorted(state.buttons):
-            if button in self._device.events:
-                self._inbox.post(self._device.events[button])
-        self._inbox.jog(state.motion, state.gripper, source="device")
-
-    def listen(self, observation: Observation) -> None:
-        """As `watch`; a device that was lost is connected anew first."""
-        self.begin(0)
-        # Unknown before the first episode; any orientation tells whether the operator moves.
-        downward = np.concatenate([np.zeros(3), rotations.DOWNWARD])
-        self.watch({"state/tcp_pose": downward, **observation})
-
-    def close(self) -> None:
-        """Release the device."""
-        self._device.close()
-
-    def _or_lost(self, act: Callable[[], Any]) -> Any:
-        try:
-            return act()
-        except RobotRLError as error:
-            self._lost = True
-            self._inbox.jog(np.zeros(6), source="device")
-            if isinstance(error, RobotInterrupted) and error.needs_start:
-                raise  # the device is there, and another one with it
-            raise RobotInterrupted(
-                "the operator's device is gone, so nobody could correct the robot",
-                got=error,
-                hint="connect it again",
-            ) from error
-
-
-class LeaderAttendant(DeviceAttendant):
-    """The same for a leader arm (`drivers.teleop.leader`), which moves joints.
-
-    Attributes:
-        steps: What an action of 1 changes each joint's target by (n,) [rad].
-    """
-
-    def __init__(self, device: Any, inbox: OperatorInbox, steps: npt.NDArray[np.float64]) -> None:
-        super().__init__(device, inbox)
-        self.steps = steps
-
-    def begin(self, seed: int) -> None:
-        """As of any device; the robot follows no leader into an episode."""
-        super().begin(seed)
-        self._device.let_go()
-        self._inbox.lead(np.zeros(len(self.steps)), source="device")
-
-    def watch(self, observation: Observation) -> None:
-        """Read the leader; raises `RobotInterrupted` where it has failed."""
-        measured, lead = observation["state/joint_positions"], observation["state/joint_lead"]
-        target = measured.astype(np.float64) + lead
-        state = self._or_lost(lambda: self._device.read(target, self.steps))
-        self._inbox.advice = self._device.hint
-        self._inbox.lead(state.motion, state.gripper, source="device")
-
-    def listen(self, observation: Observation) -> None:
-        """Look whether the leader is there; between episodes nobody moves the robot with it."""
-        if self._lost:
-            self.begin(0)
-        self._or_lost(self._device.read)

@@ -18,13 +18,12 @@ from policies.compute import compute_device
 from policies.runner import PolicyRunner
 from robot_rl.config import ConfigError
 from robot_rl.data.policy_columns import check_fit
-from robot_rl.data.schema import Observation
 from robot_rl.env.controllers import ExpertController
-from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import RobotInterrupted
-from robot_rl.env.robot_env import IN_PLACE, Begun, Options, PoseSigns, RobotEnvWrapper, Stepped
+from robot_rl.env.robot_env import Begun, PoseSigns, RobotEnv
 from robot_rl.env.rollout import Controller
+from robot_rl.env.session import Reset, Session
 from robot_rl.env.sim.task import SimTask
 from robot_rl.env.task import Expert, Task
 from robot_rl.evaluation.ledger import load_policy
@@ -33,25 +32,23 @@ from robot_rl.run import RunDirectory
 _SEED_STREAM = 7
 
 
-class HumanReset(RobotEnvWrapper):
+class HumanReset(Reset):
     """Waits before every episode until a person has put the scene back and says `start`."""
 
-    def __init__(self, env: Intervention) -> None:
-        super().__init__(env)
-        self._operated = env
+    by_person = True
 
-    def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
+    def begin(self, session: Session, seed: int) -> Begun:
         """Begin an episode; `RobotInterrupted`, with the robot at rest, before a `start`."""
-        said = self._operated.overhear()
-        self._operated.check_free()
+        said = session.operator.overhear()
+        session.operator.check_free()
         if OperatorEvent.START not in said.events:
             raise RobotInterrupted(
                 "a person has to put the scene back", hint="put it back, then say start"
             )
-        return super().reset(seed=seed, options=options)
+        return session.put_back(seed)
 
 
-class NoReset(RobotEnvWrapper):
+class NoReset(Reset):
     """Begins every episode but the first where the last one ended.
 
     One whose goal is then reached already begins with the robot's own reset instead.
@@ -59,14 +56,14 @@ class NoReset(RobotEnvWrapper):
 
     _begun = False
 
-    def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
+    def begin(self, session: Session, seed: int) -> Begun:
         """Begin an episode."""
-        observation, info = super().reset(seed=seed, options=IN_PLACE if self._begun else options)
+        begun = session.put_back(seed, in_place=self._begun)
         self._begun = True
-        return observation, info
+        return begun
 
 
-class BackwardReset(RobotEnvWrapper):
+class BackwardReset(Reset):
     """Lets a behaviour undo each episode: a backward task that ends where the forward one starts.
 
     At the backward task's success the next episode begins in place. An attempt that runs into its
@@ -80,47 +77,35 @@ class BackwardReset(RobotEnvWrapper):
 
     def __init__(
         self,
-        env: Intervention,
         task: Task,
         controller: Controller,
         attempts: int,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        super().__init__(env)
-        self._operated, self._task, self._controller = env, task, controller
+        self._task, self._controller = task, controller
         self._attempts, self._stopped = attempts, stopped
-        self._observation: Observation | None = None
+        self._begun = False
         self._steps = 0
 
-    def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
+    def begin(self, session: Session, seed: int) -> Begun:
         """Undo the last episode, then begin one.
 
         `RobotInterrupted`, with the robot at rest, where the operator has halted it, a measurement
         is missing, or the process is to end.
         """
-        self._check_free()
-        number = 0 if seed is None else seed
-        brought_back = self._observation is not None and any(
-            self._bring_back(number, attempt) for attempt in range(self._attempts)
+        _check_free(session)
+        brought_back = self._begun and any(
+            self._bring_back(session, seed, attempt) for attempt in range(self._attempts)
         )
-        self._observation, info = super().reset(
-            seed=seed, options=IN_PLACE if brought_back else options
-        )
+        observation, info = session.put_back(seed, in_place=brought_back)
         facts = {"reset_steps": self._steps, "put_back": not info["in_place"]}
-        self._steps = 0
-        return self._observation, {**info, "facts": facts}
+        self._begun, self._steps = True, 0
+        return observation, {**info, "facts": facts}
 
-    def step(self, action: Any) -> Stepped:
-        """A step of the forward task."""
-        observation, reward, terminated, truncated, info = super().step(action)
-        self._observation = observation
-        return observation, float(reward), terminated, truncated, info
-
-    def _bring_back(self, seed: int, attempt: int) -> bool:
+    def _bring_back(self, session: Session, seed: int, attempt: int) -> bool:
         """Do the backward task once; returns whether it succeeded."""
-        assert self._observation is not None, "there is an episode to undo"
         rng = np.random.default_rng([_SEED_STREAM, seed, attempt])
-        self._operated.let_go()
+        session.operator.let_go()
         self._task.resume(rng)
         seeds, instructions = [int(rng.integers(1 << 31))], [self._task.instruction]
         self._controller.reset([0], seeds=seeds, instructions=instructions)
@@ -128,12 +113,12 @@ class BackwardReset(RobotEnvWrapper):
         for _ in range(self._task.time_limit_steps):
             if self._stopped():
                 raise RobotInterrupted("the backward motion is cut, as the process ends")
-            seen = {**self._observation, **signs.kept(self._task.observe())}
+            seen = {**session.operator.observation, **signs.kept(self._task.observe())}
             decision = self._controller.act({name: value[None] for name, value in seen.items()})
-            self._observation, info = self._operated.move(decision.action[0])
+            _, info = session.move(decision.action[0])
             self._steps += 1
-            self._check_free()
-            if self._operated.ended_by is not None:
+            _check_free(session)
+            if session.operator.ended_by is not None:
                 return False
             if info["intervened"]:
                 self._controller.observe_override(info["executed_action"][None], [0])
@@ -141,41 +126,39 @@ class BackwardReset(RobotEnvWrapper):
                 return True
         return False
 
-    def _check_free(self) -> None:
-        if self._operated.waits_for:
-            self._operated.overhear()
-        self._operated.check_free()
+
+def _check_free(session: Session) -> None:
+    if session.operator.waits_for:
+        session.operator.overhear()
+    session.operator.check_free()
 
 
-def make_reset(
-    config: DictConfig, operated: Intervention, stopped: Callable[[], bool]
-) -> RobotEnvWrapper:
-    """Wrap the environment in the configured reset.
+def make_reset(config: DictConfig, env: RobotEnv, stopped: Callable[[], bool]) -> Reset:
+    """Make the configured reset, of those that are not the robot's own.
 
     Raises:
         ConfigError: The backward task does not undo the task, or not on this robot.
         PolicyError: The backward policy was made for another task, rate or observation.
     """
-    reset = config.reset
-    if reset.wrapper is None:
-        return operated
+    reset = config["reset"]
     further: dict[str, Any] = {}
     if "backward" in reset:
-        task = _backward_task(reset.backward, operated)
+        task = _backward_task(reset["backward"], env.task)
         controller: Controller
-        if reset.run is None:
-            controller = ExpertController(registry.make(reset.backward.expert, Expert, task=task))
+        if reset["run"] is None:
+            expert = registry.make(reset["backward"]["expert"], Expert, task=task)
+            controller = ExpertController(expert)
         else:
-            schema = operated.schema.with_fields(task.observation_fields)
-            behaviour, _ = load_policy(RunDirectory.open(reset.run, config.runs_directory))
+            schema = env.schema.with_fields(task.observation_fields)
+            run = RunDirectory.open(reset["run"], config["runs_directory"])
+            behaviour, _ = load_policy(run)
             check_fit(behaviour, replace(schema, task=task.name))
             controller = PolicyRunner(behaviour.exploring("mean").to(compute_device(config)))
         further = {"task": task, "controller": controller, "stopped": stopped}
-    return registry.make(reset.wrapper, RobotEnvWrapper, env=operated, **further)
+    return registry.make(reset["strategy"], Reset, **further)
 
 
-def _backward_task(backward: Mapping[str, Any], operated: Intervention) -> SimTask:
-    forward = operated.task
+def _backward_task(backward: Mapping[str, Any], forward: Task) -> SimTask:
     if not isinstance(forward, SimTask):
         raise ConfigError(
             "a backward policy needs the scene of the simulation",

@@ -1,8 +1,10 @@
-"""The one Gymnasium environment: the same spaces, checks and order of a step for every robot."""
+"""The one Gymnasium environment, for every robot, and the two clocks of its steps."""
 
 from __future__ import annotations
 
 import atexit
+import math
+import time
 import weakref
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -14,9 +16,9 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from robot_rl.data.schema import LAST_COMMAND, Field, Observation, RowSchema, row_schema
-from robot_rl.env.clock import Clock
 from robot_rl.env.robot import GRIPPER_OPEN, Action, Robot, gripper_columns
 from robot_rl.env.task import Task
+from robot_rl.errors import RobotRLError
 from robot_rl.safety import check_action, rotations
 
 # Options of a reset, and what it and a step return, as Gymnasium has them.
@@ -26,6 +28,70 @@ Stepped = tuple[Observation, float, bool, bool, dict[str, Any]]
 # Option of a reset that moves neither the robot nor the scene.
 IN_PLACE: dict[str, Any] = {"in_place": True}
 _open: weakref.WeakSet[RobotEnv] = weakref.WeakSet()
+
+
+class SteppedClock:
+    """Simulated time: nothing sleeps, every tick is on time, and runs are reproducible."""
+
+    def __init__(self, control_rate_hz: float) -> None:
+        self.period = 1.0 / control_rate_hz  # of the control loop [s]
+        self._ticks = 0
+
+    def start(self) -> None:
+        """Begin an episode at time zero, so that its stamps follow from its seed alone."""
+        self._ticks = 0
+
+    def wait(self) -> float:
+        """Advance simulated time by one period; returns the lateness [s]: none."""
+        self._ticks += 1
+        return 0.0
+
+    def since_tick(self) -> float:
+        """Zero: deciding takes no simulated time; delays are modelled in whole steps."""
+        return 0.0
+
+    def now_ns(self) -> int:
+        """Simulated time since the episode began [ns], for stamps and records."""
+        return round(self._ticks * self.period * 1e9)
+
+
+class RealtimeClock:
+    """Wall time with absolute deadlines, so that lateness does not add up.
+
+    After a tick that is late by half a period or more, the next one is a whole period later: two
+    commands in quick succession would move a robot twice as fast.
+    """
+
+    def __init__(self, control_rate_hz: float) -> None:
+        self.period = 1.0 / control_rate_hz  # of the control loop [s]
+        self._due = self._next = time.monotonic()
+
+    def start(self) -> None:
+        """Begin an episode: the next tick is one period from now."""
+        self._due = time.monotonic()
+        self._next = self._due + self.period
+
+    def wait(self) -> float:
+        """Sleep until the next tick; returns how late it was reached [s], never negative."""
+        remaining = self._next - time.monotonic()
+        if remaining > 0.0:
+            time.sleep(remaining)
+        now = time.monotonic()
+        self._due = self._next
+        lateness = max(0.0, now - self._due)
+        self._next = (self._due if lateness < 0.5 * self.period else now) + self.period
+        return lateness
+
+    def since_tick(self) -> float:
+        """Time since the present tick was due [s], its lateness included."""
+        return time.monotonic() - self._due
+
+    def now_ns(self) -> int:
+        """System time [ns], for records and matching only."""
+        return time.time_ns()
+
+
+Clock = SteppedClock | RealtimeClock
 
 
 class RobotEnv(gymnasium.Env[Observation, Action]):
@@ -194,29 +260,6 @@ class PoseSigns:
         return {**seen, **self._last}
 
 
-class RobotEnvWrapper(gymnasium.Wrapper[Observation, Action, Observation, Action]):
-    """A Gymnasium wrapper that shows the parts of the `RobotEnv` within."""
-
-    def __init__(self, env: EpisodeEnv) -> None:
-        super().__init__(env)
-        self._inner = env
-        self.robot: Robot = env.robot
-        self.task: Task = env.task
-        self.clock: Clock = env.clock
-
-    @property
-    def schema(self) -> RowSchema:
-        """Columns of the rows."""
-        return self._inner.schema
-
-    def observe(self) -> Observation:
-        """See `RobotEnv.observe`."""
-        return self._inner.observe()
-
-
-EpisodeEnv = RobotEnv | RobotEnvWrapper
-
-
 def _close_all() -> None:
     with ExitStack() as stack:  # all of them, whatever one raises
         for env in _open:
@@ -234,3 +277,16 @@ def _space(field: Field) -> spaces.Box:
     if dtype.kind == "u":
         return spaces.Box(0, int(np.iinfo(dtype).max), field.shape, dtype.type)
     return spaces.Box(-np.inf, np.inf, field.shape, dtype.type)
+
+
+def make_clock(name: str, control_rate_hz: Any) -> Clock:
+    """Make the clock of a configuration's `clock: stepped | realtime`, or raise `RobotRLError`."""
+    if name not in ("stepped", "realtime"):
+        raise RobotRLError("unknown clock", got=name, expected="stepped or realtime")
+    if not (isinstance(control_rate_hz, float | int) and 0.0 < control_rate_hz < math.inf):
+        raise RobotRLError(
+            "control_rate_hz is not a positive number",
+            got=control_rate_hz,
+            expected="a finite number > 0",
+        )
+    return (SteppedClock if name == "stepped" else RealtimeClock)(float(control_rate_hz))

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum, unique
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from robot_rl.data.rows import Active, Executed, Instructions, RowBuilder, Seen, Slots
 from robot_rl.data.schema import Observation, Row
 from robot_rl.env.robot import RobotInterrupted
-from robot_rl.env.robot_env import EpisodeEnv
+from robot_rl.env.session import EpisodeResult, Session
 
 if TYPE_CHECKING:
     from policies.runner import Conclusion, Decision
-    from robot_rl.data.episodes import EpisodeWriter
 
 # Top bit set: no training episode ever has the seed of an evaluation episode.
 _TRAINING_SEED_BIT = 1 << 31
@@ -60,44 +58,6 @@ class Controller(Protocol):
         """Hear that an operator's actions (slots given, d) were executed in place of its own."""
 
 
-@dataclass
-class EpisodeResult:
-    """How an episode went."""
-
-    seed: int
-    steps: int = 0  # actions taken
-    success: bool = False  # whether the goal was reached
-    total_reward: float = 0.0
-    seconds: float = 0.0  # its length on the environment's clock [s]
-    # Of these, until the goal was reached, and not left again before the end; 0 without success.
-    seconds_to_success: float = 0.0
-    policy_version: int = 0  # version of the policy at its first step
-    # For each step, time from the tick to the sending of the action, and how late the tick after it
-    # was reached [s].
-    decision_seconds: list[float] = field(default_factory=list)
-    lateness_seconds: list[float] = field(default_factory=list)
-    intervened_steps: int = 0  # actions that an operator took in place of the controller
-    take_overs: int = 0  # how often an operator began to
-    # Why the robot could not go on, if it could not. The last action, whose effect nobody saw, then
-    # has no row: the observation before it is the final one.
-    interrupted: RobotInterrupted | None = None
-    rows: list[Row] = field(default_factory=list)  # where a recorder but no listener was given
-    # Why attempts at it before were made again, and how often.
-    made_again: Counter[str] = field(default_factory=Counter)
-    facts: dict[str, object] = field(default_factory=dict)  # what else is to be recorded of it
-    instruction: str = ""  # what the robot was told to do
-
-    def keep(self, writer: EpisodeWriter, source: int) -> None:
-        """Add the episode to a dataset; `source` is one of the codes of `data.schema`."""
-        writer.append(
-            self.rows,
-            seed=self.seed,
-            instruction=self.instruction,
-            success=self.success,
-            source=source,
-        )
-
-
 RowListener = Callable[[Row, EpisodeResult], None]
 
 
@@ -134,145 +94,109 @@ class Seeds(Iterator[int]):
         self._left.clear()
 
 
-@dataclass
-class _Slot:
-    index: int
-    env: EpisodeEnv
-    observation: Observation = field(default_factory=dict)
-    stamp: int = 0
-    result: EpisodeResult = field(default_factory=lambda: EpisodeResult(0))
-    active: bool = False
-    intervened: bool = False
-
-    def begin(self, seed: int, stop: Callable[[], bool], note: Callable[[str], None]) -> bool:
-        """Begin an episode as soon as the robot can; returns whether it has before `stop`."""
-        told, remind_at = "", 0.0
-        while True:
-            try:
-                self.observation, info = self.env.reset(seed=seed)
-                break
-            except RobotInterrupted as problem:
-                if stop():
-                    return False
-                now = time.monotonic()
-                if str(problem) != told or now > remind_at:
-                    note(f"waiting for the robot: {problem}")
-                    told, remind_at = str(problem), now + _REMIND_SECONDS
-                time.sleep(_RETRY_SECONDS)
-        if told:
-            note("the robot is ready, going on")
-        self.stamp = int(info["stamp_observation"])
-        facts = dict(info.get("facts", {}))
-        self.result = EpisodeResult(seed, facts=facts, instruction=self.env.task.instruction)
-        self.active, self.intervened = True, False
-        return True
-
-
-@dataclass
-class _Rollout:
-    slots: list[_Slot]
-    controller: Controller
-    recorder: RowBuilder | None
-    on_row: RowListener
-
-    def stacked(self) -> Observation:
-        if len(self.slots) == 1:  # a robot's pictures are not copied for it
-            return {name: value[None] for name, value in self.slots[0].observation.items()}
-        filled = next(slot.observation for slot in self.slots if slot.observation)
-        return {
-            name: np.stack([slot.observation.get(name, filled[name]) for slot in self.slots])
-            for name in filled
-        }
-
-    def step(self, slot: _Slot, decision: Decision, stopped: bool) -> bool:
-        """Step one environment; returns whether its episode is over."""
-        result = slot.result
-        if result.steps == 0:
-            result.policy_version = int(decision.version[slot.index])
-        try:
-            stepped = slot.env.step(decision.action[slot.index])
-        except RobotInterrupted as problem:
-            result.interrupted = problem
-            return True
-        observation, given, terminated, truncated, info = stepped
-        reward = float(given)
-        truncated = truncated or (stopped and not terminated)
-        if self.recorder is not None:
-            outcome = (reward, terminated, truncated)
-            seen = (slot.observation, slot.stamp, result.steps)
-            self.on_row(self.recorder.step(*seen, decision, slot.index, outcome, info), result)
-        before, slot.intervened = slot.intervened, bool(info.get("intervened", False))
-        if slot.intervened:
-            result.intervened_steps += 1
-            result.take_overs += not before
-            self.controller.observe_override(info["executed_action"][None], [slot.index])
-        slot.observation = observation
-        slot.stamp = int(info["stamp_observation"])
-        result.steps += 1
-        result.total_reward += reward
-        result.seconds += slot.env.clock.period
-        if bool(info["success"]) != result.success:
-            result.success = not result.success
-            result.seconds_to_success = result.seconds if result.success else 0.0
-        result.decision_seconds.append(info["decision_seconds"])
-        result.lateness_seconds.append(info["lateness"])
-        return terminated or truncated
-
-    def finish(self, slot: _Slot, decision: Decision) -> None:
-        """Make the row of the final observation."""
-        if self.recorder is None or not slot.result.steps:
-            return
-        if slot.result.interrupted is not None:
-            conclusion: Conclusion = decision  # for this very observation
-        else:
-            only = np.zeros(len(self.slots), bool)
-            only[slot.index] = True
-            conclusion = self.controller.conclude(self.stacked(), only)
-        seen = (slot.observation, slot.stamp, slot.result.steps)
-        self.on_row(self.recorder.last(*seen, conclusion, slot.index), slot.result)
-
-
 def rollout(
-    envs: Sequence[EpisodeEnv],
+    sessions: Sequence[Session],
     controller: Controller,
     seeds: Iterator[int],
     *,
     recorder: RowBuilder | None = None,
     on_row: RowListener = lambda row, result: result.rows.append(row),
+    on_late_label: Callable[[bool], None] = lambda success: None,
     stop: Callable[[], bool] = lambda: False,
     note: Callable[[str], None] = _to_stderr,
 ) -> Iterator[EpisodeResult]:
-    """Run episodes, one environment a slot, and yield each as it ends.
+    """Run episodes, one session a slot, and yield each as it ends.
 
     Args:
-        envs: One environment per slot.
+        sessions: One per slot.
         controller: Decides for all slots at once.
         seeds: A slot that ends takes the next one; the rollout ends with the last.
         recorder: Makes rows; without one no rows are made.
         on_row: Called with each finished row. Without it a result keeps its rows.
+        on_late_label: Called with what the operator says of an episode after its end.
         stop: Asked at each step; when true, running episodes end as truncated.
-        note: Told what a robot waits for that cannot begin an episode yet.
+        note: Called with what a robot waits for that cannot begin an episode yet.
     """
-    slots = [_Slot(index, env) for index, env in enumerate(envs)]
-    run = _Rollout(slots, controller, recorder, on_row)
-    stopped = False
+    active, stopped = np.zeros(len(sessions), bool), False
 
-    def begin_next(slot: _Slot) -> None:
-        seed = next(seeds, None)
-        if seed is not None and slot.begin(seed, stop, note):
-            words = [slot.result.instruction]
-            controller.reset([slot.index], seeds=[seed], instructions=words)
+    def begin(slot: int, seed: int) -> None:
+        info = _begun(sessions[slot], seed, stop, note)
+        if info is None:
+            return
+        if info["late_label"] is not None:
+            on_late_label(info["late_label"])
+        words = [sessions[slot].result.instruction]
+        controller.reset([slot], seeds=[seed], instructions=words)
+        active[slot] = True
 
-    for slot in slots:
-        begin_next(slot)
-    while any(slot.active for slot in slots):
-        active = np.array([slot.active for slot in slots])
-        decision = controller.act(run.stacked(), active)
+    for slot, seed in zip(range(len(sessions)), seeds, strict=False):
+        begin(slot, seed)
+    while active.any():
+        decision = controller.act(_stacked(sessions), active.copy())
         stopped = stopped or stop()
-        for slot in slots:
-            if slot.active and run.step(slot, decision, stopped):
-                run.finish(slot, decision)
-                slot.active = False
-                yield slot.result
-                if not stopped:
-                    begin_next(slot)
+        for slot in np.flatnonzero(active).tolist():
+            session, result = sessions[slot], sessions[slot].result
+            seen = (session.observation, session.stamp, result.steps)
+            if result.steps == 0:
+                result.policy_version = int(decision.version[slot])
+            try:
+                _, reward, terminated, truncated, info = session.step(decision.action[slot])
+            except RobotInterrupted as problem:
+                result.interrupted = problem
+            else:
+                truncated = truncated or (stopped and not terminated)
+                if recorder is not None:
+                    outcome = (reward, terminated, truncated)
+                    on_row(recorder.step(*seen, decision, slot, outcome, info), result)
+                if info["intervened"]:
+                    controller.observe_override(info["executed_action"][None], [slot])
+                if not (terminated or truncated):
+                    continue
+            active[slot] = False
+            result.ended_by = session.operator.ended_by
+            if recorder is not None and result.steps:
+                conclusion: Conclusion = decision  # where it was cut: for this very observation
+                if result.interrupted is None:
+                    only = np.zeros(len(sessions), bool)
+                    only[slot] = True
+                    conclusion = controller.conclude(_stacked(sessions), only)
+                seen = (session.observation, session.stamp, result.steps)
+                on_row(recorder.last(*seen, conclusion, slot), result)
+            session.keep_faults()
+            yield result
+            if not stopped and (following := next(seeds, None)) is not None:
+                begin(slot, following)
+
+
+def _begun(
+    session: Session, seed: int, stop: Callable[[], bool], note: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """Begin an episode as soon as the robot can; gives the info, or None after `stop`."""
+    noted, remind_at = "", 0.0
+    while True:
+        try:
+            _, info = session.reset(seed=seed)
+        except RobotInterrupted as problem:
+            if stop():
+                return None
+            session.keep_faults()
+            now = time.monotonic()
+            if str(problem) != noted or now > remind_at:
+                note(f"waiting for the robot: {problem}")
+                noted, remind_at = str(problem), now + _REMIND_SECONDS
+            time.sleep(_RETRY_SECONDS)
+        else:
+            if noted:
+                note("the robot is ready, going on")
+            return info
+
+
+def _stacked(sessions: Sequence[Session]) -> Observation:
+    """What is observed in all slots; those that have not begun repeat another."""
+    if len(sessions) == 1:  # a robot's pictures are not copied for it
+        return {name: value[None] for name, value in sessions[0].observation.items()}
+    filled = next(session.observation for session in sessions if session.observation)
+    return {
+        name: np.stack([session.observation.get(name, filled[name]) for session in sessions])
+        for name in filled
+    }

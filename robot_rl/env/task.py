@@ -1,4 +1,7 @@
-"""What a task owns: where an episode starts, what it adds to the observation, and its end."""
+"""What a task owns: where an episode starts, what it adds to the observation, and its end.
+
+A reward source may judge in place of the task; `robot_rl.rewards` has them.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,16 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from robot_rl.data.schema import Field, Observation
+from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action
 from robot_rl.errors import RobotRLError
 from robot_rl.safety.commands import checked_pose
 from robot_rl.safety.limits import PoseLimits
 from robot_rl.safety.rotations import Vector
+
+# `reward_version` of a row: these for sources without a model, a model's own from FIRST_MODEL on.
+TASK_VERSION, HUMAN_VERSION, POSE_VERSION, DISTANCE_VERSION, SUCCESS_VERSION = range(5)
+FIRST_MODEL = 1 << 16
 
 
 class Outcome(NamedTuple):
@@ -48,6 +56,44 @@ class Task(Protocol):
 
     def outcome(self) -> Outcome:
         """Judge where the last step has led, or before the first one where the episode begins."""
+
+
+class RewardError(RobotRLError):
+    """A reward source that does not fit the robot, its cameras or its task."""
+
+
+class RewardSource:
+    """Judges each step in the actor, in place of the task's own detector or with it.
+
+    This one takes over what the detector says: a simulation's true state, or a sensor.
+
+    Attributes:
+        version: `reward_version` of the rows that it judges.
+        observed: Observation names that it reads.
+        alarm: What is wrong with the rewards of this episode, None while nothing is.
+    """
+
+    version: int = TASK_VERSION
+    observed: tuple[str, ...] = ()
+    alarm: str | None = None
+
+    def reset(self, observation: Observation) -> None:
+        """Begin an episode with its first observation."""
+
+    def judge(self, observation: Observation, task: Outcome) -> Outcome:
+        """Judge the step that led to an observation; `truncated` is the caller's business.
+
+        `task` is what the task's own detector said of it.
+        """
+        return task
+
+    def label(self, events: Sequence[OperatorEvent]) -> bool | None:
+        """Success or failure, as the operator said last; None if they said neither.
+
+        A label ends the episode, with a reward of 1 or 0, whatever the source says of the step.
+        """
+        labels = [e for e in events if e in (OperatorEvent.SUCCESS, OperatorEvent.FAILURE)]
+        return labels[-1] is OperatorEvent.SUCCESS if labels else None
 
 
 class TaskView(Protocol):

@@ -6,7 +6,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
@@ -22,22 +21,17 @@ from robot_rl.config import (
     flatten,
     on_stepped_clock,
 )
-from robot_rl.console.link import ConsoleLink
-from robot_rl.console.telemetry import TelemetryEnv, jpegs
+from robot_rl.console.feed import ConsoleFeed, jpegs
 from robot_rl.data.policy_columns import check_fit
-from robot_rl.data.schema import Observation
-from robot_rl.env.factory import has_domain, make_env, make_inbox, make_intervention
+from robot_rl.env.factory import has_domain, make_env, make_session
 from robot_rl.env.gym import NO_SUCCESS
-from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorEvent
-from robot_rl.env.reset import HumanReset, make_reset
-from robot_rl.env.robot_env import Begun, EpisodeEnv, Options, RobotEnvWrapper
-from robot_rl.env.rollout import EpisodeResult, Seeds, rollout
+from robot_rl.env.rollout import Seeds, rollout
+from robot_rl.env.session import EpisodeResult, Session
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.statistics import EvaluationResult, Labels
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.rewards.source import TaskReward
-from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env
 from robot_rl.run import SCENES, RunDirectory, RunError
 
 SeedSet = Literal["periodic", "final"]
@@ -55,28 +49,41 @@ class Evaluator:
     """Keeps the environments between evaluations, until it is closed.
 
     Simulated time is stepped, many episodes side by side. A robot that has only the wall clock is
-    attended by people as in training: see `AttendedRobot`. `note` is told of every episode that is
-    made again, and why. `ConfigError`: see `check_counts`.
+    attended by people, with the reset that it is trained with. The task's own detector judges where
+    there is one, else the configured reward source; the operator may say `success` and `failure` as
+    in training; what they say after the end of an episode is recorded, but does not count. An
+    episode in which they drive is none of the policy's successes. One that they `pause` or
+    `discard` is made again; `note` is called with why, of every episode.
+
+    Where a person puts the scene back, who meets a seed first decides what its scene is: what all
+    cameras saw as it began is kept in `scenes/SEED/CAMERA.jpg` of the run, and `note` points to it
+    before every further attempt. `ConfigError`: see `check_counts`.
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory, note: Callable[[str], None]) -> None:
         check_counts(config)
-        self._config, self._note = config, note
+        self._config, self._run, self._note = config, run, note
+        self._last = EpisodeResult(0)
+        self._console: ConsoleFeed | None = None
         stepped = on_stepped_clock(config)
-        attended = stepped.clock == "realtime"
-        self._attended = AttendedRobot(config, run, note) if attended else None
+        if stepped.clock == "realtime":
+            alone = without_training_aids(config)
+            form = alone.task[alone.robot.get("task", "environment")]
+            detector: dict[str, Any] = {"source": TaskReward(), "cameras": []}
+            judged = detector if form.get("reports_success", True) else {}
+            self._sessions = [make_session(alone, run, **judged)]
+            self._console = ConsoleFeed(self._sessions[0], run)
+            return
         episodes = max(config.evaluation.episodes, config.evaluation.final_episodes)
-        count = 1 if self._attended else min(int(config.evaluation.slots), int(episodes))
-        self._envs: list[EpisodeEnv] = []
-        with ExitStack() as open_envs:
-            for _ in range(count):
-                self._envs.append(self._attended.env if self._attended else make_env(stepped))
-                open_envs.callback(self._envs[-1].close)
-            self._open_envs = open_envs.pop_all()
+        self._sessions = []
+        for _ in range(min(int(config.evaluation.slots), int(episodes))):
+            self._sessions.append(Session(make_env(stepped)))
 
     def close(self) -> None:
         """Close the environments: a robot has one owner at a time."""
-        self._open_envs.close()
+        with ExitStack() as parts:
+            for session in self._sessions:
+                parts.callback(session.close)
 
     def evaluate(
         self,
@@ -109,12 +116,13 @@ class Evaluator:
         started = time.monotonic()
         seeds = Seeds(range(first, first + count))
         results: list[EpisodeResult] = []
-        if self._attended is not None:
-            seconds = self._envs[0].task.time_limit_steps * self._envs[0].clock.period
+        if self._console is not None:
+            session = self._sessions[0]
+            seconds = session.task.time_limit_steps * session.clock.period
             self._note(f"evaluation: {count} episodes of up to {seconds:g} s, one after the other")
         for result in self.episodes(behaviour, seeds, stop):
             results.append(result)
-            if self._attended is not None:
+            if self._console is not None:
                 how = "success" if result.success else "failure"
                 self._note(f"evaluation: {len(results)} of {count}: {how}, {result.seconds:.1f} s")
             if sum(not r.success for r in results) > most:
@@ -146,23 +154,26 @@ class Evaluator:
         """
         self.check_fit(behaviour)
         acting = ready(behaviour.exploring("mean"), self._config)
-        envs = self._envs[: len(seeds)]
-        runner = PolicyRunner(acting, slots=len(envs))
+        sessions = self._sessions[: len(seeds)]
+        runner = PolicyRunner(acting, slots=len(sessions))
         given_up = StopEvent() if stop is None else stop
         made_again: dict[int, Counter[str]] = defaultdict(Counter)
-        told = seeds if self._attended is None else self._attended.announced(seeds)
-        for result in rollout(envs, runner, told, stop=given_up.is_set):
-            said = None if self._attended is None else self._attended.heard_of(result)
+        announced = self._announced(seeds)
+        for result in rollout(
+            sessions, runner, announced, on_late_label=self._hear_late, stop=given_up.is_set
+        ):
+            self._last = result
+            self._keep_pictures(result.seed)
             again = made_again[result.seed]
-            if result.interrupted is None and said not in TAKEN_BACK:
+            if result.interrupted is None and result.ended_by not in TAKEN_BACK:
                 result.success = result.success and not result.intervened_steps
                 result.made_again = again
                 yield result
                 continue
-            reason = result.interrupted or f"the operator said {said}"
+            reason = result.interrupted or f"the operator said {result.ended_by}"
             self._note(f"evaluation: episode {result.seed} is made again: {reason}")
             seeds.again(result.seed)
-            again[_CUT if result.interrupted else str(said)] += 1
+            again[_CUT if result.interrupted else str(result.ended_by)] += 1
             if result.interrupted and again[_CUT] >= _MOST_CUTS:
                 raise EvaluationError(
                     f"the robot does not get through episode {result.seed}",
@@ -174,12 +185,43 @@ class Evaluator:
 
     def check_fit(self, behaviour: Behaviour) -> None:
         """Raise `PolicyError` where a policy was made for another task, rate or observation."""
-        check_fit(behaviour, self._envs[0].schema)
+        check_fit(behaviour, self._sessions[0].schema)
+
+    def _announced(self, seeds: Iterator[int]) -> Iterator[int]:
+        """Hand on each seed; where its scene was met before, say that it is to be put back."""
+        for seed in seeds:
+            name = f"{SCENES}/{seed}"
+            by_person = self._sessions[0].scene_put_back_by_person
+            if self._console and by_person and self._run.has_folder(name):
+                place = self._run.path / name
+                self._note(f"evaluation: episode {seed}: put the scene back as in {place}")
+                self._console.wanted_scene = seed
+            yield seed
+
+    def _keep_pictures(self, seed: int) -> None:
+        """Between episodes: keep pictures of a scene that a person puts back, unless there are."""
+        session, name = self._sessions[0], f"{SCENES}/{seed}"
+        if not session.scene_put_back_by_person or self._run.has_folder(name):
+            return
+        try:
+            if pictures := jpegs(session.first_observation):
+                with self._run.atomic_folder(name) as folder:
+                    for camera, jpeg in pictures.items():
+                        (folder / f"{camera}.jpg").write_bytes(jpeg)
+        except RunError as problem:  # no reason to give up what was evaluated so far
+            self._note(f"evaluation: no pictures of the scene of episode {seed}: {problem}")
+
+    def _hear_late(self, success: bool) -> None:
+        self._last.facts["operator_success"] = success
+        self._note(
+            f"evaluation: the label {'success' if success else 'failure'} came after the end of"
+            " its episode and does not count"
+        )
 
     @property
     def slots(self) -> int:
         """How many episodes run side by side."""
-        return len(self._envs)
+        return len(self._sessions)
 
 
 def summarised(
@@ -261,100 +303,5 @@ def without_training_aids(config: DictConfig) -> DictConfig:
     alone = config.copy()
     OmegaConf.update(alone, "operator.simulated", None)
     if "backward" in config.reset:
-        OmegaConf.update(alone, "reset.wrapper", None)
+        OmegaConf.update(alone, "reset.strategy", None)
     return alone
-
-
-class PicturedScenes(RobotEnvWrapper):
-    """Keeps what all cameras saw as the first episode with a seed began, to put that scene back.
-
-    Args:
-        env: The environment, with the cameras that only the reward source sees.
-        run: Where the pictures are kept, in `scenes/SEED/CAMERA.jpg`.
-    """
-
-    def __init__(self, env: EpisodeEnv, run: RunDirectory) -> None:
-        super().__init__(env)
-        self._run = run
-        self._first: Observation = {}
-        self._seed: int | None = None
-
-    def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
-        """Begin an episode."""
-        self._first, info = super().reset(seed=seed, options=options)
-        self._seed = seed
-        return self._first, info
-
-    def folder(self, seed: int | None) -> Path | None:
-        """Where the pictures of a seed's scene are, if it has any."""
-        name = f"{SCENES}/{seed}"
-        return self._run.path / name if self._run.has_folder(name) else None
-
-    def keep(self) -> None:
-        """Between episodes: write the pictures of the last one's scene, if there are none yet.
-
-        Raises:
-            RunError: The disk is full or the folder cannot be written.
-        """
-        if self.folder(self._seed) is not None or not (pictures := jpegs(self._first)):
-            return
-        with self._run.atomic_folder(f"{SCENES}/{self._seed}") as folder:
-            for camera, jpeg in pictures.items():
-                (folder / f"{camera}.jpg").write_bytes(jpeg)
-
-
-class AttendedRobot:
-    """One robot, with its operator and the reset that it is trained with.
-
-    The task's own detector judges where there is one, else the configured reward source; the
-    operator may say `success` and `failure` as in training; what they say after the end of an
-    episode is recorded, but does not count. An episode in which the operator drives is none of the
-    policy's successes. One that they `pause` or `discard` is made again.
-
-    Where a person puts the scene back, who meets a seed first decides what its scene is: the
-    cameras' pictures of it are kept in the run, and `note` points to them before every further
-    attempt.
-    """
-
-    def __init__(self, config: DictConfig, run: RunDirectory, note: Callable[[str], None]) -> None:
-        alone = without_training_aids(config)
-        form = alone.task[alone.robot.get("task", "environment")]
-        detected = form.get("reports_success", True)
-        inner, hidden = make_watched_env(alone, [] if detected else None)
-        inbox = make_inbox(alone)
-        self._operated: Intervention = make_intervention(alone, inner, inbox)
-        begun = make_reset(alone, self._operated, lambda: False)
-        self._scenes = PicturedScenes(begun, run) if isinstance(begun, HumanReset) else None
-        source = TaskReward() if detected else make_source(alone)
-        self._judged = RewardWrapper(self._scenes or begun, source, hidden=hidden)
-        self._judged.on_late_label = self._heard_late
-        self.env = TelemetryEnv(self._judged, self._operated, ConsoleLink(run, inbox))
-        self._run, self._note, self._last = run, note, EpisodeResult(0)
-
-    def announced(self, seeds: Iterator[int]) -> Iterator[int]:
-        """Hand on each seed; where its scene was met before, say that it is to be put back."""
-        for seed in seeds:
-            folder = None if self._scenes is None else self._scenes.folder(seed)
-            if folder is not None:
-                self._note(f"evaluation: episode {seed}: put the scene back as in {folder}")
-                self.env.note_wanted(seed)
-            yield seed
-
-    def heard_of(self, episode: EpisodeResult) -> OperatorEvent | None:
-        """Note who called the ended episode a success; returns what the operator ended it with."""
-        self._operated.keep_faults(self._run)
-        episode.facts |= self._judged.episode_facts
-        try:
-            if self._scenes is not None:
-                self._scenes.keep()
-        except RunError as problem:  # no reason to give up what was evaluated so far
-            self._note(f"evaluation: no pictures of the scene of episode {episode.seed}: {problem}")
-        self._last = episode
-        return self._operated.ended_by
-
-    def _heard_late(self, success: bool) -> None:
-        self._last.facts["operator_success"] = success
-        self._note(
-            f"evaluation: the label {'success' if success else 'failure'} came after the end of"
-            " its episode and does not count"
-        )

@@ -17,9 +17,10 @@ from av.video.stream import VideoStream
 
 from policies.behaviour import Behaviour
 from policies.runner import PolicyRunner
-from robot_rl.env.robot import Action
-from robot_rl.env.robot_env import Begun, Options, RobotEnv, RobotEnvWrapper
+from robot_rl.data.schema import Observation
+from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import Controller, rollout
+from robot_rl.env.session import Session, Watcher
 from robot_rl.evaluation.records import CLIPS
 from robot_rl.processes.files import replace_text
 
@@ -50,25 +51,20 @@ class Clip:
     seconds: float  # length of the episode on the environment's clock
 
 
-class _FilmedEnv(RobotEnvWrapper):
-    """Takes a picture at every observation of its newest episode."""
+class _Camera(Watcher):
+    """Takes a picture at every observation of the newest episode."""
 
-    def __init__(self, env: RobotEnv, robot: Filmable) -> None:
-        super().__init__(env)
-        self._filmed = robot
+    def __init__(self, robot: Filmable) -> None:
+        self._robot = robot
         self.pictures: list[Picture] = []
 
-    def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
-        """Reset, and begin a new film."""
-        begun = super().reset(seed=seed, options=options)
-        self.pictures = [self._filmed.picture()]
-        return begun
+    def begun(self, observation: Observation, info: dict[str, Any]) -> None:
+        """Begin a new film."""
+        self.pictures = [self._robot.picture()]
 
-    def step(self, action: Action) -> Any:
-        """Step and take a picture."""
-        stepped = super().step(action)
-        self.pictures.append(self._filmed.picture())
-        return stepped
+    def stepped(self, observation: Observation, reward: float, info: dict[str, Any]) -> None:
+        """Take a picture."""
+        self.pictures.append(self._robot.picture())
 
 
 def film(env: RobotEnv, behaviour: Behaviour, seeds: Iterable[int], folder: Path) -> Iterator[Clip]:
@@ -79,12 +75,13 @@ def film(env: RobotEnv, behaviour: Behaviour, seeds: Iterable[int], folder: Path
     if not isinstance(env.robot, Filmable):
         return
     folder.mkdir(parents=True, exist_ok=True)
-    filmed = _FilmedEnv(env, env.robot)
+    session, camera = Session(env), _Camera(env.robot)
+    session.watcher = camera
     runner: Controller = PolicyRunner(behaviour.exploring("mean"))
     rate = Fraction(1 / env.clock.period).limit_denominator(1000)
-    for result in rollout([filmed], runner, iter(seeds)):
+    for result in rollout([session], runner, iter(seeds)):
         path = folder / f"{result.seed}.mp4"
-        write_video(path, filmed.pictures, rate)
+        write_video(path, camera.pictures, rate)
         yield Clip(path.name, result.seed, result.success, result.seconds)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property, partial
@@ -25,16 +25,14 @@ from policies.checkpoint import StoredBase
 from policies.columns import ENCODER_ID, FEATURES
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
-from robot_rl.console.link import ConsoleLink
-from robot_rl.console.telemetry import TelemetryEnv
+from robot_rl.console.feed import ConsoleFeed
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
-from robot_rl.env.factory import make_inbox, make_intervention, observed_widths
-from robot_rl.env.intervention import Intervention
+from robot_rl.env.factory import make_session, observed_widths
 from robot_rl.env.operator import OperatorEvent
-from robot_rl.env.reset import make_reset
-from robot_rl.env.rollout import EpisodeResult, Seeds, rollout, training_seed
+from robot_rl.env.rollout import Seeds, rollout, training_seed
+from robot_rl.env.session import EpisodeResult, Session
 from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.algorithms.base import Batch
@@ -50,7 +48,6 @@ from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.sampler import Prefetcher, Sampler, SampleSpec
 from robot_rl.replay.server_place import ServerPlace
-from robot_rl.rewards.wrapper import RewardWrapper, make_source, make_watched_env
 from robot_rl.run import ACCEPTED, CLONED, STATE_FILE, UNTRAINED, RunDirectory
 from robot_rl.wire import KeysRefused, ServerUnreachable
 
@@ -183,23 +180,21 @@ class Workbench:
         """
         who = behaviour if callable(behaviour) else lambda number: behaviour
         acting = who(first + done).to(self.device)
-        env, operated = make_operated_env(self.config, self.run, resets=True)
+        session = make_watched_session(self.config, self.run, resets=True)
         runner = PolicyRunner(acting)
-        recorder = RowBuilder(env.schema, SOURCE_POLICY)
-        names = [field.name for field in env.schema.fields]
+        recorder = RowBuilder(session.schema, SOURCE_POLICY)
+        names = [field.name for field in session.schema.fields]
         numbers = range(first + done, first + episodes)
         run_seed, scenes = int(self.config.seed), (first + (n - first) // tries for n in numbers)
         seeds = Seeds(training_seed(run_seed, stream, scene) for scene in scenes)
 
-        with closing(env), WorkProgress(episodes, "episodes") as progress:
-            note = noting_faults(operated, self.run, progress.note)
+        with closing(session), WorkProgress(episodes, "episodes") as progress:
             progress.phase(words)
-            progress.note(_announcement(env, episodes - done, acting, words))
+            progress.note(_announcement(session, episodes - done, acting, words))
             progress.update(done)
-            free = once_free(env, seeds, note)
-            for result in rollout([env], runner, free, recorder=recorder, note=note):
-                operated.keep_faults(self.run)
-                if not result.steps or operated.ended_by is OperatorEvent.DISCARD:
+            free, note = session.once_free(seeds, progress.note), progress.note
+            for result in rollout([session], runner, free, recorder=recorder, note=note):
+                if not result.steps or result.ended_by is OperatorEvent.DISCARD:
                     seeds.again(result.seed)
                     continue
                 result.rows = [{name: row[name] for name in names} for row in result.rows]
@@ -354,30 +349,9 @@ class Rows:
         return self._prefetcher.next()
 
 
-def once_free(
-    env: TelemetryEnv, seeds: Iterable[int], note: Callable[[str], None]
-) -> Iterator[int]:
-    """Yield each seed once nobody halts the robot; until then `note` is told why."""
-    for seed in seeds:
-        env.wait_until_free(lambda: False, note)
-        yield seed
-
-
-def noting_faults(
-    operated: Intervention, run: RunDirectory, note: Callable[[str], None]
-) -> Callable[[str], None]:
-    """`note`, which also writes at once what keeps the robot from going on."""
-
-    def noting(text: str) -> None:
-        note(text)
-        operated.keep_faults(run)
-
-    return noting
-
-
-def _announcement(env: TelemetryEnv, episodes: int, behaviour: Behaviour, words: str) -> str:
+def _announcement(session: Session, episodes: int, behaviour: Behaviour, words: str) -> str:
     """What the robot is about to do, for whoever stands beside it."""
-    seconds = env.task.time_limit_steps * env.clock.period
+    seconds = session.task.time_limit_steps * session.clock.period
     mode, noise = behaviour.exploration.mode, behaviour.exploration.noise_scale
     driver = "chance" if mode == "noise" else f"the {behaviour.policy.kind} policy"
     count = f"{episodes} episodes" if episodes > 1 else "one episode"
@@ -388,20 +362,9 @@ def _announcement(env: TelemetryEnv, episodes: int, behaviour: Behaviour, words:
     return text
 
 
-def make_operated_env(
-    config: DictConfig, run: RunDirectory, *, resets: bool
-) -> tuple[TelemetryEnv, Intervention]:
-    """Make the configured environment for an operator, and the wrapper in it that listens to them.
-
-    Whoever drives begins each episode; for a policy that acts it has the configured reset.
-
-    Raises:
-        RewardError: The model of the configured reward cannot be read.
-    """
-    inner, hidden = make_watched_env(config)
-    observed_widths(config, inner.schema)  # what cannot be seen is to be said before anybody starts
-    inbox = make_inbox(config)
-    operated = make_intervention(config, inner, inbox)
-    begun = make_reset(config, operated, lambda: False) if resets else operated
-    judged = RewardWrapper(begun, make_source(config), hidden=hidden)
-    return TelemetryEnv(judged, operated, ConsoleLink(run, inbox)), operated
+def make_watched_session(config: DictConfig, run: RunDirectory, *, resets: bool) -> Session:
+    """Make the configured session, shown on the console of the run; see `make_session`."""
+    session = make_session(config, run, resets=resets)
+    observed_widths(config, session.schema)  # what cannot be seen is said before anybody starts
+    ConsoleFeed(session, run)
+    return session

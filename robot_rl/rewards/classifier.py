@@ -27,9 +27,9 @@ from policies.backbones import Backbone
 from policies.encoders import camera_image, image_pixels
 from policies.networks import linear, seeded
 from robot_rl.data.schema import Observation
-from robot_rl.env.task import Outcome
+from robot_rl.env.task import FIRST_MODEL, Outcome, RewardError, RewardSource
 from robot_rl.errors import RobotRLError
-from robot_rl.rewards.source import FIRST_MODEL, RewardError, RewardSource, sparse
+from robot_rl.rewards.source import sparse
 
 DESCRIPTION_FILE = "classifier.json"
 TENSOR_FILE = "classifier.safetensors"

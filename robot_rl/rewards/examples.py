@@ -9,23 +9,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.runner import Decision
+from policies.runner import Conclusion, Decision
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.data.rows import Active, Instructions, Seen, Slots
+from robot_rl.data.rows import Active, Executed, Instructions, Seen, Slots
 from robot_rl.data.schema import Observation
-from robot_rl.env.controllers import ControllerWrapper
-from robot_rl.env.operator import NOTHING, OperatorEvent, OperatorInput
-from robot_rl.env.robot import Action, gripper_columns
-from robot_rl.env.robot_env import Begun, Options, RobotEnvWrapper, Stepped
+from robot_rl.env.operator import OperatorEvent
+from robot_rl.env.robot import gripper_columns
 from robot_rl.env.rollout import Controller
-from robot_rl.env.task import Outcome
-from robot_rl.rewards.source import RewardError, RewardSource
+from robot_rl.env.task import Outcome, RewardError, RewardSource
 
 Array = npt.NDArray[Any]
 Images = dict[str, Array]
 
 TASK, OPERATOR = "task", "operator"
-LABELS = (OperatorEvent.SUCCESS, OperatorEvent.FAILURE)
 REACTION_FRAMES = "reaction_frames"
 
 
@@ -176,40 +172,38 @@ class Lingering(RewardSource):
         return task._replace(terminated=ends)
 
 
-class OperatorDetector(RobotEnvWrapper):
+class OperatorLabels(Lingering):
     """Takes the operator's word for what the task's detector says, where there is no detector.
 
-    From the event `success` on every frame shows success, until the episode ends; `failure` ends
-    it. Wrappers around this one hear neither of the two.
+    From the event `success` on every frame shows success, until the episode ends some frames later;
+    `failure` ends it at once.
 
     Attributes:
         labelled: Whether the operator has said of the episode that it succeeded or failed.
     """
 
-    def __init__(self, env: RobotEnvWrapper) -> None:
-        super().__init__(env)
+    def __init__(self, frames: int) -> None:
+        super().__init__(frames)
         self.labelled = self._success = False
 
-    def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
+    def reset(self, observation: Observation) -> None:
         """Begin an episode; what was said before it is about none."""
-        observation, info = super().reset(seed=seed, options=options)
+        super().reset(observation)
         self.labelled = self._success = False
-        return observation, info | {"operator": NOTHING}
 
-    def step(self, action: Action) -> Stepped:
-        """Step, and judge as the operator does."""
-        observation, _, _, truncated, info = super().step(action)
-        said: OperatorInput = info["operator"]
-        self._success |= OperatorEvent.SUCCESS in said.events
-        failed = OperatorEvent.FAILURE in said.events and not self._success
-        self.labelled |= self._success or failed
-        others = tuple(event for event in said.events if event not in LABELS)
-        info |= {"success": self._success, "operator": said._replace(events=others)}
-        # After a success the episode may go on, but not where the operator has cut it.
-        return observation, float(self._success), self._success or failed, truncated, info
+    def label(self, events: Sequence[OperatorEvent]) -> bool | None:
+        """Take in what the operator says; `judge` sees to it."""
+        self._success |= OperatorEvent.SUCCESS in events
+        self.labelled |= self._success or OperatorEvent.FAILURE in events
+        return None
+
+    def judge(self, observation: Observation, task: Outcome) -> Outcome:
+        """Judge as the operator does."""
+        said = Outcome(float(self._success), self.labelled, False, self._success)
+        return super().judge(observation, said)
 
 
-class StallingController(ControllerWrapper[Controller]):
+class StallingController:
     """Lets another controller act, and stops for good at a step of the episode.
 
     What follows are the hardest negatives there are: almost done, from every side and for long.
@@ -221,7 +215,7 @@ class StallingController(ControllerWrapper[Controller]):
     """
 
     def __init__(self, controller: Controller, action_names: Sequence[str], fidget: float) -> None:
-        super().__init__(controller)
+        self._controller = controller
         self._fidget = fidget
         self._moving = np.ones(len(action_names), bool)
         self._moving[gripper_columns(action_names)] = False
@@ -233,15 +227,23 @@ class StallingController(ControllerWrapper[Controller]):
         self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
     ) -> None:
         """Begin an episode."""
-        super().reset(slots, seeds=seeds, instructions=instructions)
+        self._controller.reset(slots, seeds=seeds, instructions=instructions)
         self._step = 0
         self._rng = np.random.default_rng(seeds[0])
 
     def act(self, observation: Seen, active: Active = None) -> Decision:
         """Decide as the other does, or hardly move."""
-        decision = super().act(observation, active)
+        decision = self._controller.act(observation, active)
         self._step += 1
         if self._step > self.stall_at:
             noise = self._rng.normal(0.0, self._fidget, decision.action.shape)
             np.copyto(decision.action, noise.clip(-1.0, 1.0), "same_kind", self._moving)
         return decision
+
+    def conclude(self, observation: Seen, active: Active = None) -> Conclusion:
+        """What the other concludes."""
+        return self._controller.conclude(observation, active)
+
+    def observe_override(self, executed: Executed, slots: Slots = None) -> None:
+        """Let the other hear of it."""
+        self._controller.observe_override(executed, slots)

@@ -1,4 +1,4 @@
-"""What a reward source is, and the sources that need no model: the task, a pose, a person."""
+"""The reward sources that need no model: the task, a pose, a person."""
 
 from __future__ import annotations
 
@@ -8,43 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from robot_rl.data.schema import Observation
-from robot_rl.env.task import Outcome
-from robot_rl.errors import RobotRLError
+from robot_rl.env.task import (
+    DISTANCE_VERSION,
+    HUMAN_VERSION,
+    POSE_VERSION,
+    SUCCESS_VERSION,
+    Outcome,
+)
+from robot_rl.env.task import RewardError as RewardError
+from robot_rl.env.task import RewardSource as RewardSource
 from robot_rl.safety import rotations
-
-# `reward_version` of a row: these for sources without a model, a model's own from FIRST_MODEL on.
-TASK_VERSION, HUMAN_VERSION, POSE_VERSION, DISTANCE_VERSION, SUCCESS_VERSION = range(5)
-FIRST_MODEL = 1 << 16
-
-
-class RewardError(RobotRLError):
-    """A reward source that does not fit the robot, its cameras or its task."""
-
-
-class RewardSource:
-    """Judges each step in the actor, in place of the task's own detector or with it.
-
-    This one takes over what the detector says: a simulation's true state, or a sensor.
-
-    Attributes:
-        version: `reward_version` of the rows that it judges.
-        observed: Observation names that it reads.
-        alarm: What is wrong with the rewards of this episode, None while nothing is.
-    """
-
-    version: int = TASK_VERSION
-    observed: tuple[str, ...] = ()
-    alarm: str | None = None
-
-    def reset(self, observation: Observation) -> None:
-        """Begin an episode with its first observation."""
-
-    def judge(self, observation: Observation, task: Outcome) -> Outcome:
-        """Judge the step that led to an observation; `truncated` is the caller's business.
-
-        `task` is what the task's own detector said of it.
-        """
-        return task
 
 
 class TaskReward(RewardSource):
@@ -62,7 +35,7 @@ class SuccessReward(RewardSource):
 
 
 class HumanReward(RewardSource):
-    """Nothing but what a person says: the wrapper takes labels, whatever the source is."""
+    """Nothing but what a person says: a label counts, whatever the source is."""
 
     version = HUMAN_VERSION
 

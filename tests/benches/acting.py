@@ -19,9 +19,8 @@ from robot_rl.commands.preparation import robot_nodes
 from robot_rl.data.policy_columns import check_fit
 from robot_rl.data.schema import Observation
 from robot_rl.env.factory import make_env
-from robot_rl.env.robot import Action
-from robot_rl.env.robot_env import RobotEnv, RobotEnvWrapper
 from robot_rl.env.rollout import rollout
+from robot_rl.env.session import Session, Watcher
 from robot_rl.learning.stages.clone import Clone
 from robot_rl.learning.stages.vision import Vision
 from robot_rl.learning.workbench import Workbench
@@ -42,21 +41,24 @@ def act_over_topics(config: DictConfig, folder: Path) -> dict[str, object]:
     behaviour = _cloned(config, folder)
     settings = over_topics(config, "observation=pixels")
     with robot_nodes(settings, folder / "nodes"):
-        env = _Timed(make_env(settings))
-        answers = _Answers()
+        env = make_env(settings)
+        assert isinstance(env.robot, RosRobot)
+        env.task.time_limit_steps = _EPISODE_STEPS
+        session, timed, answers = Session(env), _Timed(env.robot), _Answers()
+        session.watcher = timed
         try:
             check_fit(behaviour, env.schema)
             runner = PolicyRunner(behaviour.exploring("mean").to(compute_device(config)))
             ticks = int(config.bench.ticks)
             interrupted = 0
             for result in rollout(
-                [env], runner, itertools.count(1), stop=lambda: env.steps > ticks
+                [session], runner, itertools.count(1), stop=lambda: timed.steps > ticks
             ):
                 interrupted += result.interrupted is not None
         finally:
             answers.close()
-            env.close()
-    figures = env.figures(float(config.inference_budget_seconds))
+            session.close()
+    figures = timed.figures(float(config.inference_budget_seconds))
     return {**figures, **answers.figures(), "interrupted_episodes": interrupted}
 
 
@@ -77,35 +79,27 @@ def _cloned(config: DictConfig, folder: Path) -> Behaviour:
     return bench.cloned
 
 
-class _Timed(RobotEnvWrapper):
+class _Timed(Watcher):
     """Notes how old what an action follows from is when it has been sent, and how late."""
 
-    def __init__(self, env: RobotEnv) -> None:
-        super().__init__(env)
+    def __init__(self, robot: RosRobot) -> None:
         self.steps = 0
+        self._robot = robot
+        self._measured: dict[str, int] = {}  # per topic, when what was observed last was measured
         self._ages: list[dict[str, float]] = []  # per topic [s]
         self._lateness: list[float] = []  # of the tick [s]
         self._decisions: list[float] = []  # from the tick to the sending [s]
-        self._episode_steps = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        self._episode_steps = 0
-        return super().reset(seed=seed, options=options)
+    def begun(self, observation: Observation, info: dict[str, Any]) -> None:
+        self._measured = dict(self._robot.measurements.stamps_ns)
 
-    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        assert isinstance(self.robot, RosRobot)
-        measured = self.robot.measurements.stamps_ns
-        observation, reward, terminated, truncated, info = super().step(action)
+    def stepped(self, observation: Observation, reward: float, info: dict[str, Any]) -> None:
         sent = info["stamp_action"]
-        self._ages.append({topic: 1e-9 * (sent - stamp) for topic, stamp in measured.items()})
+        self._ages.append({topic: 1e-9 * (sent - at) for topic, at in self._measured.items()})
+        self._measured = dict(self._robot.measurements.stamps_ns)
         self._lateness.append(info["lateness"])
         self._decisions.append(info["decision_seconds"])
         self.steps += 1
-        self._episode_steps += 1
-        over = truncated or self._episode_steps >= _EPISODE_STEPS
-        return observation, float(reward), terminated, over and not terminated, info
 
     def figures(self, budget: float) -> dict[str, object]:
         topics = [topic for topic in self._ages[0] if topic.endswith("image_raw")]

@@ -28,9 +28,8 @@ from training_runs import START_SECONDS, processes, train
 from robot_rl.commands.preparation import robot_nodes
 from robot_rl.config import compose
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
-from robot_rl.env.factory import make_env, make_inbox, make_intervention
+from robot_rl.env.factory import make_session
 from robot_rl.env.robot import RobotInterrupted
-from robot_rl.env.robot_env import IN_PLACE
 from robot_rl.processes.waiting import wait_until
 from robot_rl.replay.reader import StoreReader
 from robot_rl.run import FAULTS, LATEST, RunDirectory
@@ -38,7 +37,7 @@ from robot_rl.run import FAULTS, LATEST, RunDirectory
 if TYPE_CHECKING:
     from twin_cell import Fault, FaultLog, Stop, TwinCell
 
-    from robot_rl.env.intervention import Intervention
+    from robot_rl.env.session import Session
 
 _CAMERA = (
     "observation.cameras=[{_target_:robot_rl.env.sim.cameras.CameraOptions,"
@@ -170,8 +169,7 @@ def _in_a_row(
     config = compose([*chosen(config), *words, f"bench.stops={config.bench.stops}"])
     faults, stops, others = faults_of(config), list[Stop](), Counter[str]()
     with robot_nodes(config, Path(folder)):
-        env = make_env(config)
-        operated = make_intervention(config, env, make_inbox(config))
+        operated = make_session(config)
         with closing(operated), closing(TwinCell(config, rng, lambda: None)) as cell:
             _let_go(operated, cell)
             while len(stops) < config.bench.stops:
@@ -187,20 +185,18 @@ def _in_a_row(
     return stops, others, {}
 
 
-def _let_go(operated: Intervention, cell: TwinCell) -> None:
+def _let_go(operated: Session, cell: TwinCell) -> None:
     """Say `start` until the robot waits for nothing."""
 
     def free() -> bool:
-        operated.overhear()
-        return not operated.waits_for
+        operated.operator.overhear()
+        return not operated.operator.waits_for
 
     if cell.start(free, _GOES_ON_SECONDS) is None:
-        raise BenchFailed("the robot may not move", got=operated.waiting())
+        raise BenchFailed("the robot may not move", got=operated.operator.waiting())
 
 
-def _stop_once(
-    operated: Intervention, cell: TwinCell, fault: Fault, rng: np.random.Generator
-) -> Stop:
+def _stop_once(operated: Session, cell: TwinCell, fault: Fault, rng: np.random.Generator) -> Stop:
     """One fault on the way to a random pose, or at rest there."""
     from twin_cell import Stop
 
@@ -210,7 +206,7 @@ def _stop_once(
     stop, struck, number = Stop(fault.service), 0.0, 0
     columns = len(operated.schema.action_names)
     try:
-        while not operated.waits_for:
+        while not operated.operator.waits_for:
             if number == strikes:
                 time.sleep(rng.uniform(0.0, 0.09))
                 struck = cell.strike(fault)
@@ -229,8 +225,8 @@ def _stop_once(
             raise
         stop.problem = str(problem)
     if not struck:
-        raise RobotInterrupted(operated.waiting())
-    stop.problem = stop.problem or operated.waiting()
+        raise RobotInterrupted(operated.operator.waiting())
+    stop.problem = stop.problem or operated.operator.waiting()
     stop.noticed = time.monotonic() - struck
     stands = cell.look_at(stop, fault, struck, rng.uniform(*_LOOK_SECONDS))
     cell.repair(fault)
@@ -242,8 +238,8 @@ def _stop_once(
     return stop
 
 
-def _begin(operated: Intervention, rng: np.random.Generator) -> None:
-    operated.reset(seed=int(rng.integers(1 << 31)), options=IN_PLACE)
+def _begin(operated: Session, rng: np.random.Generator) -> None:
+    operated.put_back(int(rng.integers(1 << 31)), in_place=True)
 
 
 def _check_rows(folder: str, actions: Sequence[tuple[int, Any]]) -> int:

@@ -20,9 +20,9 @@ from robot_rl.console.link import (
     Event,
     InControl,
     Jog,
-    Seen,
     Situation,
     Snapshot,
+    SnapshotMessage,
     Taken,
     loop_folder,
 )
@@ -228,7 +228,9 @@ def say(endpoint, *messages):
         for message in messages:
             socket.send_multipart(message)
             while socket.poll(500):
-                answer, _ = Decoder(Seen, Alive, Taken, Refused).decode(socket.recv_multipart())
+                answer, _ = Decoder(SnapshotMessage, Alive, Taken, Refused).decode(
+                    socket.recv_multipart()
+                )
                 answers.append(answer)
                 if not isinstance(answer, Alive):
                     break
@@ -294,7 +296,7 @@ def test_a_link_that_failed_says_so_to_the_loop(run, inbox):
 
 def test_what_is_no_snapshot_is_named():
     whole = Snapshot(Situation(episode=2), SEEN).to_frames()
-    decode = Decoder(Seen).decode
+    decode = Decoder(SnapshotMessage).decode
     assert Snapshot.of(*decode(whole)).situation.episode == 2
     for frames, problem in (
         (whole[:-1], "not as they are announced"),

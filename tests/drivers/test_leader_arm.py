@@ -10,7 +10,7 @@ import pytest
 
 from drivers.errors import DriverError
 from drivers.teleop.leader import LeaderArm
-from robot_rl.env.factory import LeaderAttendant
+from robot_rl.env.factory import LeaderInput
 from robot_rl.env.operator import OperatorError, OperatorInbox
 from robot_rl.env.robot import RobotInterrupted
 
@@ -45,7 +45,7 @@ class Follower:
         self.leader = HandMovedLeader(["j0", "j1", "j2"], **settings)
         self.inbox = OperatorInbox()
         self.inbox.joints = self.inbox.unmovable = COLUMNS
-        self.attendant = LeaderAttendant(self.leader, self.inbox, STEPS)
+        self.input = LeaderInput(self.leader, self.inbox, STEPS)
         self.joints = np.array(joints, np.float64)
         self.told = None
 
@@ -54,7 +54,7 @@ class Follower:
         if leader is not None:
             self.leader.at = np.array(leader, np.float64)
         observed = {"state/joint_positions": self.joints, "state/joint_lead": np.zeros(3)}
-        self.attendant.watch({n: v.astype(np.float32) for n, v in observed.items()})
+        self.input.watch({n: v.astype(np.float32) for n, v in observed.items()})
         said = self.inbox.poll()
         before = self.joints.copy()
         self.joints = self.joints + STEPS * said.motion
@@ -118,7 +118,7 @@ def test_an_episode_begins_without_a_leader_that_was_followed_before():
     robot = Follower([0.0, 0.0, 0.0])
     robot.step([0.0, 0.0, 0.0])
     assert robot.step([0.1, 0.0, 0.0])
-    robot.attendant.begin(0)
+    robot.input.begin(0)
     assert not robot.inbox.poll().moving
     assert not robot.step()
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from robot_rl.env.clock import RealtimeClock, SteppedClock, make_clock
+from robot_rl.env.robot_env import RealtimeClock, SteppedClock, make_clock
 from robot_rl.errors import RobotRLError
 
 MARGIN = 1e-3

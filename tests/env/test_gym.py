@@ -17,6 +17,7 @@ from robot_rl.env.controllers import ExpertController
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.gym import GymError
 from robot_rl.env.rollout import rollout
+from robot_rl.env.session import Session
 
 
 def test_robot_gym_brings_its_task_and_is_called_by_its_id():
@@ -265,7 +266,7 @@ def test_success_is_that_of_the_last_step_or_of_any_and_counted_from_there(
     success, stays, expected
 ):
     env = environment("tests/Passing-v0", f"robot.success={success}", stays=stays)
-    first, again = rollout([env], ExpertController(Resting()), iter([0, 1]))
+    first, again = rollout([Session(env)], ExpertController(Resting()), iter([0, 1]))
     assert (first.success, first.seconds_to_success) == expected
     assert (again.success, again.seconds_to_success) == expected
     assert first.seconds == 4.0

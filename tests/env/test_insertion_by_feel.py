@@ -5,11 +5,9 @@ import pytest
 from scenes import configuration
 
 from policies import registry
-from robot_rl.env.factory import make_env, make_expert, make_inbox, make_intervention
+from robot_rl.env.factory import make_env, make_expert, make_session
 from robot_rl.env.sim.task import Imperfections
 from robot_rl.env.sim.tasks.insertion_by_feel import InsertionByFeel
-from robot_rl.rewards.source import TaskReward
-from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.safety import rotations
 
 SURFACE = 0.0005  # m, where the tip is when it stands on the socket
@@ -68,8 +66,8 @@ def test_the_hand_keeps_a_peg_that_somebody_else_has_taken():
 def test_the_operator_lets_be_who_takes_and_carries_the_peg_another_way(seed):
     watching = "operator.simulated.habits.attention=1.0"
     config = configuration("task=pick_insert", "operator=simulated", watching)
-    env = make_env(config)
-    operated = make_intervention(config, env, make_inbox(config))
+    operated = make_session(config)
+    env = operated.env
     lower = configuration(
         "task=pick_insert",
         "task.expert.carry_height=0.01",
@@ -95,8 +93,8 @@ def test_the_operator_lets_be_who_takes_and_carries_the_peg_another_way(seed):
 def test_the_operator_calls_it_a_failure_when_the_peg_lies_on_the_table():
     watching = "operator.simulated.habits.attention=1.0"
     config = configuration("task=pick_insert", "operator=simulated", watching)
-    env = make_env(config)
-    operated = RewardWrapper(make_intervention(config, env, make_inbox(config)), TaskReward())
+    operated = make_session(config)
+    env = operated.env
     somebody = make_expert(configuration("task=pick_insert"), env)
     rng = np.random.default_rng(0)
     operated.reset(seed=2)

@@ -15,14 +15,14 @@ from robot_rl.config import compose
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.env.controllers import ExpertController
-from robot_rl.env.factory import make_env, make_expert
-from robot_rl.env.intervention import Intervention
+from robot_rl.env.factory import make_env, make_expert, make_session
+from robot_rl.env.intervention import FaultLog
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import rollout
+from robot_rl.env.session import Session
 from robot_rl.evaluation.evaluate import EvaluationError, Evaluator
 from robot_rl.evaluation.statistics import Labels
-from robot_rl.learning.workbench import make_operated_env, noting_faults
 from robot_rl.replay.sampler import SampleSpec
 from robot_rl.replay.windows import make_windows
 from robot_rl.ros.errors import SensorLate
@@ -51,14 +51,17 @@ def episodes(failures, seeds, stop=lambda: False):
     controller = ExpertController(make_expert(config, env))
     env.robot = Faulty(env.robot, failures)
     recorder = RowBuilder(env.schema, SOURCE_POLICY)
-    return list(rollout([env], controller, iter(seeds), recorder=recorder, stop=stop)), env.schema
+    session = Session(env)
+    acted = rollout([session], controller, iter(seeds), recorder=recorder, stop=stop)
+    return list(acted), env.schema
 
 
 @pytest.mark.parametrize("what", ["a silent topic", "a stop of the arm"])
 def test_a_fault_is_dated_when_it_began_and_not_when_it_was_noticed(tmp_path, what):
     env, seconds = make_env(compose(["task=reach"])), [0.0]
     inbox = OperatorInbox(clock=lambda: seconds[0])
-    operated = Intervention(env, inbox, 0.5)
+    run = RunDirectory(tmp_path)
+    operated = Session(env, inbox, run=run)
     operated.reset(seed=1)
 
     def observe():
@@ -72,8 +75,7 @@ def test_a_fault_is_dated_when_it_began_and_not_when_it_was_noticed(tmp_path, wh
     noticed = datetime.now().astimezone()
     with suppress(RobotInterrupted):
         operated.step(np.zeros(6, np.float32))
-    run = RunDirectory(tmp_path)
-    operated.keep_faults(run)
+    operated.keep_faults()
     (fault,) = run.read_jsonl("faults")
     early = noticed - datetime.fromisoformat(fault["time"])
     assert timedelta(seconds=1.0) < early < timedelta(seconds=2.1)
@@ -81,10 +83,11 @@ def test_a_fault_is_dated_when_it_began_and_not_when_it_was_noticed(tmp_path, wh
 
 def test_what_one_cut_cable_ends_is_one_fault_with_its_parts(tmp_path):
     env = make_env(compose(["task=reach"]))
-    operated = Intervention(env, inbox := OperatorInbox(), 0.5)
+    run = RunDirectory(tmp_path)
+    operated = Session(env, inbox := OperatorInbox(), run=run)
     operated.reset(seed=1)
     inbox.note_stopped("/", "the program on the controller has ended")
-    operated.hear()
+    operated.operator.hear()
 
     def observe():
         raise SensorLate("/joint_states", 0.2, 0.15)
@@ -92,37 +95,39 @@ def test_what_one_cut_cable_ends_is_one_fault_with_its_parts(tmp_path):
     env.robot.observe = observe
     with suppress(RobotInterrupted):
         operated.reset(seed=1)
-    run = RunDirectory(tmp_path)
     inbox.post("clear_errors")
     with suppress(RobotInterrupted):
         operated.reset(seed=1)
-    assert operated.keep_faults(run) == 1
+    operated.keep_faults()
+    assert operated.faults == 1
     stopped, late = run.read_jsonl("faults")
     assert (stopped["kind"], late["kind"]) == ("ArmStopped", "SensorLate")
     assert late["part_of"] == stopped["time"]
     assert "part_of" not in stopped
 
-    env.robot.observe = dict
-    operated._cause -= timedelta(seconds=5.0)  # later
-    inbox.note_stopped("/", "somebody has pressed it")
-    operated.hear()
-    assert operated.keep_faults(run) == 1
+
+def test_a_fault_of_some_seconds_later_is_one_of_its_own(tmp_path):
+    run, log = RunDirectory(tmp_path), FaultLog()
+    log.note("ArmStopped", "the program on the controller has ended", age_s=5.0)
+    log.note("SensorLate", "no joint states", age_s=4.5)
+    log.note("ArmStopped", "somebody has pressed it")
+    assert log.write(run) == 2
+    assert ["part_of" in fault for fault in run.read_jsonl("faults")] == [False, True, False]
 
 
 def test_what_a_scripted_recording_waits_for_is_in_the_faults_while_it_waits(tmp_path):
     config = compose(["task=reach"])
     run = RunDirectory.create("reach", tmp_path)
-    env, operated = make_operated_env(config, run, resets=False)
-    with closing(env):
-        controller = ExpertController(make_expert(config, env))
-        operated.env.robot = Faulty(operated.env.robot, [1])
+    session = make_session(config, run, resets=False)
+    with closing(session):
+        controller = ExpertController(make_expert(config, session))
+        session.env.robot = Faulty(session.env.robot, [1])
         seen = []
 
         def note(text):
             seen.append([text, *(fault["problem"] for fault in run.read_jsonl("faults"))])
 
-        told = noting_faults(operated, run, note)
-        next(rollout([env], controller, iter([1]), note=told))
+        next(rollout([session], controller, iter([1]), note=note))
         assert seen[-1] == ["the robot is ready, going on", "no measurement number 1"]
 
 
@@ -148,7 +153,7 @@ def test_the_final_row_has_the_proposal_that_was_made_for_its_observation():
         runner = PolicyRunner(untrained(env.schema))
         env.robot = Faulty(env.robot, failures)
         recorder = RowBuilder(env.schema, SOURCE_POLICY)
-        ended += rollout([env], runner, iter([3]), recorder=recorder)
+        ended += rollout([Session(env)], runner, iter([3]), recorder=recorder)
     whole, cut = ended
     last = cut.rows[-1]
     assert last["is_last"]
@@ -250,8 +255,7 @@ def test_what_people_do_and_say_during_an_evaluation_is_counted(tmp_path, monkey
     attended = SimpleNamespace(clock="realtime")
     monkeypatch.setattr(f"{place}.on_stepped_clock", lambda config: attended)
     monkeypatch.setattr(
-        f"{place}.make_intervention",
-        lambda config, env, inbox: Intervention(env, inbox, 0.5, [Person(inbox)]),
+        "robot_rl.env.factory.make_devices", lambda config, env, inbox: [Person(inbox)]
     )
     words = ["evaluation.episodes=3", "evaluation.slots=1", "task.environment.time_limit_steps=8"]
     config, noted = compose(["task=reach", *words]), []

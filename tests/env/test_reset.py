@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scenes import PERFECT, configuration, environment
+from scenes import PERFECT, configuration
 
 from robot_rl.config import ConfigError
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.env.controllers import ExpertController
-from robot_rl.env.factory import make_expert, make_intervention
+from robot_rl.env.factory import make_expert, make_session
 from robot_rl.env.operator import OperatorInbox
-from robot_rl.env.reset import make_reset
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import rollout
 from robot_rl.errors import RobotRLError
@@ -27,8 +26,7 @@ def inbox():
 
 def resetting(inbox, task, reset, *overrides):
     config = configuration(f"task={task}", f"reset={reset}", *overrides)
-    operated = make_intervention(config, environment(task), inbox)
-    return make_reset(config, operated, lambda: False)
+    return make_session(config, inbox=inbox)
 
 
 def socket(env):

@@ -10,6 +10,7 @@ from scenes import environment, replay
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.env.rollout import rollout, training_seed
+from robot_rl.env.session import Session
 
 SEEDS = range(100, 109)
 
@@ -58,11 +59,11 @@ class Servo:
 
 
 def run(slots, seeds=SEEDS, **options):
-    envs = [environment("reach") for _ in range(slots)]
+    sessions = [Session(environment("reach")) for _ in range(slots)]
     controller = Servo(slots)
-    recorder = RowBuilder(envs[0].schema, SOURCE_POLICY)
-    results = list(rollout(envs, controller, iter(seeds), recorder=recorder, **options))
-    return results, controller, envs[0].schema
+    recorder = RowBuilder(sessions[0].schema, SOURCE_POLICY)
+    results = list(rollout(sessions, controller, iter(seeds), recorder=recorder, **options))
+    return results, controller, sessions[0].schema
 
 
 def test_every_seed_runs_once_and_free_slots_take_the_next():
@@ -153,13 +154,13 @@ def test_rows_go_to_the_listener_as_they_are_made():
 
 
 def test_without_a_recorder_no_rows_are_made():
-    envs = [environment("reach")]
-    results = list(rollout(envs, Servo(1), iter([1])))
+    sessions = [Session(environment("reach"))]
+    results = list(rollout(sessions, Servo(1), iter([1])))
     assert [len(result.rows) for result in results] == [0]
 
 
 def test_no_seeds_no_episodes():
-    assert list(rollout([environment("reach")], Servo(1), iter([]))) == []
+    assert list(rollout([Session(environment("reach"))], Servo(1), iter([]))) == []
 
 
 def test_training_seeds_are_reproducible_distinct_and_never_those_of_evaluation():
@@ -181,7 +182,7 @@ def test_the_observation_of_one_robot_reaches_the_controller_uncopied():
 
     env = environment("reach")
     recorder = RowBuilder(env.schema, SOURCE_POLICY)
-    (result,) = rollout([env], Watching(1), iter([100]), recorder=recorder)
+    (result,) = rollout([Session(env)], Watching(1), iter([100]), recorder=recorder)
     env.close()
     name = "state/tcp_pose"
     for observation, row in zip(seen, result.rows, strict=False):

@@ -93,7 +93,7 @@ def test_keys_begin_label_undo_and_discard_episodes(tmp_path):
 def test_an_interrupted_session_goes_on_with_other_episodes(tmp_path, monkeypatch):
     from robot_rl.learning.stages.collect import TeleoperatedSession
 
-    waited = TeleoperatedSession._wait_for_start
+    waited = TeleoperatedSession.wait_for_start
 
     def interrupted(self, number):
         if number == 2:
@@ -101,7 +101,7 @@ def test_an_interrupted_session_goes_on_with_other_episodes(tmp_path, monkeypatc
         waited(self, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TeleoperatedSession, "_wait_for_start", interrupted)
+        patch.setattr(TeleoperatedSession, "wait_for_start", interrupted)
         with pytest.raises(KeyboardInterrupt):
             session(tmp_path, EPISODE, "demonstrations=2")
     run = (tmp_path / "latest").resolve()

@@ -13,6 +13,7 @@ from untrained_policy import untrained
 from robot_rl.commands.train import collect, pretrain
 from robot_rl.config import ConfigError, compose
 from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.env import factory
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.learning import workbench
 from robot_rl.learning.stages.dagger import correct, corrections
@@ -94,7 +95,7 @@ def test_nothing_begins_while_it_is_halted_and_a_discarded_episode_is_not_kept(b
             14: ["discard"],
         }
     )
-    monkeypatch.setattr(workbench, "make_inbox", lambda config: said)
+    monkeypatch.setattr(factory, "make_inbox", lambda config: said)
     printed = io.StringIO()
     monkeypatch.setattr(
         workbench,
@@ -126,7 +127,7 @@ class Interrupted(Scripted):
 def test_an_interrupted_round_goes_on_with_the_episode_that_was_not_finished(bench, monkeypatch):
     behaviour = untrained(bench.demonstrations().schema)
     inboxes = [Interrupted(50), Interrupted(-1), Interrupted(-1)]
-    monkeypatch.setattr(workbench, "make_inbox", lambda config: inboxes.pop(0))
+    monkeypatch.setattr(factory, "make_inbox", lambda config: inboxes.pop(0))
     with pytest.raises(KeyboardInterrupt):
         correct(bench, behaviour, 1)
     (first,) = bench.notes()

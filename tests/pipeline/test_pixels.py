@@ -14,10 +14,10 @@ from policies.columns import ENCODER_ID, FEATURES
 from robot_rl import cli
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.env import factory
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.sim.robot import SimRobot
-from robot_rl.learning import workbench
 from robot_rl.replay.reader import StoreReader
 
 CAMERA = "{_target_: robot_rl.env.sim.cameras.CameraOptions, name: front, width: 32, height: 24}"
@@ -103,7 +103,7 @@ def test_exploration_is_announced_and_waits_for_a_person_who_is_then_heard(
 
     said = Scripted({3: ["start"], 9: ["discard"]})
     monkeypatch.setattr(SimRobot, "reset", noted_reset)
-    monkeypatch.setattr(workbench, "make_inbox", lambda config: said)
+    monkeypatch.setattr(factory, "make_inbox", lambda config: said)
     capsys.readouterr()
     assert cli.main(["pretrain", "run=latest"]) == 0
     printed = " ".join(capsys.readouterr().out.split())

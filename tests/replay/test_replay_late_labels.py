@@ -7,7 +7,7 @@ from store_writing import sampler_of
 from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.records import Annotations
 from robot_rl.replay.server_place import ServerPlace
-from robot_rl.rewards.wrapper import LateLabels
+from robot_rl.rewards.labels import LateLabels
 
 
 @pytest.fixture

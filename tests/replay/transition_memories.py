@@ -29,6 +29,7 @@ from robot_rl.data.schema import (
 )
 from robot_rl.env.controllers import decided
 from robot_rl.env.rollout import rollout
+from robot_rl.env.session import EpisodeResult
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.replay_sampler import ReplaySampler
@@ -66,16 +67,17 @@ class _Over(Exception):
 
 
 class _World:
-    """An environment in which happens what was written down, whoever acts."""
+    """A session in which happens what was written down, whoever acts."""
 
-    task, clock = SimpleNamespace(instruction=""), SimpleNamespace(period=0.1)
+    operator, stamp = SimpleNamespace(ended_by=None), 0
 
     def __init__(self, steps: list[Step]) -> None:
         self._left = iter(steps)
-        self._first = steps[0].seen
+        self.result = EpisodeResult(1)
+        self.observation = _seen(steps[0].seen)
 
     def reset(self, *, seed: int) -> tuple[Row, dict[str, Any]]:
-        return _seen(self._first), FACTS
+        return self.observation, {**FACTS, "late_label": None}
 
     def step(self, action: np.ndarray) -> tuple[Row, float, bool, bool, dict[str, Any]]:
         now = next(self._left, None)
@@ -83,8 +85,12 @@ class _World:
             raise _Over
         done = np.array([now.done / SCALE], np.float32)
         facts = {"intervened": now.by == "o", "executed_action": done}
-        facts |= {"decision_seconds": 0.0, "lateness": 0.0}
-        return _seen(now.following), now.reward, now.terminated, now.truncated, FACTS | facts
+        self.observation = _seen(now.following)
+        self.result.steps += 1
+        return self.observation, now.reward, now.terminated, now.truncated, FACTS | facts
+
+    def keep_faults(self) -> None:
+        pass
 
 
 def _seen(number: int) -> Row:

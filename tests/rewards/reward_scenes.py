@@ -4,19 +4,18 @@ import numpy as np
 
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env, make_expert
-from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorInbox
+from robot_rl.env.session import Session
 from robot_rl.env.task import Outcome
-from robot_rl.rewards.source import sparse
-from robot_rl.rewards.wrapper import RewardWrapper
+from robot_rl.rewards.source import RewardSource, sparse
 
 CONFIG = compose(["task=reach"])
 
 
-class After:
+class After(RewardSource):
     """Sees success from a step on, whatever happens."""
 
-    version, observed, alarm = 70_000, (), None
+    version = 70_000
 
     def __init__(self, step):
         self._at, self._step = step, 0
@@ -31,8 +30,8 @@ class After:
 
 def rewarded(source, inbox=None, **options):
     env = make_env(CONFIG)
-    within = env if inbox is None else Intervention(env, inbox, 0.5)
-    return env, RewardWrapper(within, source, **options)
+    heard = OperatorInbox(float("inf")) if inbox is None else inbox
+    return env, Session(env, heard, source=source, **options)
 
 
 def play(inner, env, seed=0, before_step=lambda step: None):

@@ -17,6 +17,7 @@ from robot_rl.env.operator import OperatorError, OperatorInbox
 from robot_rl.env.robot import GRIPPER_OPEN, RobotInterrupted
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import SeedStream, rollout, training_seed
+from robot_rl.env.session import Session
 from robot_rl.learning.stages.collect_reward import ExampleCollector, collect_by_operator
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.rewards.examples import (
@@ -27,7 +28,6 @@ from robot_rl.rewards.examples import (
     StallingController,
 )
 from robot_rl.rewards.source import RewardError
-from robot_rl.rewards.wrapper import RewardWrapper
 from robot_rl.run import RunDirectory
 
 CAMERAS = compose([]).classifier.cameras[:1]
@@ -78,7 +78,7 @@ def by_operator(folder, config, said):
     save_resolved(config, run.path)
     printed = io.StringIO()
     with WorkProgress(0, console=Console(file=printed, width=200)) as progress:
-        return collect_by_operator(config, run, Scripted(said), progress), printed.getvalue()
+        return collect_by_operator(config, run, progress, Scripted(said)), printed.getvalue()
 
 
 def test_the_operators_word_is_the_label_and_discarded_episodes_are_not_kept(tmp_path):
@@ -137,9 +137,9 @@ def test_a_session_that_goes_on_shows_other_scenes(tmp_path):
     run = RunDirectory.create("reach", tmp_path)
     begun = Scripted({5: "discard", 11: "success", 17: "what?"})
     with pytest.raises(OperatorError):
-        collect_by_operator(CONFIG, run, begun, WorkProgress(0))
+        collect_by_operator(CONFIG, run, WorkProgress(0), begun)
     said = Scripted({5: "success", 11: "failure"})
-    recorded = collect_by_operator(CONFIG, run, said, WorkProgress(0))
+    recorded = collect_by_operator(CONFIG, run, WorkProgress(0), said)
     assert recorded.successes.tolist() == [True, True, False]
     assert len(set(recorded.seeds.tolist())) == 3
 
@@ -186,26 +186,25 @@ def test_what_the_operator_holds_is_held_while_nobody_drives(tmp_path):
 )
 def test_an_operator_does_not_add_to_what_was_labelled_otherwise(tmp_path, before, now):
     run = RunDirectory.create("reach", tmp_path)
-    schema = RewardWrapper(make_env(CONFIG), Lingering(1)).schema
+    schema = make_env(CONFIG).schema
     EpisodeWriter(run.reward_examples, schema, {"robot": "sim", **before}).close()
     with pytest.raises(RewardError, match=f"labelled in another way; got: {now}"):
-        collect_by_operator(CONFIG, run, Scripted({}), WorkProgress(0))
+        collect_by_operator(CONFIG, run, WorkProgress(0), Scripted({}))
 
 
 def test_the_task_does_not_add_to_what_an_operator_labelled(tmp_path):
     run = RunDirectory.create("reach", tmp_path)
-    schema = RewardWrapper(make_env(CONFIG), Lingering(1)).schema
+    schema = make_env(CONFIG).schema
     EpisodeWriter(run.reward_examples, schema, {REACTION_FRAMES: 6}).close()
     with pytest.raises(RewardError, match="got: labels=task; expected: labels=operator"):
-        ExampleCollector(CONFIG, run).collect(WorkProgress(0))
+        ExampleCollector(CONFIG, run, WorkProgress(0)).collect()
 
 
 def test_an_episode_that_the_robot_cuts_is_no_failure(tmp_path, monkeypatch):
     config = CONFIG.copy()
     config.classifier.collection.positive_frames = 1
     run = RunDirectory.create("reach", tmp_path)
-    collector = ExampleCollector(config, run)
-    step, cut = RewardWrapper.step, []
+    step, cut = RobotEnv.step, []
 
     def cut_the_first_negative_at_its_first_step(env, action):
         if not cut and len(EpisodeDataset(run.reward_examples)) == 1:
@@ -213,18 +212,17 @@ def test_an_episode_that_the_robot_cuts_is_no_failure(tmp_path, monkeypatch):
             raise RobotInterrupted("a camera is late")
         return step(env, action)
 
-    monkeypatch.setattr(RewardWrapper, "step", cut_the_first_negative_at_its_first_step)
+    monkeypatch.setattr(RobotEnv, "step", cut_the_first_negative_at_its_first_step)
     with WorkProgress(0) as progress:
-        recorded = collector.collect(progress)
+        recorded = ExampleCollector(config, run, progress).collect()
     assert cut
     assert recorded.successes.tolist() == [True, False]
 
 
 def test_an_expert_that_stalls_hardly_moves_any_more():
-    inner = make_env(CONFIG)
-    env = RewardWrapper(inner, Lingering(1))
+    env = Session(make_env(CONFIG), source=Lingering(1))
     names = env.schema.action_names
-    controller = StallingController(ExpertController(make_expert(CONFIG, inner)), names, fidget=0.0)
+    controller = StallingController(ExpertController(make_expert(CONFIG, env)), names, fidget=0.0)
     recorder = RowBuilder(env.schema, 0)
     controller.stall_at = 5
     (result,) = rollout([env], controller, iter([3]), recorder=recorder)

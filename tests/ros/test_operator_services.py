@@ -19,9 +19,9 @@ from ros_cell import FAR, NEAR, SCRIPTED, arm_node, configuration, until_begun
 from sensor_msgs.msg import JointState
 from std_msgs.msg import String
 
-from robot_rl.env.factory import make_env, make_inbox, make_intervention
-from robot_rl.env.intervention import Intervention
+from robot_rl.env.factory import make_env, make_inbox, make_session
 from robot_rl.env.robot import RobotInterrupted
+from robot_rl.env.session import Session
 from robot_rl.learning.stages.collect import TeleoperatedSession
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.ros import episodes, qos, robot
@@ -37,7 +37,7 @@ def operated():
     """An environment with an operator, and the node of its arm."""
     config = configuration(NAMESPACE)
     arm, listener = arm_node(config), Listener(NAMESPACE)
-    env = make_intervention(config, make_env(config), make_inbox(config))
+    env = make_session(config)
     yield env, listener
     env.close()
     listener.close()
@@ -70,11 +70,11 @@ def test_services_end_the_episode_with_the_robot_holding(operated, said, afterwa
     truncated, info = step(env)
     assert truncated
     assert not info["intervened"]
-    assert set(env.waits_for) == ({afterwards} - {None})
+    assert set(env.operator.waits_for) == ({afterwards} - {None})
     if afterwards is not None:
         listener.trigger(afterwards)
-        env.hear()
-        assert not env.waits_for
+        env.operator.hear()
+        assert not env.operator.waits_for
 
 
 def test_an_arm_that_is_stopped_ends_the_episode_and_nothing_goes_on_before_it_is_cleared(operated):
@@ -85,10 +85,10 @@ def test_an_arm_that_is_stopped_ends_the_episode_and_nothing_goes_on_before_it_i
     while not (truncated := step(env)[0]):
         assert time.monotonic() < deadline
     assert truncated
-    assert set(env.waits_for) == {"clear_errors"}
+    assert set(env.operator.waits_for) == {"clear_errors"}
     listener.trigger("clear_errors")
     env.wait_until_free(lambda: time.monotonic() > deadline, lambda text: None)
-    assert not env.waits_for
+    assert not env.operator.waits_for
     env.reset(seed=1)
     assert not step(env)[0]
 
@@ -97,7 +97,7 @@ class Resetting:
     """An arm that moves to each episode's start by itself, slowly, and an operator's inbox."""
 
     def __init__(
-        self, namespace, attendants=(), scripted=SCRIPTED, real=False, reset=NEAR, **parameters
+        self, namespace, devices=(), scripted=SCRIPTED, real=False, reset=NEAR, **parameters
     ):
         config = configuration(namespace, *scripted)
         if real:  # the same nodes, of which nobody says that they are a simulation
@@ -107,9 +107,7 @@ class Resetting:
         self.listener = Listener(namespace)
         self.modes = self.listener.hear("mode", String, qos.latched())
         self.inbox = make_inbox(config)
-        env = make_env(config)
-        self.env = Intervention(env, self.inbox, 0.5, attendants)
-        env.robot.serve_operator(self.inbox, self.env.attend)
+        self.env = Session(make_env(config), self.inbox, devices=devices)
 
     def mode(self):
         return self.modes[-1].data if self.modes else ""
@@ -190,10 +188,10 @@ def test_a_stop_during_a_reset_stops_the_arm_and_only_a_person_lets_it_move(sour
             cell.env.reset(seed=1)
     assert cell.stays()
     say("clear_errors")
-    cell.env.overhear()
+    cell.env.operator.overhear()
     cell.listener.until(lambda: cell.mode().startswith("hold"))
     assert cell.stays()
-    assert not cell.env.waits_for
+    assert not cell.env.operator.waits_for
     cell.env.reset(seed=1)
     assert not step(cell.env)[0]
 
@@ -269,7 +267,7 @@ def test_an_arm_moves_after_a_fault_when_a_person_says_start_and_not_before(open
     with pytest.raises(RobotInterrupted, match=r"too old|not measured just now"):  # noqa: PT012
         while time.monotonic() < deadline:
             step(cell.env)
-    cell.listener.until(lambda: cell.env.waiting().startswith("the robot is not there"))
+    cell.listener.until(lambda: cell.env.operator.waiting().startswith("the robot is not there"))
     done, why = cell.listener.trigger("start")  # too early: what is missing is still missing
     assert not done
     assert "nothing can start yet; got: nobody publishes /faulty/joint_states" in why
@@ -295,18 +293,19 @@ def test_of_a_robot_that_is_not_there_nobody_is_first_asked_to_say_start(monkeyp
     config = configuration("/absent")
     config.robot.mirror = None  # as of a real one
     config.start_nodes = True
-    env = make_intervention(config, make_env(config), make_inbox(config))
-    assert env.waiting().startswith("the robot's nodes are starting; next: wait. Then to go on")
+    env = make_session(config)
+    starting = "the robot's nodes are starting; next: wait. Then to go on"
+    assert env.operator.waiting().startswith(starting)
     env.close()
     config.start_nodes = False
-    env = opened(make_intervention(config, make_env(config), make_inbox(config)))
-    waiting = env.waiting()
+    env = opened(make_session(config))
+    waiting = env.operator.waiting()
     assert waiting.startswith("the robot is not there; got: nobody publishes /absent/joint_st")
     assert "nobody serves /absent/stop; next: bring back what is missing" in waiting
     assert waiting.index("docs/topics.md") < waiting.index("say start")
     opened(arm_node(config))
     listener = opened(Listener("/absent"))
-    listener.until(lambda: env.waiting().startswith("a person has to look at the robot"))
+    listener.until(lambda: env.operator.waiting().startswith("a person has to look at the robot"))
 
 
 def test_an_arm_that_was_stopped_and_cleared_moves_when_a_person_says_start(opened):
@@ -321,7 +320,7 @@ def test_an_arm_that_was_stopped_and_cleared_moves_when_a_person_says_start(open
     assert not done
     assert "the service stop was called; next: say clear_errors, then start" in why
     cell.listener.trigger("clear_errors")
-    cell.listener.until(lambda: "clear_errors" in cell.env.overhear().events)
+    cell.listener.until(lambda: "clear_errors" in cell.env.operator.overhear().events)
     assert "before it was cleared: the arm is stopped" in (waiting := cell.waits())
     assert "the service stop was called; next: to go on say start" in waiting
     cell.listener.trigger("start")
@@ -358,7 +357,7 @@ def test_who_collects_by_hand_is_told_of_a_stop_that_was_kept(tmp_path, opened):
     assert listener.trigger("stop")[0]
     progress = WorkProgress(1, console=Console(file=noted, width=200))
     session = TeleoperatedSession(config, RunDirectory.create("reach", str(tmp_path)), progress)
-    thread = threading.Thread(target=session._wait_for_start, args=(1,))
+    thread = threading.Thread(target=session.wait_for_start, args=(1,))
     thread.start()
     listener.until(lambda: "kept/mode: the service stop was called" in noted.getvalue())
     assert "next: to go on say clear_errors" in noted.getvalue()
@@ -389,7 +388,7 @@ def test_an_episode_whose_goal_is_reached_before_it_begins_waits_for_a_person(op
     anywhere = [f"task.environment.{name}=9.0" for name in ("tolerance", "angle_tolerance")]
     config = configuration("/reached", *anywhere)
     opened(arm_node(config))
-    env = opened(make_intervention(config, make_env(config), make_inbox(config)))
+    env = opened(make_session(config))
     with pytest.raises(RobotInterrupted, match=r"goal is reached before.*put the scene back"):
         env.reset(seed=1)
-    assert set(env.waits_for) == {"start"}
+    assert set(env.operator.waits_for) == {"start"}

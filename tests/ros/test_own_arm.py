@@ -11,7 +11,7 @@ from listening import PATIENT
 
 from robot_rl.commands.preparation import robot_nodes
 from robot_rl.config import compose
-from robot_rl.env.factory import make_env, make_inbox, make_intervention
+from robot_rl.env.factory import make_inbox, make_session
 from robot_rl.processes.waiting import wait_until
 
 
@@ -28,7 +28,7 @@ def test_an_arm_of_ones_own_is_moved_and_guarded_as_any(
     config = compose([cell, "robot.namespace=gantry", limits, *PATIENT])
     inbox = make_inbox(config)
     with robot_nodes(config, tmp_path):
-        env = opened(make_intervention(config, make_env(config), inbox))
+        env = opened(make_session(config, inbox=inbox))
         assert wait_until(lambda: not env.robot.missing(), 15.0), env.robot.missing()
         inbox.post("start")
         seen, _ = env.reset(seed=1)

@@ -25,6 +25,7 @@ from robot_rl.env.factory import make_env, make_expert
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.robot_env import IN_PLACE
 from robot_rl.env.rollout import rollout
+from robot_rl.env.session import Session
 from robot_rl.errors import RobotRLError
 from robot_rl.ros import messages, qos
 from robot_rl.ros.client import RosClient
@@ -84,7 +85,7 @@ def test_a_scripted_expert_sees_the_simulated_world_through_topics(cell):
     config, _, env = cell
     controller = ExpertController(make_expert(config, env))
     recorder = RowBuilder(env.schema, SOURCE_DEMONSTRATION)
-    result = next(rollout([env], controller, iter([5]), recorder=recorder))
+    result = next(rollout([Session(env)], controller, iter([5]), recorder=recorder))
     assert result.interrupted is None
     ways = [np.linalg.norm(row["state/relative_pose"][:3]) for row in result.rows]
     assert ways[-1] < 0.5 * ways[0]
@@ -155,14 +156,14 @@ def test_a_silent_arm_is_named_and_its_episode_ends_with_the_last_good_observati
 
     def die_after_three(row, result):
         rows.append(row)
-        if result.steps == 3:
+        if row["episode_step"] == 3:
             arms.pop().close()
             for sensor in env.robot.all_sensors:
                 sensor.limit_s = 0.4
 
     rows = []
-    seeds = iter([5])
-    (result,) = rollout([env], controller, seeds, recorder=recorder, on_row=die_after_three)
+    heard = {"recorder": recorder, "on_row": die_after_three}
+    (result,) = rollout([Session(env)], controller, iter([5]), **heard)
     assert isinstance(result.interrupted, SensorLate)
     assert "/current_" in str(result.interrupted) or "/joint_states" in str(result.interrupted)
     assert [bool(row["is_last"]) for row in rows] == [False] * result.steps + [True]

@@ -20,7 +20,7 @@ from std_msgs.msg import Bool, Float64
 
 from drivers.gripper.node import GripperNode
 from robot_rl.config import compose
-from robot_rl.env.factory import make_env, make_inbox, make_intervention
+from robot_rl.env.factory import make_session
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.ros import messages, qos
@@ -51,7 +51,7 @@ QUICK = [("target_pose", 50.0), ("joint_states", 1.0)]
 class Cell:
     """A simulated arm with gripper, camera and joystick, and the loop that moves it."""
 
-    def __init__(self, namespace):
+    def __init__(self, namespace, run):
         words = ["robot=ros_sim", "task=pick_cube", f"robot.namespace={namespace}", CAMERA]
         teleop = ["teleop=joy", f"teleop.device.namespace={namespace}"]
         self.config = config = compose([*words, *teleop, *PATIENT, "observation.task_state=true"])
@@ -70,8 +70,8 @@ class Cell:
                 kind, topic, lambda m, t=topic: self.newest.update({t: m}),
                 qos.sensor_subscription(1),
             )  # fmt: skip
-        self.inbox = make_inbox(config)
-        self.env = make_intervention(config, make_env(config), self.inbox)
+        self.env = make_session(config, run)
+        self.inbox = self.env.inbox
 
     def _publish(self, topic, make):
         kind = KINDS[topic]
@@ -145,8 +145,8 @@ class Intruder:
 
 
 @pytest.fixture(scope="module")
-def cell():
-    made = Cell("/second_source")
+def cell(tmp_path_factory):
+    made = Cell("/second_source", RunDirectory(tmp_path_factory.mktemp("run")))
     yield made
     made.close()
 
@@ -172,7 +172,9 @@ def test_a_second_source_is_a_fault_until_a_person_says_start(cell, topic, rate,
     assert f"{cell.namespace}/intruder_" in said
     assert topic in said
     assert moved < 2.0
-    (line, *_) = kept(env, tmp_path)
+    known = len(cell.env.run.read_jsonl(FAULTS))
+    cell.env.keep_faults()
+    line = cell.env.run.read_jsonl(FAULTS)[known]
     assert f"{cell.namespace}/intruder_" in line["problem"]
     after = 1e3 * (noticed - (intruder.began or noticed))
     sys.stdout.write(f"{topic} at {rate:g} Hz: told after {after:.0f} ms, {moved:.2f} mm\n")
@@ -185,18 +187,12 @@ def test_a_second_source_is_a_fault_until_a_person_says_start(cell, topic, rate,
     begin_again(cell)
 
 
-def kept(env, folder):
-    run = RunDirectory(folder)
-    env.keep_faults(run)
-    return run.read_jsonl(FAULTS)
-
-
 def assert_waits(cell, before):
     for _ in range(2):
         with pytest.raises(RobotInterrupted):
             cell.env.reset(seed=4)
         time.sleep(0.2)
-    assert OperatorEvent.START in cell.env.waits_for
+    assert OperatorEvent.START in cell.env.operator.waits_for
     assert np.abs(cell.position() - before).max() < 0.002
 
 

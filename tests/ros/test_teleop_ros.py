@@ -20,10 +20,11 @@ from drivers.teleop.base import Shaping
 from drivers.teleop.node import TeleopNode
 from drivers.teleop.topics import JoyTopic, TwistTopic
 from robot_rl.config import compose
-from robot_rl.env.factory import DeviceAttendant, make_env
-from robot_rl.env.intervention import Intervention
+from robot_rl.env.factory import make_env
+from robot_rl.env.input_device import TeleopInput
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.robot import RobotInterrupted
+from robot_rl.env.session import Session
 from robot_rl.ros import qos
 from robot_rl.ros.messages import twist_array, twist_message
 
@@ -97,8 +98,11 @@ def test_a_device_that_dies_in_the_middle_of_an_intervention_gives_no_policy_the
     device = JoyTopic(Shaping(dead_zone=0.0), namespace=NAMESPACE)
     inbox = OperatorInbox(float("inf"))
     env = opened(
-        Intervention(
-            make_env(compose(["task=reach"])), inbox, 0.1, [DeviceAttendant(device, inbox)]
+        Session(
+            make_env(compose(["task=reach"])),
+            inbox,
+            hand_back_s=0.1,
+            devices=[TeleopInput(device, inbox)],
         )
     )
     publisher = listener.client.node.create_publisher(Joy, "joy", 10)

@@ -19,7 +19,8 @@ from drivers.teleop.spacemouse import SpaceMouse
 from policies import registry
 from robot_rl.commands.preparation import robot_nodes
 from robot_rl.config import compose
-from robot_rl.env.factory import DeviceAttendant, make_env, make_inbox, make_intervention
+from robot_rl.env.factory import make_session
+from robot_rl.env.input_device import TeleopInput
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.ros.client import ask
 from robot_rl.ros.errors import ServiceFailed
@@ -48,9 +49,9 @@ def cell(request, tmp_path_factory):
     patient = [*PATIENT, "robot.sensors.image_s=1.0"]
     config = compose([*words, *place, "robot.attended=true", *patient])
     with robot_nodes(config, tmp_path_factory.mktemp("logs")):
-        env = make_env(config)
-        yield make_intervention(config, env, make_inbox(config))
-        env.close()
+        session = make_session(config, RunDirectory(tmp_path_factory.mktemp("run")))
+        yield session
+        session.close()
 
 
 def equipped():
@@ -84,8 +85,8 @@ def begin(env, seed):
     """Begin an episode as soon as the robot can, after a person's start."""
 
     def reset():
-        env.overhear()
-        if env.waits_for:
+        env.operator.overhear()
+        if env.operator.waits_for:
             ask("/twin_cell/start")
         return env.reset(seed=seed)
 
@@ -166,10 +167,8 @@ def test_a_fault_of_gripper_or_camera_holds_the_arm_and_is_in_the_log(
     with pytest.raises(RobotInterrupted, match=named):
         act_on()
     check_stands(cell)
-    run = RunDirectory(tmp_path)
-    cell.keep_faults(run)
-    (noted,) = run.read_jsonl("faults")
-    assert noted["kind"] == "SensorLate"
+    cell.keep_faults()
+    assert cell.run.read_jsonl("faults")[-1]["kind"] == "SensorLate"
     say(f"sim/restore_{part}")
     if fault == "jam_gripper":
         say("gripper/clear_errors")
@@ -202,8 +201,8 @@ def test_an_operator_takes_over_with_a_spacemouse(cell, monkeypatch):
         compose(["teleop=spacemouse"]).teleop.device, SpaceMouse, path="/dev/hidraw0"
     )
     begin(cell, 5)
-    attendant = DeviceAttendant(device, cell._inbox)
-    monkeypatch.setattr(cell, "_attendants", (attendant,))
+    mouse_input = TeleopInput(device, cell.inbox)
+    monkeypatch.setattr(cell.operator, "devices", (mouse_input,))
     before = cell.robot.tcp_pose()
     still = np.zeros(6, np.float32)
     cell.step(still)  # the first report may just be coming
@@ -213,7 +212,7 @@ def test_an_operator_takes_over_with_a_spacemouse(cell, monkeypatch):
     deadline = time.monotonic() + WAIT_SECONDS
     while cell.step(still)[4]["intervened"]:
         assert time.monotonic() < deadline, "it stays with the operator"
-    attendant.close()
+    mouse_input.close()
 
 
 def test_the_expert_inserts_the_peg(robot_rl_command, tmp_path):

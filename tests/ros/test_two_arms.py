@@ -15,7 +15,7 @@ from std_msgs.msg import Float64
 
 from drivers.arm.sim_node import SimArmNode
 from robot_rl.config import compose
-from robot_rl.env.factory import make_env, make_inbox, make_intervention
+from robot_rl.env.factory import make_env, make_session
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.ros import robot
 from robot_rl.ros.client import RosClient
@@ -32,8 +32,7 @@ def two_arms(namespace="two", task="reach"):
 def test_an_operator_is_heard_at_each_of_two_arms(monkeypatch, opened):
     monkeypatch.setattr(robot, "_FOUND_SECONDS", 0.1)  # no arm is there
     config = two_arms()
-    inbox = make_inbox(config)
-    opened(make_intervention(config, make_env(config), inbox))
+    inbox = opened(make_session(config)).inbox
     operator = opened(RosClient("operator", "/two"))
     for arm in ARMS:
         operator.trigger(f"{arm}/success", 20.0)
@@ -58,7 +57,7 @@ def test_clearing_one_of_two_stopped_arms_moves_neither(opened):
     config = two_arms("stopped_two")
     for node in arm_nodes(config).values():
         opened(node)
-    env = opened(make_intervention(config, make_env(config), make_inbox(config)))
+    env = opened(make_session(config))
     person = opened(RosClient("person", "/stopped_two"))
     still = np.zeros(12, np.float32)
     deadline = time.monotonic() + 60.0
@@ -66,7 +65,7 @@ def test_clearing_one_of_two_stopped_arms_moves_neither(opened):
     def heard(condition):
         while not condition():
             assert time.monotonic() < deadline
-            env.overhear()
+            env.operator.overhear()
             time.sleep(0.02)
 
     seen, _ = env.reset(seed=4)
@@ -80,13 +79,13 @@ def test_clearing_one_of_two_stopped_arms_moves_neither(opened):
     heard(lambda: may_not_move(right))
     person.trigger("left/clear_errors", 20.0)
     heard(lambda: not may_not_move(env.robot.arms["left"]))
-    assert set(env.waits_for) == {"clear_errors"}
+    assert set(env.operator.waits_for) == {"clear_errors"}
     # Nor does a loop move the left one that nobody keeps from trying.
     with pytest.raises(RobotInterrupted, match="/stopped_two/right/mode"):
         env.robot.reset(np.tile(seen["state/left/tcp_pose"], 2), np.random.default_rng(9))
     np.testing.assert_array_equal(objects.value(objects.newest()), before)
     person.trigger("right/clear_errors", 20.0)
-    heard(lambda: not env.waits_for)
+    heard(lambda: not env.operator.waits_for)
     env.reset(seed=4)
     assert not env.step(still)[3]
 
@@ -103,7 +102,7 @@ def test_stopping_two_arms_leaves_their_grippers_as_they_were_told(opened):
     config = two_arms("gripping_two", task="pick_cube")
     for node in arm_nodes(config).values():
         opened(node)
-    env = opened(make_intervention(config, make_env(config), make_inbox(config)))
+    env = opened(make_session(config))
     person = opened(Listener("/gripping_two"))
     told = {arm: person.hear(f"{arm}/gripper/command", Float64, 100) for arm in ARMS}
     action = np.zeros(14, np.float32)

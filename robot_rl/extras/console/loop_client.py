@@ -19,8 +19,8 @@ from robot_rl.console.link import (
     Event,
     Hello,
     Jog,
-    Seen,
     Snapshot,
+    SnapshotMessage,
     Taken,
 )
 from robot_rl.env.operator import OperatorEvent
@@ -43,7 +43,7 @@ class LoopClient:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._decoder = Decoder(Seen, Alive, Taken, Refused)
+        self._decoder = Decoder(SnapshotMessage, Alive, Taken, Refused)
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
         self._endpoint: Endpoint | None = None
@@ -153,7 +153,7 @@ class LoopClient:
             return
         message, payload = self._decoder.decode(await self._socket.recv_multipart())
         self._heard = time.monotonic()
-        if isinstance(message, Seen):
+        if isinstance(message, SnapshotMessage):
             self._newest = Snapshot.of(message, payload)
             self._arrived.set()
         elif isinstance(message, Taken | Refused):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from robot_rl.console.telemetry import jpegs
+from robot_rl.console.feed import jpegs
 from robot_rl.data.schema import Observation
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.records import read_run, rolling_mean

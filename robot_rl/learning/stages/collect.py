@@ -14,19 +14,19 @@ from robot_rl.data.episodes import DatasetError, EpisodeDataset, EpisodeWriter, 
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, Array
 from robot_rl.env.controllers import ExpertController, IdleController
-from robot_rl.env.factory import check_expert, make_expert
+from robot_rl.env.factory import check_expert, make_expert, make_source
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import RobotInterrupted, joint_columns
-from robot_rl.env.rollout import EpisodeResult, SeedStream, rollout, training_seed
+from robot_rl.env.rollout import SeedStream, rollout, training_seed
+from robot_rl.env.session import EpisodeResult
+from robot_rl.env.task import HUMAN_VERSION
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.evaluate import without_training_aids
 from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.recipe import Stage
-from robot_rl.learning.workbench import Workbench, make_operated_env, noting_faults, once_free
+from robot_rl.learning.workbench import Workbench, make_watched_session
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import deferred_signals
-from robot_rl.rewards.source import HUMAN_VERSION
-from robot_rl.rewards.wrapper import make_source
 from robot_rl.run import CLONED, DEMONSTRATIONS, RunDirectory
 
 _MOST_FAILURES = 200
@@ -86,28 +86,27 @@ class Collect(Stage):
 
 def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
     """Let the task's scripted expert demonstrate."""
-    env, operated = make_operated_env(without_training_aids(config), run, resets=False)
-    robot = env.robot
+    session = make_watched_session(without_training_aids(config), run, resets=False)
+    robot = session.robot
     if not robot.simulated and getattr(robot, "simulated_task", None) is None:
-        env.close()
+        session.close()
         raise RobotRLError(
             "a scripted expert drives no robot that is not simulated",
             got=f"robot={config.choices.robot} without a device of teleop",
             hint="demonstrate with teleop=keyboard, spacemouse or another of configs/teleop",
         )
-    recorder = RowBuilder(env.schema, SOURCE_DEMONSTRATION)
-    controller = ExpertController(make_expert(config, env))
+    recorder = RowBuilder(session.schema, SOURCE_DEMONSTRATION)
+    controller = ExpertController(make_expert(config, session))
     wanted = int(config.demonstrations)
     facts = {"robot": config.choices.robot}
-    with closing(env), EpisodeWriter(run.demonstrations, env.schema, facts) as writer:
+    with closing(session), EpisodeWriter(run.demonstrations, session.schema, facts) as writer:
         first, seeds = attempts_after(EpisodeDataset(run.demonstrations).seeds, config)
         attempts, failures = first, 0
         progress.update(len(writer))
-        note = noting_faults(operated, run, progress.note)
-        free = once_free(env, seeds, note)
+        note = progress.note
+        free = session.once_free(seeds, note)
         while len(writer) < wanted:
-            result = next(rollout([env], controller, free, recorder=recorder, note=note))
-            operated.keep_faults(run)
+            result = next(rollout([session], controller, free, recorder=recorder, note=note))
             attempts += 1
             progress.episode(result.success)
             failures = 0 if result.success else failures + 1
@@ -167,16 +166,15 @@ class TeleoperatedSession:
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
-        self._config, self._run, self._progress = config, run, progress
-        self._env, self._operated = make_operated_env(config, run, resets=False)
-        self._note = noting_faults(self._operated, run, progress.note)
-        schema = self._env.schema
+        self._config, self._progress = config, progress
+        self._session = make_watched_session(config, run, resets=False)
+        schema = self._session.schema
         self._controller = IdleController(schema.action_names)
         self._recorder = RowBuilder(schema, SOURCE_DEMONSTRATION)
         facts = {"robot": config.choices.robot, "teleop": config.choices.teleop}
         self._failures: EpisodeWriter | None = None
         with ExitStack() as opened:
-            opened.callback(self._env.close)
+            opened.callback(self._session.close)
             self._writer = opened.enter_context(EpisodeWriter(run.demonstrations, schema, facts))
             if config.recording.keep_failures:
                 self._failures = opened.enter_context(EpisodeWriter(run.failures, schema, facts))
@@ -194,18 +192,21 @@ class TeleoperatedSession:
                 self._progress.update(self._successes)
                 if self._successes >= wanted and not self._undone_in_time():
                     break
-                self._wait_for_start(number)
+                self.wait_for_start(number)
                 while not self._committed():
                     # Whoever makes room may stand at the robot: it moves when asked to again.
                     time.sleep(_RETRY_SECONDS)
-                    self._wait_for_start(number)
-                note, recorder = self._note, self._recorder
-                shown = iter([next(seeds)])
-                acted = rollout([self._env], self._controller, shown, recorder=recorder, note=note)
+                    self.wait_for_start(number)
+                acted = rollout(
+                    [self._session],
+                    self._controller,
+                    iter([next(seeds)]),
+                    recorder=self._recorder,
+                    note=self._progress.note,
+                )
                 result = next(acted)
-                self._operated.keep_faults(self._run)
                 self._progress.episode(result.success)
-                judged = self._operated.ended_by is None and result.interrupted is None
+                judged = result.ended_by is None and result.interrupted is None
                 if result.rows and judged:
                     kept = result.success or self._failures is not None
                     self._pending = result if kept else None
@@ -224,8 +225,8 @@ class TeleoperatedSession:
 
     def _tell(self, number: int, result: EpisodeResult) -> None:
         outcome = "success" if result.success else "failure"
-        if self._operated.ended_by is not None:
-            outcome = str(self._operated.ended_by)
+        if result.ended_by is not None:
+            outcome = str(result.ended_by)
         elif result.interrupted is not None:
             outcome = f"cut ({result.interrupted})"
         kept = "kept" if self._pending is result else "not kept"
@@ -234,26 +235,28 @@ class TeleoperatedSession:
             f" {result.intervened_steps} of them driven; {kept}"
         )
 
-    def _wait_for_start(self, number: int) -> None:
+    def wait_for_start(self, number: int) -> None:
         """Count down, then wait until the operator says `start` or moves the device."""
         self._told = ""
         begins = time.monotonic() + float(self._config.recording.countdown_s)
         while True:
             try:
-                said = self._operated.hear()
+                said = self._session.operator.hear()
             except RobotInterrupted as problem:
                 self._tell_waiting(str(problem))
                 time.sleep(_RETRY_SECONDS)
                 continue
             if OperatorEvent.UNDO in said.events:
                 self._undo()
-            self._env.look()
-            counting, halted = time.monotonic() < begins, self._operated.waiting()
+            self._session.look()
+            counting, halted = time.monotonic() < begins, self._session.operator.waiting()
             asked = OperatorEvent.START in said.events or said.moving
             if halted or not (counting or asked):
                 # A leader arm that is moved may just be brought near the robot.
                 moves = (
-                    "" if joint_columns(self._env.schema.action_names) else ", or move the device"
+                    ""
+                    if joint_columns(self._session.schema.action_names)
+                    else ", or move the device"
                 )
                 self._tell_waiting(halted or f"episode {number}: say start{moves}")
             if not (counting or halted) and (asked or not self._config.recording.wait_for_start):
@@ -264,8 +267,7 @@ class TeleoperatedSession:
         """Say what an episode waits for, once."""
         if reason != self._told:
             self._told = reason
-            self._note(reason)
-            self._env.note_waiting(reason)
+            self._session.say_waiting(reason, self._progress.note)
 
     def _undone_in_time(self) -> bool:
         """Give the operator some time to undo the last of the wanted demonstrations."""
@@ -276,7 +278,7 @@ class TeleoperatedSession:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             try:
-                undone = OperatorEvent.UNDO in self._operated.hear().events
+                undone = OperatorEvent.UNDO in self._session.operator.hear().events
             except RobotInterrupted as problem:
                 self._progress.note(f"nothing can be undone: {problem}")
                 return False

@@ -19,11 +19,12 @@ from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
 from robot_rl.env.controllers import ExpertController, IdleController
-from robot_rl.env.factory import make_env, make_expert, make_inbox, make_intervention
+from robot_rl.env.factory import make_env, make_expert, make_session
 from robot_rl.env.operator import OperatorInbox
-from robot_rl.env.rollout import Controller, EpisodeResult, SeedStream, rollout, training_seed
+from robot_rl.env.rollout import Controller, SeedStream, rollout, training_seed
+from robot_rl.env.session import EpisodeResult, Session
 from robot_rl.env.sim.task import Imperfections
-from robot_rl.env.task import Expert
+from robot_rl.env.task import Expert, RewardError
 from robot_rl.evaluation.ledger import load_policy
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.collect import attempts_after
@@ -34,11 +35,9 @@ from robot_rl.rewards.examples import (
     REACTION_FRAMES,
     CollectionOptions,
     Lingering,
-    OperatorDetector,
+    OperatorLabels,
     StallingController,
 )
-from robot_rl.rewards.source import RewardError
-from robot_rl.rewards.wrapper import RewardWrapper, make_watched_env
 from robot_rl.run import CLONED, EXAMPLES, LAST, RunDirectory
 
 _MOST_VAIN = 200
@@ -72,9 +71,9 @@ class CollectReward(Stage):
         with WorkProgress(expected, "episodes") as progress:
             progress.phase("collecting examples of success and failure")
             if options.labels == OPERATOR:
-                dataset = collect_by_operator(config, directory, make_inbox(config), progress)
+                dataset = collect_by_operator(config, directory, progress)
             else:
-                dataset = ExampleCollector(config, directory).collect(progress)
+                dataset = ExampleCollector(config, directory, progress).collect()
             frames = _positive_frames(dataset)
             successes = int(dataset.successes.sum())
             progress.note(
@@ -90,16 +89,21 @@ class ExampleCollector:
     The policy of the run, if it has one, gives negatives too.
     """
 
-    def __init__(self, config: DictConfig, run: RunDirectory) -> None:
-        self._config, self._run = config, run
+    def __init__(self, config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
+        self._config, self._run, self._progress = config, run, progress
         self._options = registry.make(config.classifier.collection, CollectionOptions)
         self._source = Lingering(self._options.frames_after_success)
-        self._inner, _ = make_watched_env(config, config.classifier.cameras)
-        self._env = RewardWrapper(self._inner, self._source)
-        self._ahead = make_env(on_stepped_clock(config))
-        self._recorder = RowBuilder(self._env.schema, SOURCE_DEMONSTRATION)
+        self._session = make_session(
+            config,
+            operated=False,
+            resets=False,
+            cameras=config.classifier.cameras,
+            source=self._source,
+        )
+        self._ahead = Session(make_env(on_stepped_clock(config)))
+        self._recorder = RowBuilder(self._session.schema, SOURCE_DEMONSTRATION)
 
-    def collect(self, progress: WorkProgress) -> EpisodeDataset:
+    def collect(self) -> EpisodeDataset:
         """Record what is missing; an interrupted recording goes on where it stopped.
 
         Raises:
@@ -109,23 +113,23 @@ class ExampleCollector:
         path, options = self._run.reward_examples, self._options
         facts = _facts(self._config)
         with (
-            closing(self._env),
+            closing(self._session),
             closing(self._ahead),
-            EpisodeWriter(path, self._env.schema, facts) as writer,
+            EpisodeWriter(path, self._session.schema, facts) as writer,
         ):
             known = _labelled_alike(EpisodeDataset(path), facts)
-            progress.update(len(known))
+            self._progress.update(len(known))
             frames, failures = _missing(options, known)
             attempts = self._attempts(known, True, itertools.cycle([self._by(self._expert())]))
             while frames > 0:
                 self._source.frames = min(options.frames_after_success, frames)
                 frames -= _keep(next(attempts), writer)
-                progress.update(len(writer))
+                self._progress.update(len(writer))
             self._source.frames = 1  # what succeeds is not recorded
             attempts = self._attempts(known, False, itertools.cycle(self._negative_kinds()))
             for _ in range(failures):
                 _keep(next(attempts), writer)
-                progress.update(len(writer))
+                self._progress.update(len(writer))
         return EpisodeDataset(path)
 
     def _attempts(
@@ -172,20 +176,20 @@ class ExampleCollector:
     def _stalling(self) -> Attempt:
         """The expert, which stops for good shortly before it would have succeeded."""
         foresight = ExpertController(make_expert(self._config, self._ahead))
-        names, fidget = self._env.schema.action_names, self._options.fidget
+        names, fidget = self._session.schema.action_names, self._options.fidget
         controller = StallingController(self._expert(), names, fidget)
 
         def attempt(seed: int) -> EpisodeResult:
             steps = next(rollout([self._ahead], foresight, iter([seed]))).steps
             rng = np.random.default_rng(seed)
             controller.stall_at = steps - int(rng.integers(1, self._options.stall_steps + 1))
-            return _one(self._env, controller, seed, self._recorder)
+            return _one(self._session, controller, seed, self._recorder, self._progress.note)
 
         return attempt
 
     def _by(self, controller: Controller, source: int = SOURCE_DEMONSTRATION) -> Attempt:
-        recorder = RowBuilder(self._env.schema, source)
-        return lambda seed: _one(self._env, controller, seed, recorder)
+        recorder = RowBuilder(self._session.schema, source)
+        return lambda seed: _one(self._session, controller, seed, recorder, self._progress.note)
 
     def _expert(self, **flaws: float) -> ExpertController:
         """The task's expert, with other imperfections than its own if they are given."""
@@ -193,34 +197,36 @@ class ExampleCollector:
         if flaws:
             own: Any = registry.make(self._config.task.expert.imperfections, Imperfections)
             replaced["imperfections"] = dataclasses.replace(own, **flaws)
-        expert = make_expert(self._config, self._inner, **replaced)
+        expert = make_expert(self._config, self._session, **replaced)
         return ExpertController(expert)
 
 
 def collect_by_operator(
-    config: DictConfig, run: RunDirectory, inbox: OperatorInbox, progress: WorkProgress
+    config: DictConfig,
+    run: RunDirectory,
+    progress: WorkProgress,
+    inbox: OperatorInbox | None = None,
 ) -> EpisodeDataset:
     """Record episodes of an operator, whose events `success` and `failure` are the labels.
 
     An episode without a label is not kept, nor is one that something else has cut: another event,
     or a robot that could not go on. The time in which somebody sees a success and has yet to say so
     is recorded, and is an example of neither. The policy of the run acts while nobody has taken
-    over; without one the robot rests.
+    over; without one the robot rests. `inbox` is where they are heard, by default a new one.
 
     Raises:
         RewardError: What is recorded there was labelled by the task, or more quickly or slowly.
     """
     options = registry.make(config.classifier.collection, CollectionOptions)
-    inner, _ = make_watched_env(config, config.classifier.cameras)
-    operated = make_intervention(config, inner, inbox)
-    detector = OperatorDetector(operated)
-    source = Lingering(options.frames_after_success)
-    env = RewardWrapper(detector, source)
-    recorder = RowBuilder(env.schema, SOURCE_POLICY)
-    reaction = math.ceil(options.reaction_s * env.schema.control_rate_hz)
+    source = OperatorLabels(options.frames_after_success)
+    session = make_session(
+        config, run, inbox=inbox, resets=False, cameras=config.classifier.cameras, source=source
+    )
+    recorder = RowBuilder(session.schema, SOURCE_POLICY)
+    reaction = math.ceil(options.reaction_s * session.schema.control_rate_hz)
     facts = _facts(config) | {REACTION_FRAMES: reaction}
-    with closing(env), EpisodeWriter(run.reward_examples, env.schema, facts) as writer:
-        controller: Controller = IdleController(env.schema.action_names)
+    with closing(session), EpisodeWriter(run.reward_examples, session.schema, facts) as writer:
+        controller: Controller = IdleController(session.schema.action_names)
         if run.has_folder(LAST) or run.has_folder(CLONED):
             controller = PolicyRunner(load_policy(run)[0].exploring("mean"))
         known = _labelled_alike(EpisodeDataset(run.reward_examples), facts)
@@ -229,11 +235,11 @@ def collect_by_operator(
         numbered = (training_seed(int(config.seed), stream, n) for n in itertools.count())
         seeds = (seed for seed in numbered if seed not in recorded)
         while frames > 0 or failures > 0:
-            operated.wait_until_free(lambda: False, progress.note)
+            session.wait_until_free(lambda: False, progress.note)
             source.frames = max(1, min(options.frames_after_success, frames))
-            result = _one(env, controller, next(seeds), recorder)
-            cut = operated.ended_by or result.interrupted
-            if cut is not None or not detector.labelled:
+            result = _one(session, controller, next(seeds), recorder, progress.note)
+            cut = result.ended_by or result.interrupted
+            if cut is not None or not source.labelled:
                 progress.note(f"not kept: {cut or 'nobody said success or failure'}")
                 continue
             frames -= _keep(result, writer)
@@ -273,9 +279,13 @@ def _keep(result: EpisodeResult, writer: EpisodeWriter) -> int:
 
 
 def _one(
-    env: RewardWrapper, controller: Controller, seed: int, recorder: RowBuilder
+    session: Session,
+    controller: Controller,
+    seed: int,
+    recorder: RowBuilder,
+    note: Callable[[str], None],
 ) -> EpisodeResult:
-    result = next(rollout([env], controller, iter([seed]), recorder=recorder))
+    result = next(rollout([session], controller, iter([seed]), recorder=recorder, note=note))
     # What was reached may have come undone while the episode went on.
     result.success = any(bool(row["success"]) for row in result.rows)
     return result

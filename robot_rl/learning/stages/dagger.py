@@ -18,7 +18,8 @@ from policies.behaviour import Behaviour
 from robot_rl.config import ConfigError, check_least
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_INTERVENTION, Row
-from robot_rl.env.rollout import EpisodeResult, SeedStream
+from robot_rl.env.rollout import SeedStream
+from robot_rl.env.session import EpisodeResult
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.clone import check_unused, clone, save_cloned
 from robot_rl.learning.workbench import Workbench

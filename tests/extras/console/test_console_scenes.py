@@ -21,10 +21,9 @@ from PIL import Image
 from untrained_policy import untrained
 
 from robot_rl.config import compose
+from robot_rl.console.feed import jpegs
 from robot_rl.console.link import ConsoleLink, Situation, Snapshot, loop_folder
-from robot_rl.console.telemetry import jpegs
 from robot_rl.env.factory import make_env
-from robot_rl.env.intervention import Intervention
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.extras.console.access import AccessGate
@@ -62,8 +61,8 @@ def evaluate(monkeypatch):
     attended = SimpleNamespace(clock="realtime")
     monkeypatch.setattr(f"{place}.on_stepped_clock", lambda config: attended)
     monkeypatch.setattr(
-        f"{place}.make_intervention",
-        lambda config, env, inbox: Intervention(env, inbox, 0.5, [who(inbox) for who in people]),
+        "robot_rl.env.factory.make_devices",
+        lambda config, env, inbox: [who(inbox) for who in people],
     )
 
     words = ("reset=human", f"evaluation.seed={SEED}", "task.environment.time_limit_steps=200")

@@ -9,10 +9,10 @@ import pytest
 from console_links import make_run, until, with_client
 
 from robot_rl.config import compose
-from robot_rl.console.link import Activity, ConsoleLink, InControl
-from robot_rl.console.telemetry import TelemetryEnv
+from robot_rl.console.feed import ConsoleFeed
+from robot_rl.console.link import Activity, InControl
 from robot_rl.env.controllers import ExpertController
-from robot_rl.env.factory import make_env, make_expert, make_inbox, make_intervention
+from robot_rl.env.factory import make_expert, make_session
 from robot_rl.env.rollout import rollout
 from robot_rl.extras.console.loop_client import LoopClient
 
@@ -25,29 +25,15 @@ class Loop:
         config.task.environment.time_limit_steps = 100_000
         config.task.environment.tolerance = 1e-9  # the episode lasts until somebody ends it
         self.run = make_run(folder)
-        inbox = make_inbox(config)
-        inner = make_env(config)
-        self._operated = make_intervention(config, inner, inbox)
-        link = ConsoleLink(self.run, inbox)
-        self._env = TelemetryEnv(self._operated, self._operated, link)
-        expert = make_expert(config, inner)
-        self._controller = ExpertController(expert)
+        self._session = make_session(config)
+        ConsoleFeed(self._session, self.run)
+        self._controller = ExpertController(make_expert(config, self._session))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work)
 
-    def _seeds(self):
-        def stopped() -> bool:
-            self._env.look()
-            return self._stop.is_set()
-
-        for seed in itertools.count():
-            self._operated.wait_until_free(stopped, self._env.note_waiting)
-            if stopped():
-                return
-            yield seed
-
     def _work(self) -> None:
-        for _ in rollout([self._env], self._controller, self._seeds(), stop=self._stop.is_set):
+        seeds = itertools.count()
+        for _ in rollout([self._session], self._controller, seeds, stop=self._stop.is_set):
             pass
 
     def __enter__(self):
@@ -57,7 +43,7 @@ class Loop:
     def __exit__(self, *exception: object) -> None:
         self._stop.set()
         self._thread.join(30)
-        self._env.close()
+        self._session.close()
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import pytest
 from scenes import environment
 
 from robot_rl.env.controllers import IdleController
-from robot_rl.env.intervention import Intervention
+from robot_rl.env.multi_arm import MultiArm, MultiArmTask
 from robot_rl.env.operator import OperatorError, OperatorInbox
 from robot_rl.env.reset import NoReset
 from robot_rl.env.robot_env import RobotEnv
-from robot_rl.env.several_arms import SeveralArms, SeveralTasks
+from robot_rl.env.session import Session
 from robot_rl.errors import RobotRLError
 
 ARMS = ("left", "right")
@@ -20,8 +20,8 @@ ARMS = ("left", "right")
 def two_arms(task):
     """Two simulated arms, each in a world of its own."""
     alone = {arm: environment(task) for arm in ARMS}
-    tasks = SeveralTasks(task, {arm: env.task for arm, env in alone.items()})
-    robot = SeveralArms({arm: env.robot for arm, env in alone.items()}, tasks)
+    tasks = MultiArmTask(task, {arm: env.task for arm, env in alone.items()})
+    robot = MultiArm({arm: env.robot for arm, env in alone.items()}, tasks)
     return RobotEnv(robot, tasks, alone["left"].clock)
 
 
@@ -33,7 +33,7 @@ def inbox():
 @pytest.fixture
 def holding(inbox):
     """The left arm has closed its gripper, the right one has opened its own half."""
-    operated = Intervention(two_arms("pick_cube"), inbox, 0.3)
+    operated = Session(two_arms("pick_cube"), inbox)
     operated.reset(seed=1)
     action = np.zeros(14, np.float32)
     action[[6, 13]] = 1.0, -0.5
@@ -69,12 +69,12 @@ def test_an_idle_controller_leaves_each_gripper_as_it_was_left(holding):
     def idle(observation):
         return controller.act({name: value[None] for name, value in observation.items()}).action[0]
 
-    assert idle(holding.observe())[[6, 13]].tolist() == [1.0, -0.5]
+    assert idle(holding.env.observe())[[6, 13]].tolist() == [1.0, -0.5]
     assert idle(holding.reset(seed=2)[0])[[6, 13]].tolist() == [-1.0, -1.0]
 
 
 def test_without_a_reset_both_arms_stay_where_they_are(inbox):
-    env = NoReset(Intervention(two_arms("reach"), inbox, 0.3))
+    env = Session(two_arms("reach"), inbox, reset=NoReset())
     first, _ = env.reset(seed=1)
     for _ in range(5):
         last, *_ = env.step(np.full(12, 0.5, np.float32))
@@ -86,7 +86,7 @@ def test_without_a_reset_both_arms_stay_where_they_are(inbox):
 
 
 def test_arms_whose_task_needs_its_scene_put_back_say_so(inbox):
-    env = NoReset(Intervention(two_arms("pick_cube"), inbox, 0.3))
+    env = Session(two_arms("pick_cube"), inbox, reset=NoReset())
     env.reset(seed=1)
     with pytest.raises(RobotRLError, match="reset=scripted"):
         env.reset(seed=2)

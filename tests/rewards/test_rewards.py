@@ -5,11 +5,9 @@ import pytest
 from reward_scenes import CONFIG, After, inbox, outcome, play, rewarded
 from scripted_device import HandheldDevice
 
-from robot_rl.data.rows import RowBuilder
-from robot_rl.env.controllers import ExpertController
-from robot_rl.env.factory import DeviceAttendant, make_env, make_expert
-from robot_rl.env.intervention import Intervention
-from robot_rl.env.rollout import rollout
+from robot_rl.env.factory import make_env
+from robot_rl.env.input_device import TeleopInput
+from robot_rl.env.session import Session
 from robot_rl.env.task import Outcome
 from robot_rl.rewards.source import (
     DistanceReward,
@@ -19,20 +17,13 @@ from robot_rl.rewards.source import (
     SuccessReward,
     TaskReward,
 )
-from robot_rl.rewards.wrapper import RewardWrapper
-
-
-def rows(wrap):
-    inner = make_env(CONFIG)
-    env = wrap(inner)
-    controller = ExpertController(make_expert(CONFIG, inner))
-    recorder = RowBuilder(env.schema, 0)
-    results = rollout([env], controller, iter(range(3)), recorder=recorder)
-    return [env.schema.pack(row) for result in results for row in result.rows]
 
 
 def test_the_tasks_own_reward_is_handed_on_bit_by_bit():
-    assert rows(lambda env: RewardWrapper(env, TaskReward())) == rows(lambda env: env)
+    inner, env = rewarded(TaskReward())
+    judged = play(inner, env)
+    alone = play(inner, inner)
+    assert [step[:3] for step in judged] == [step[:3] for step in alone]
 
 
 def test_the_source_decides_and_the_tasks_success_is_only_noted():
@@ -43,7 +34,7 @@ def test_the_source_decides_and_the_tasks_success_is_only_noted():
     assert [(r, t) for r, t, *_ in steps] == [(0.0, False)] * len(steps)
     assert [truncated for _, _, truncated, _ in steps] == [False] * (len(steps) - 1) + [True]
     judged = {"operator_success": None, "detector_success": False}
-    assert env.episode_facts == {**judged, "task_success": True, "reward_alarm": None}
+    assert env.result.facts == {**judged, "task_success": True, "reward_alarm": None}
 
     steps = play(*rewarded(After(3)))
     assert len(steps) == 3
@@ -65,8 +56,8 @@ def test_a_label_ends_the_episode_at_the_next_tick_whatever_the_source(source, s
     inner, env = rewarded(source, said)
     steps = play(inner, env, before_step=label)
     assert len(steps) == 5
-    assert env.episode_facts["operator_success"] is success
-    assert env.episode_facts.get("detector_success", False) is False
+    assert env.result.facts["operator_success"] is success
+    assert env.result.facts.get("detector_success", False) is False
     reward, terminated, truncated, info = steps[-1]
     assert (reward, terminated, truncated) == (float(success), True, False)
     assert (info["success"], info["reward_version"]) == (success, 1)
@@ -79,7 +70,7 @@ def test_the_operator_ends_an_episode_that_the_source_lets_go_on_at_the_tasks_go
     reached = []
 
     def end_it_there(step):
-        if env.episode_facts["task_success"] and not reached:
+        if env.result.facts["task_success"] and not reached:
             reached.append(step)
             said.post(event)
 
@@ -90,24 +81,20 @@ def test_the_operator_ends_an_episode_that_the_source_lets_go_on_at_the_tasks_go
 
 
 def test_a_label_between_two_episodes_is_about_the_one_before():
-    said, heard = inbox(), []
+    said = inbox()
     inner, env = rewarded(After(3), said)
-    env.on_late_label = heard.append
     said.post("success")  # before the first episode: about none
     play(inner, env)
     said.post("success")
     said.post("failure")  # a second thought
-    assert heard == []
-    assert len(play(inner, env)) == 3
-    assert heard == [False]
+    assert env.reset(seed=0)[1]["late_label"] is False
+    assert env.reset(seed=0)[1]["late_label"] is None
 
 
 def test_a_label_pressed_during_a_reset_is_about_the_episode_before(monkeypatch):
-    device, said, heard = HandheldDevice(events={"enter": "success"}), inbox(), []
+    device, said = HandheldDevice(events={"enter": "success"}), inbox()
     inner = make_env(CONFIG)
-    operated = Intervention(inner, said, 0.5, [DeviceAttendant(device, said)])
-    env = RewardWrapper(operated, After(3))
-    env.on_late_label = heard.append
+    env = Session(inner, said, devices=[TeleopInput(device, said)], source=After(3))
     play(inner, env)
     moved = inner.robot.reset
 
@@ -116,8 +103,7 @@ def test_a_label_pressed_during_a_reset_is_about_the_episode_before(monkeypatch)
         moved(*args)
 
     monkeypatch.setattr(inner.robot, "reset", press_meanwhile)
-    assert len(play(inner, env)) == 3
-    assert heard == [True]
+    assert env.reset(seed=0)[1]["late_label"] is True
 
 
 def test_what_is_there_for_the_source_alone_is_hidden():
@@ -132,7 +118,7 @@ def test_what_is_there_for_the_source_alone_is_hidden():
     observation, _ = env.reset(seed=0)
     stepped, *_ = env.step(np.zeros(6, np.float32))
     names = [f.name for f in env.schema.fields]
-    for shown in (observation, stepped, names, list(env.observation_space)):
+    for shown in (observation, stepped, names):
         assert "state/tcp_velocity" not in shown
         assert "state/tcp_pose" in shown
 

@@ -11,11 +11,12 @@ from drivers.teleop.base import Shaping
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY
 from robot_rl.env.controllers import decided
-from robot_rl.env.factory import DeviceAttendant, make_env, make_intervention
-from robot_rl.env.intervention import Intervention
+from robot_rl.env.factory import make_env, make_session
+from robot_rl.env.input_device import TeleopInput
 from robot_rl.env.operator import OperatorError, OperatorInbox
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import rollout
+from robot_rl.env.session import Session
 from robot_rl.errors import RobotRLError
 
 UP = (0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
@@ -50,7 +51,7 @@ def inbox():
 @pytest.fixture
 def operated(inbox):
     """A reaching arm whose operator is heard for 0.3 s after a motion."""
-    env = Intervention(environment("reach"), inbox, 0.3)
+    env = Session(environment("reach"), inbox, hand_back_s=0.3)
     env.reset(seed=3)
     return env
 
@@ -90,7 +91,7 @@ def test_an_explicit_take_over_lasts_until_it_is_handed_back(operated, inbox):
 
 
 def test_the_gripper_keeps_what_it_was_told_until_the_operator_tells_it_something(inbox):
-    env = Intervention(environment("pick_cube"), inbox, 0.3)
+    env = Session(environment("pick_cube"), inbox, hand_back_s=0.3)
     env.reset(seed=1)
     closing = np.zeros(len(env.schema.action_names), np.float32)
     closing[-1] = 1.0
@@ -143,14 +144,16 @@ def test_a_halt_during_a_reset_ends_it_even_if_it_is_taken_back(operated, inbox)
     inbox.post("stop")
     inbox.post("clear_errors")
     with pytest.raises(RobotInterrupted, match="begins anew"):
-        operated.attend()  # as a robot does that is being moved
+        operated.operator.attend()  # as a robot does that is being moved
     operated.reset(seed=5)
     assert not said(operated)[0]
 
 
 def test_a_device_that_is_lost_while_the_robot_is_paused_is_waited_for(inbox):
     device = HandheldDevice(events={"o": "resume"})
-    env = Intervention(environment("reach"), inbox, 0.3, [DeviceAttendant(device, inbox)])
+    env = Session(
+        environment("reach"), inbox, hand_back_s=0.3, devices=[TeleopInput(device, inbox)]
+    )
     env.reset(seed=3)
     inbox.post("pause")
     said(env)
@@ -165,7 +168,7 @@ def test_a_device_that_is_lost_while_the_robot_is_paused_is_waited_for(inbox):
         return len(asked) > 50
 
     env.wait_until_free(stopped, notes.append)
-    assert not env.waits_for
+    assert not env.operator.waits_for
     assert ["device is gone" in note for note in notes] == [False, True, False]
     assert "go on" in notes[-1]
     env.reset(seed=4)
@@ -174,7 +177,7 @@ def test_a_device_that_is_lost_while_the_robot_is_paused_is_waited_for(inbox):
 def test_a_robot_that_is_not_simulated_waits_for_start_at_first_and_when_a_device_is_back(inbox):
     device, env = HandheldDevice(), environment("reach")
     env.robot.simulated = False
-    operated = Intervention(env, inbox, 0.3, [DeviceAttendant(device, inbox)])
+    operated = Session(env, inbox, hand_back_s=0.3, devices=[TeleopInput(device, inbox)])
 
     def waits_for_start(why):
         before = operated.robot.observe()
@@ -214,7 +217,7 @@ def test_what_is_missing_is_told_once_however_long_it_lasts(inbox, monkeypatch):
     }
     for name, value in served.items():
         monkeypatch.setattr(env.robot, name, value, raising=False)
-    operated = Intervention(env, inbox, 0.3)
+    operated = Session(env, inbox, hand_back_s=0.3)
     operated.wait_until_free(lambda: len(notes) > 1 or next(ages) > 5, notes.append)
     assert len(notes) == 1
     assert "picture is 2.3 s old; next: bring back what is missing" in notes[0]
@@ -222,8 +225,10 @@ def test_what_is_missing_is_told_once_however_long_it_lasts(inbox, monkeypatch):
 
 def test_a_device_in_the_tools_frame_is_heard_before_the_first_episode(inbox):
     device = HandheldDevice(Shaping(frame="tool", dead_zone=0.0), held=UP)
-    env = Intervention(environment("reach"), inbox, 0.3, [DeviceAttendant(device, inbox)])
-    assert env.hear().moving
+    env = Session(
+        environment("reach"), inbox, hand_back_s=0.3, devices=[TeleopInput(device, inbox)]
+    )
+    assert env.operator.hear().moving
     env.reset(seed=3)
     assert said(env)[0]
 
@@ -253,9 +258,9 @@ def test_rows_hold_both_actions_the_flag_and_the_source(operated, inbox):
 
     def listen(row, result):
         rows.append(row)
-        if result.steps == 2:
+        if row["episode_step"] == 2:
             inbox.jog(UP)
-        if result.steps == 4:
+        if row["episode_step"] == 4:
             inbox.jog((0.0,) * 6)
 
     recorder = RowBuilder(operated.schema, SOURCE_POLICY)
@@ -280,7 +285,7 @@ def test_ending_an_episode_is_no_demonstration_of_standing_still(operated, inbox
 
     def listen(row, result):
         rows.append(row)
-        if result.steps == 1:
+        if row["episode_step"] == 1:
             inbox.post(event)
 
     recorder = RowBuilder(operated.schema, SOURCE_POLICY)
@@ -294,7 +299,9 @@ def test_ending_an_episode_is_no_demonstration_of_standing_still(operated, inbox
 
 
 def test_a_robot_with_other_columns_is_not_moved_but_can_be_halted(inbox):
-    env = Intervention(make_env(configuration("robot=gym", "robot.id=Pendulum-v1")), inbox, 0.3)
+    env = Session(
+        make_env(configuration("robot=gym", "robot.id=Pendulum-v1")), inbox, hand_back_s=0.3
+    )
     env.reset(seed=3)
     wanted = np.full(1, WANTED, np.float32)
     for motion, gripper in ((UP, None), ((0.0,) * 6, 1.0)):
@@ -311,16 +318,15 @@ def test_a_device_for_a_robot_with_other_columns_is_refused_before_it_is_connect
     robot = ("robot=gym", "robot.id=Pendulum-v1", f"clock={clock}")
     config = configuration(*robot, "teleop=spacemouse")
     with pytest.raises(RobotRLError, match=r"teleop\.device.*SpaceMouse.*action_0.*teleop=none"):
-        make_intervention(config, make_env(config), inbox)
+        make_session(config, inbox=inbox)
 
 
 def simulated(task, policy_of, seeds, *overrides):
     config = configuration(f"task={task}", "operator=simulated", *overrides)
-    env = make_env(config)
-    operated = make_intervention(config, env, OperatorInbox(float("inf")))
-    recorder = RowBuilder(env.schema, SOURCE_POLICY)
-    policy = policy_of(env.schema.action_dimension)
-    return list(rollout([operated], policy, iter(seeds), recorder=recorder)), env.schema
+    session = make_session(config)
+    recorder = RowBuilder(session.schema, SOURCE_POLICY)
+    policy = policy_of(session.schema.action_dimension)
+    return list(rollout([session], policy, iter(seeds), recorder=recorder)), session.schema
 
 
 class Idle(Policy):
@@ -377,7 +383,6 @@ def test_the_simulated_operator_feels_where_the_hole_is_that_it_does_not_see():
 
 def test_a_simulated_operator_needs_a_world_whose_state_it_knows():
     config = configuration("task=peg_insert", "operator=simulated")
-    env = make_env(config)
     config.task.expert = None  # as on a real robot
     with pytest.raises(RobotRLError, match="no scripted expert"):
-        make_intervention(config, env, OperatorInbox())
+        make_session(config)

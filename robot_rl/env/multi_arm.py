@@ -17,13 +17,13 @@ _POSE = 7
 _T = TypeVar("_T")
 
 
-class SeveralArms:
+class MultiArm:
     """Arms, by name, that do a task together; where one cannot go on, all hold.
 
     Their order is that of the action's columns.
     """
 
-    def __init__(self, arms: Mapping[str, Robot], task: SeveralTasks) -> None:
+    def __init__(self, arms: Mapping[str, Robot], task: MultiArmTask) -> None:
         self.task = task
         self.arms = dict(arms)
         self.observation_fields = _fields_of(self.arms)
@@ -103,7 +103,7 @@ class SeveralArms:
             raise
 
 
-class SeveralTasks:
+class MultiArmTask:
     """Tasks, by name of the arm, done at the same time: all until each of them is done."""
 
     def __init__(self, name: str, tasks: Mapping[str, Task]) -> None:
@@ -135,7 +135,7 @@ class SeveralTasks:
         return Outcome(float(success), success or failed, truncated, success)
 
 
-class SeveralExperts:
+class MultiArmExpert:
     """Demonstrates with each arm, by an expert for each, in the arms' order."""
 
     def __init__(self, experts: Sequence[Expert]) -> None:

@@ -1,0 +1,423 @@
+"""One robot at work: the one place that knows the order of a tick."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from robot_rl.data.schema import Observation, Row, RowSchema
+from robot_rl.env.coach import Coach
+from robot_rl.env.input_device import InputDevice
+from robot_rl.env.intervention import Operator
+from robot_rl.env.operator import OperatorEvent, OperatorInbox, OperatorInput
+from robot_rl.env.robot import Action, OperatorServer, RobotInterrupted, watchers_of
+from robot_rl.env.robot_env import IN_PLACE, Begun, RobotEnv, Stepped
+from robot_rl.env.task import HUMAN_VERSION, TASK_VERSION, Outcome, RewardError, RewardSource
+from robot_rl.errors import RobotRLError
+from robot_rl.run import RunDirectory
+
+if TYPE_CHECKING:
+    from robot_rl.data.episodes import EpisodeWriter
+
+_POLL_SECONDS, _RETRY_SECONDS = 0.02, 0.5
+_AGE = re.compile(r"[\d.]+ m?s\b")
+
+
+@dataclass
+class EpisodeResult:
+    """How an episode went."""
+
+    seed: int
+    steps: int = 0  # actions taken
+    success: bool = False  # whether the goal was reached
+    total_reward: float = 0.0
+    seconds: float = 0.0  # its length on the environment's clock [s]
+    # Of these, until the goal was reached, and not left again before the end; 0 without success.
+    seconds_to_success: float = 0.0
+    policy_version: int = 0  # version of the policy at its first step
+    # For each step, time from the tick to the sending of the action, and how late the tick after it
+    # was reached [s].
+    decision_seconds: list[float] = field(default_factory=list)
+    lateness_seconds: list[float] = field(default_factory=list)
+    intervened_steps: int = 0  # actions that an operator took in place of the controller
+    take_overs: int = 0  # how often an operator began to
+    # Why the robot could not go on, if it could not. The last action, whose effect nobody saw, then
+    # has no row: the observation before it is the final one.
+    interrupted: RobotInterrupted | None = None
+    ended_by: OperatorEvent | None = None  # what the operator ended it with, if so
+    rows: list[Row] = field(default_factory=list)  # where a recorder but no listener was given
+    # Why attempts at it before were made again, and how often.
+    made_again: Counter[str] = field(default_factory=Counter)
+    facts: dict[str, object] = field(default_factory=dict)  # what else is to be recorded of it
+    instruction: str = ""  # what the robot was told to do
+
+    def keep(self, writer: EpisodeWriter, source: int) -> None:
+        """Add the episode to a dataset; `source` is one of the codes of `data.schema`."""
+        writer.append(
+            self.rows,
+            seed=self.seed,
+            instruction=self.instruction,
+            success=self.success,
+            source=source,
+        )
+
+
+class Reset:
+    """How a session comes to the start of an episode; here by the robot's own reset.
+
+    Attributes:
+        by_person: Whether a person puts the scene back.
+    """
+
+    by_person = False
+
+    def begin(self, session: Session, seed: int) -> Begun:
+        """Begin an episode with `Session.put_back`; what it adds to ``info["facts"]`` is recorded.
+
+        Raises:
+            RobotInterrupted: None can begin now; the robot is at rest.
+        """
+        return session.put_back(seed)
+
+
+class Watcher:
+    """Sees what happens in a session, and has no say in it. None of its methods waits."""
+
+    def resetting(self) -> None:
+        """The robot is about to be brought to a start."""
+
+    def begun(self, observation: Observation, info: dict[str, Any]) -> None:
+        """An episode has begun."""
+
+    def stepped(self, observation: Observation, reward: float, info: dict[str, Any]) -> None:
+        """A step of it was taken."""
+
+    def waiting(self, reason: str) -> None:
+        """No episode runs; empty where nothing is known of why."""
+
+    def look(self) -> None:
+        """Between episodes, again and again: see the robot as it is now."""
+
+    def close(self) -> None:
+        """The session ends."""
+
+
+class Session:
+    """A robot, its task, the operator, a reward source and a reset, and the order of a tick.
+
+    A tick is `step`: hear the operator, decide who acts, send, wait, observe, judge, tell. The
+    policy has proposed its action before, so that the operator is heard as late as can be.
+
+    An operator who moves a device takes over at that very step; the policy acts again when nothing
+    has moved for `hand_back_s`. After the event `take_over` it acts again after `hand_back` only.
+    While the operator has the robot and does not move it, the arm holds its target and every
+    gripper keeps its last command.
+
+    `stop`, `pause`, `reset` and `discard` end the episode as truncated, in a step in which the
+    robot holds. After `stop` nothing moves before `clear_errors`, after `pause` nothing before
+    `resume`. Both end a reset too, even if they were taken back meanwhile. A robot that raised
+    `PersonNeeded` is not asked again before `start`.
+
+    A robot that is not simulated moves nothing before a person's `start`: at first, and after every
+    fault and every stop, once whatever else it waits for has been said. Somebody may be holding the
+    cable that has just come back.
+
+    The reward source sets reward, terminated and success of each step. `success` and `failure` of
+    the operator end the episode at the next tick, with a reward of 1 or 0, whatever the source
+    says. What they say between two episodes is about the one before: it is the ``late_label`` in
+    the info of the next reset.
+
+    Beside what `RobotEnv` says, the info of a step has ``intervened``, whether the operator drove
+    it; ``operator``, the `OperatorInput` of that step; ``task_success``, what the task's own
+    detector said; ``reward_version``; and ``advice``, where there is a coach. What was said between
+    two episodes is the ``operator`` of the next reset.
+
+    Args:
+        env: The environment; it must be able to go on after its task's own success.
+        inbox: Where the operator writes; without one nobody is heard.
+        hand_back_s: Time without motion after which the policy acts again [s].
+        devices: What the operator uses in this process; each is asked before every step.
+        starting_s: Time from now in which the robot's own nodes may still be starting [s].
+        source: Who judges; by default the task's own detector.
+        hidden: Observation names that are there for the source alone: neither the policy nor the
+            rows see them.
+        reset: How it comes to the start of an episode.
+        coach: Who gives the operator advice, if anybody.
+        run: Where faults are written, if anywhere.
+        episodes: How many episodes were before the first one of this process.
+
+    Attributes:
+        schema: Columns of the rows, without what only the source sees.
+        operator: What the robot waits for, and what is said between two episodes.
+        inbox: Where the operator writes.
+        watcher: It sees what happens, until the session closes it.
+        observation: The newest, as the policy sees it.
+        stamp: When that was [ns].
+        first_observation: That of the episode's begin, with what only the source sees.
+        result: The present or last episode.
+        episode: Its number, from 1.
+        faults: How many faults were written so far, see `FaultLog`.
+    """
+
+    def __init__(
+        self,
+        env: RobotEnv,
+        inbox: OperatorInbox | None = None,
+        *,
+        hand_back_s: float = 0.5,
+        devices: Sequence[InputDevice] = (),
+        starting_s: float = 0.0,
+        source: RewardSource | None = None,
+        hidden: Iterable[str] = (),
+        reset: Reset | None = None,
+        coach: Coach | None = None,
+        run: RunDirectory | None = None,
+        episodes: int = 0,
+    ) -> None:
+        self.env, self.robot, self.task, self.clock = env, env.robot, env.task, env.clock
+        self._hidden = frozenset(hidden)
+        shown = tuple(f for f in env.schema.fields if f.name not in self._hidden)
+        self.schema: RowSchema = replace(env.schema, fields=shown)
+        self.inbox = OperatorInbox() if inbox is None else inbox
+        self._is_operated = inbox is not None
+        self.operator = Operator(env, self.inbox, hand_back_s, devices, starting_s)
+        if inbox is not None and isinstance(env.robot, OperatorServer):
+            env.robot.serve_operator(inbox, self.operator.attend)
+        self._source = RewardSource() if source is None else source
+        self._reset = Reset() if reset is None else reset
+        self._coach, self.run = coach, run
+        self.watcher = Watcher()
+        self._report = watchers_of(env.robot)  # to those who watch the robot over ROS
+        self.observation: Observation = {}
+        self.first_observation: Observation = {}
+        self.stamp = self.faults = 0
+        self.episode, self.result = episodes, EpisodeResult(0)
+        self._driven = False  # whether the operator drove the last step
+        self._task_success = False  # whether the task's own detector has seen success
+
+    # -- the tick ---------------------------------------------------------------------------------
+
+    def step(self, action: Action) -> Stepped:
+        """Send the operator's action, if there is one, else the policy's; observe, judge and tell.
+
+        Raises:
+            RobotInterrupted: The robot cannot go on; it holds.
+        """
+        with self._problems_shown():
+            said = self.operator.watch()
+            observation, reward, terminated, truncated, info = self._act(action, said)
+            # Judge: a time limit counts whatever the task's own detector says.
+            task = Outcome(reward, terminated, truncated, bool(info["success"]))
+            label = self._source.label(said.events)
+            outcome, version = self._source.judge(observation, task), self._source.version
+            detected = outcome.success
+            if label is not None:
+                outcome, version = Outcome(float(label), True, False, label), HUMAN_VERSION
+            over = self.result.steps + 1 >= self.task.time_limit_steps
+            truncated = (truncated or over) and not outcome.terminated
+            info |= {"success": outcome.success, "task_success": task.success}
+            info["reward_version"] = version
+        # Tell.
+        result, self.stamp = self.result, int(info["stamp_observation"])
+        result.steps += 1
+        result.total_reward += outcome.reward
+        result.seconds += self.clock.period
+        if outcome.success != result.success:
+            result.success = outcome.success
+            result.seconds_to_success = result.seconds if result.success else 0.0
+        result.decision_seconds.append(info["decision_seconds"])
+        result.lateness_seconds.append(info["lateness"])
+        result.intervened_steps += info["intervened"]
+        result.take_overs += info["intervened"] and not self._driven
+        self._driven = info["intervened"]
+        self._task_success = self._task_success or task.success
+        if self._coach is not None:
+            self.inbox.advice = info["advice"] = self._coach.step(
+                intervened=info["intervened"],
+                over=outcome.terminated or over,
+                success=outcome.success,
+            )
+        if self._is_operated:
+            result.facts |= self._verdicts(label, detected)
+        if self._report is not None:
+            self._report.tell_step(
+                self.schema.action_names, info["executed_action"], outcome.reward
+            )
+            if outcome.terminated or truncated:
+                ended = "success" if outcome.success else "failure"
+                ended += "" if outcome.terminated else ", cut short"
+                self._report.tell_event(f"episode {self.episode} ends with {ended}")
+        self.observation = self._visible(observation)
+        self.watcher.stepped(self.observation, outcome.reward, info)
+        return self.observation, outcome.reward, outcome.terminated, truncated, info
+
+    def _act(self, action: Action, said: OperatorInput) -> Stepped:
+        """Decide who acts, then send, wait and observe with the environment."""
+        action, intervened, halted = self.operator.decide(action, said)
+        with self.operator.faults_noted():
+            observation, reward, terminated, truncated, info = self.env.step(action)
+        self.operator.show(observation)
+        info |= {"intervened": intervened, "operator": said}
+        # Even where the task says that it is done: who judges otherwise would let it go on.
+        truncated = halted or (truncated and not terminated)
+        return observation, float(reward), terminated, truncated, info
+
+    # -- between episodes -------------------------------------------------------------------------
+
+    def reset(self, *, seed: int) -> Begun:
+        """Begin an episode with the policy acting.
+
+        Raises:
+            RobotInterrupted: The operator has halted the robot or has to look at it, or it cannot
+                begin; it holds.
+            RewardError: The observation lacks what the source reads.
+        """
+        self.watcher.resetting()
+        try:
+            with self._problems_shown():
+                if self._coach is not None:
+                    self._coach.begin()
+                    self.inbox.advice = ""
+                observation, info = self._reset.begin(self, seed)
+                late = self._source.label(info["operator"].events)
+                info["late_label"] = late if self.result.steps else None
+                if missing := [name for name in self._source.observed if name not in observation]:
+                    raise RewardError(
+                        f"the reward needs the observation {missing[0]!r}",
+                        got=sorted(observation),
+                        expected=sorted(self._source.observed),
+                        hint="name the cameras of the reward with reward.cameras",
+                    )
+                self._source.reset(observation)
+        except RobotInterrupted:  # a person who puts the scene back looks at it meanwhile
+            self.look()
+            raise
+        self._task_success = self._driven = False
+        facts, instruction = dict(info.get("facts", {})), self.task.instruction
+        if self._is_operated:
+            facts |= self._verdicts(None, detected=False)
+        self.result = EpisodeResult(seed, facts=facts, instruction=instruction)
+        self.episode += 1
+        self.first_observation, self.stamp = observation, int(info["stamp_observation"])
+        self.observation = self._visible(observation)
+        if self._report is not None:
+            self._report.tell_event(f"episode {self.episode} begins with seed {seed}")
+        self.watcher.begun(self.observation, info)
+        return self.observation, info
+
+    def put_back(self, seed: int, *, in_place: bool = False) -> Begun:
+        """For a `Reset`: bring robot and scene to a start, or begin `in_place`; see `RobotEnv`.
+
+        Raises:
+            RobotInterrupted: As `reset`.
+        """
+        self.operator.overhear()
+        self.operator.check_free()
+        with self.operator.faults_noted():
+            observation, info = self.env.reset(seed=seed, options=IN_PLACE if in_place else None)
+        said = self.operator.begin(seed, observation)
+        return observation, {**info, "intervened": False, "operator": said}
+
+    def move(self, action: Action) -> Begun:
+        """A step of a reset motion, between episodes, in which the operator is heard as ever."""
+        observation, *_, info = self._act(action, self.operator.overhear())
+        return observation, info
+
+    def once_free(
+        self,
+        seeds: Iterable[int],
+        note: Callable[[str], None],
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Iterator[int]:
+        """Yield each seed as soon as nothing halts the robot; see `wait_until_free`."""
+        for seed in seeds:
+            self.wait_until_free(stopped, note)
+            if stopped():
+                return
+            yield seed
+
+    def wait_until_free(self, stopped: Callable[[], bool], note: Callable[[str], None]) -> None:
+        """Wait, between episodes, while the robot waits for what a person has to say.
+
+        `stopped` ends the waiting, and `note` is called with what is waited for. A device that
+        fails meanwhile is asked again until it does not.
+        """
+        noted = problem = ""
+        while self.operator.waits_for:
+            self.look()
+            if stopped():
+                break
+            reason = problem or f"waiting: {self.operator.waiting()}"
+            lasting = _AGE.sub("", reason)  # how old something is changes all the time
+            if lasting != noted:
+                self.say_waiting(reason, note)
+                noted = lasting
+            time.sleep(_RETRY_SECONDS if problem else _POLL_SECONDS)
+            try:
+                self.operator.overhear()
+                problem = ""
+            except RobotInterrupted as error:
+                problem = problem or f"waiting: {error}"
+        if noted and not self.operator.waits_for:
+            self.keep_faults()
+            note("the operator lets the robot go on")
+
+    def say_waiting(self, reason: str, note: Callable[[str], None]) -> None:
+        """Say why no episode begins, to `note` and to the watcher, and write faults."""
+        self.keep_faults()
+        note(reason)
+        self.watcher.waiting(reason)
+
+    def look(self) -> None:
+        """Let the watcher see the robot; between episodes, again and again."""
+        self.watcher.look()
+
+    def keep_faults(self) -> None:
+        """Between episodes: write what kept the robot from going on; `RunError` on a full disk."""
+        if self.run is not None:
+            self.faults += self.operator.faults.write(self.run)
+
+    @property
+    def scene_put_back_by_person(self) -> bool:
+        """Whether a person puts the scene back before each episode."""
+        return self._reset.by_person
+
+    def close(self) -> None:
+        """Release the watcher, hold and release the robot, then its devices; may be called again.
+
+        One that cannot be closed keeps none of the others open.
+        """
+        with ExitStack() as parts:  # the last to be added is the first to be closed
+            for device in self.operator.devices:
+                parts.callback(device.close)
+            parts.callback(self.env.close)
+            parts.callback(self.watcher.close)
+            self.operator.devices, self.watcher = (), Watcher()
+
+    def _visible(self, observation: Observation) -> Observation:
+        if not self._hidden:
+            return observation
+        return {name: v for name, v in observation.items() if name not in self._hidden}
+
+    def _verdicts(self, label: bool | None, detected: bool) -> dict[str, Any]:
+        """What is recorded of an episode after a step: who called it a success, and the advice."""
+        facts: dict[str, Any] = {"operator_success": label}
+        if self._source.version != HUMAN_VERSION:
+            facts["detector_success"] = detected
+        if self._source.version != TASK_VERSION:
+            facts |= {"task_success": self._task_success, "reward_alarm": self._source.alarm}
+        return facts if self._coach is None else {**facts, **self._coach.facts}
+
+    @contextmanager
+    def _problems_shown(self) -> Iterator[None]:
+        """Let the watcher know what goes wrong inside."""
+        try:
+            yield
+        except RobotRLError as error:
+            self.watcher.waiting(str(error))
+            raise

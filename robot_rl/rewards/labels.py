@@ -1,0 +1,77 @@
+"""What people say of an episode that is stored already becomes an annotation of its rows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from robot_rl.errors import RobotRLError
+from robot_rl.replay import AnnotationRefused, StoreFull
+from robot_rl.replay.messages import Opened
+from robot_rl.replay.records import Annotations
+from robot_rl.replay.server_place import ServerPlace
+from robot_rl.replay.windows import LABELS
+from robot_rl.wire import ServerUnreachable
+
+_PATIENCE_SECONDS = 30.0
+_RETRY_SECONDS = 0.2
+_PASSING = (AnnotationRefused, ServerUnreachable, StoreFull)  # rows may still be on their way
+
+
+@dataclass(eq=False)
+class LateLabels:
+    """Annotates the episode that an actor has sent last, without keeping its loop waiting.
+
+    What somebody says becomes the annotation `reward` of the episode's rows. Learning that asks for
+    it (`reward.annotation=reward`) takes the newest: 1 at the last action after a success, which
+    then ends the episode as one that is said in time does, else 0.
+    """
+
+    place: ServerPlace  # where the server is; each label has a connection of its own
+    session: Opened  # the actor's
+    note: Callable[[str], None]  # told of a label that is lost
+
+    def __post_init__(self) -> None:
+        self._first = self._last = self.session.next_sequence
+        self._threads: list[threading.Thread] = []
+
+    def note_row(self, sequence: int, *, begins: bool) -> None:
+        """Remember a row that was sent, and whether an episode begins with it."""
+        self._first = sequence if begins else self._first
+        self._last = sequence
+
+    def tell(self, success: bool) -> None:
+        """Take what somebody says of the last episode; never waits."""
+        rows = np.arange(self._first, self._last + 1)
+        thread = threading.Thread(
+            target=self._store, args=(rows, success), name="late-label", daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def close(self) -> None:
+        """Wait until all labels are stored or given up."""
+        for thread in self._threads:
+            thread.join()
+
+    def _store(self, rows: npt.NDArray[np.int64], success: bool) -> None:
+        rewards = np.zeros(len(rows), np.float32)
+        rewards[-2:-1] = float(success)
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                with self.place.client() as client:
+                    # A later label has a larger version, whoever gives it.
+                    place, now = self.session.place, time.time_ns()
+                    client.annotate(Annotations(place, LABELS, now, rows, rewards))
+                return
+            except RobotRLError as problem:
+                if time.monotonic() > deadline or not isinstance(problem, _PASSING):
+                    self.note(f"a label of the last episode is lost: {problem}")
+                    return
+            time.sleep(_RETRY_SECONDS)
