@@ -40,12 +40,8 @@ class Training:
         self.device = device
         for module in (*self.beside, *self.modules.values()):
             module.to(device)
-        for network in self._compilable() if compiled else ():
-            network.compile()
-
-    def _compilable(self) -> Iterable[nn.Module]:
-        """Networks that make up nearly all of the work."""
-        return self.modules.values()
+        for module in self.modules.values() if compiled else ():
+            module.compile()
 
     def tensor(self, column: npt.NDArray[Any]) -> Tensor:
         """A column of a batch on the device."""
