@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from policies.columns import (
     ENCODER_ID,
     FEATURES,
     INSTRUCTION_FEATURES,
-    LATENT,
+    PLAN,
     instruction_features,
 )
 from policies.errors import CheckpointError, PolicyError, RobotRLError
@@ -28,8 +28,13 @@ if TYPE_CHECKING:  # torch takes seconds, and a policy that was exported does wi
 
 MODES = ("mean", "sample", "base", "noise")
 NOISES = ("none", "normal", "uniform")
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _INTERFACE = ("task", "control_rate_hz", "action_names")
+
+
+def plans_chunks(policy: Policy) -> TypeGuard[ChunkPolicy]:
+    """Whether a policy is a `ChunkPolicy`, or stands for one; torch is not loaded."""
+    return hasattr(policy, "plan")
 
 
 @dataclass(frozen=True)
@@ -60,11 +65,11 @@ class Exploration:
                     expected=known,
                 )
 
-    def in_episode(self, lot: float) -> Exploration:
-        """How an episode explores whose lot, uniform in [0, 1), was drawn for that."""
-        if lot < self.base_share:
+    def in_episode(self, draw: float) -> Exploration:
+        """How an episode explores for which this number, uniform in [0, 1), was drawn."""
+        if draw < self.base_share:
             return Exploration("base")
-        return Exploration() if lot < self.base_share + self.mean_share else self
+        return Exploration() if draw < self.base_share + self.mean_share else self
 
     @property
     def noiseless(self) -> bool:
@@ -145,6 +150,28 @@ class Behaviour:
         return 0 if self.vision is None else self.vision.identifier
 
     @property
+    def held_back(self) -> bool:
+        """Whether its policy only corrects a base, and is not to: then the base acts alone."""
+        return not getattr(self.policy, "corrects", True)
+
+    def hold_back(self, held: bool = True) -> None:
+        """Let the base act alone; or, not `held`, what corrects it too."""
+        if hasattr(self.policy, "corrects"):
+            self.policy.corrects = not held
+
+    @property
+    def acting(self) -> Policy:
+        """The policy that acts: its base, where it is held back."""
+        base = self.policy.base
+        return base if self.held_back and base is not None else self.policy
+
+    @property
+    def extras(self) -> Mapping[str, int]:
+        """See `ChunkPolicy.extras`; nothing without plans of its own."""
+        found: Mapping[str, int] = getattr(self.policy, "extras", {})
+        return found
+
+    @property
     def tells_instruction(self) -> bool:
         """Whether rows carry what tells the episode's instruction apart.
 
@@ -170,8 +197,8 @@ class Behaviour:
         """What n rows carry beside their observations: of their images, and of their instructions.
 
         With an image encoder ``features/image`` (n, F) float16 and ``encoder_id`` (n,) int64; where
-        the behaviour `tells_instruction`, ``features/instruction`` (n, 16) float16. Where its
-        policy chooses latents, ``latent`` (n, w) float32, 0 until it does.
+        the behaviour `tells_instruction`, ``features/instruction`` (n, 16) float16. Of what its
+        policy's plans leave, ``plan/<name>`` (n, width) float32: 0 until it plans.
 
         Args:
             images: Camera → uint8 (n, H, W, 3); other observations are ignored.
@@ -183,8 +210,8 @@ class Behaviour:
             found[ENCODER_ID] = np.full(len(instructions), self.encoder_id, np.int64)
         if self.tells_instruction:
             found[INSTRUCTION_FEATURES] = instruction_features(instructions)
-        if width := self.policy.latent_columns:
-            found[LATENT] = np.zeros((len(instructions), width), np.float32)
+        for name, width in self.extras.items():
+            found[PLAN + name] = np.zeros((len(instructions), width), np.float32)
         return found
 
     def exploring(

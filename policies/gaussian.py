@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from policies.critics import CriticEnsemble, prefers
-from policies.encoders import ObservationBatch, StateEncoder, build_encoder
+from policies.encoders import Array, ObservationBatch, StateEncoder, build_encoder
 from policies.errors import PolicyError
 from policies.networks import mlp, seeded, standard_normal
 from policies.policy import ChunkPolicy, Policy
@@ -152,14 +152,19 @@ class GaussianPolicy(Policy):
         return cls(encoder, actor, **parts)
 
     def act(
-        self, observation: ObservationBatch, base_action: Tensor | None, noise: Tensor | None
+        self,
+        observation: ObservationBatch,
+        base_action: Array | Tensor | None,
+        noise: Array | Tensor | None,
     ) -> Tensor:
         """Choose one action (B, d)."""
         return self.output(self.encoder(observation), noise)
 
-    def output(self, seen: Tensor, noise: Tensor | None) -> Tensor:
+    def output(self, seen: Tensor, noise: Array | Tensor | None) -> Tensor:
         """The actor's output (B, d) in (-1, 1), drawn with noise (B, d) or its mean."""
-        return self.actor.mean(seen) if noise is None else self.actor.sample(seen, noise)[0]
+        if noise is None:
+            return self.actor.mean(seen)
+        return self.actor.action(seen, torch.as_tensor(noise))
 
 
 class ResidualPolicy(GaussianPolicy):
@@ -217,15 +222,18 @@ class ResidualPolicy(GaussianPolicy):
         return (base_action + self.scale * residual).clamp(-1, 1)
 
     def act(
-        self, observation: ObservationBatch, base_action: Tensor | None, noise: Tensor | None
+        self,
+        observation: ObservationBatch,
+        base_action: Array | Tensor | None,
+        noise: Array | Tensor | None,
     ) -> Tensor:
         """Choose one action (B, d): the base's proposal (B, d), or that with a correction."""
         if base_action is None:
             raise PolicyError("a residual policy needs the base action", got="none")
         if not self.corrects:
-            return base_action
+            return torch.as_tensor(base_action)
         features = self.encoder(observation)
-        base_action = base_action.to(features.device)
+        base_action = torch.as_tensor(base_action).to(features.device)
         seen = torch.cat([features, base_action], -1)
         corrected = self.combine(base_action, self.output(seen, noise))
         values, of_base = (self.critics(torch.cat([seen, a], -1)) for a in (corrected, base_action))

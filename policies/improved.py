@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from policies.encoders import ObservationBatch, StateEncoder
+from policies.columns import Plan
+from policies.encoders import Array, ObservationBatch, StateEncoder
 from policies.errors import PolicyError
-from policies.policy import ChunkPolicy, Floats, build, describe
+from policies.policy import ChunkPolicy, build, describe
 
 
 class ImprovedPolicy(ChunkPolicy):
@@ -31,7 +32,7 @@ class ImprovedPolicy(ChunkPolicy):
         self.policy, self.base_policy = policy, base.requires_grad_(False)
         self.corrects = bool(corrects)
         self.horizon, self.action_dimension = policy.horizon, policy.action_dimension
-        self.stochastic = policy.stochastic
+        self.extras = policy.extras  # whoever plans: all rows of a run have the same columns
         if (self.horizon, self.action_dimension) != (base.horizon, base.action_dimension):
             raise PolicyError(
                 "the improved policy has other chunks than its clone",
@@ -60,14 +61,10 @@ class ImprovedPolicy(ChunkPolicy):
         return self.acting.noise_shape
 
     @property
-    def latent_columns(self) -> int:  # type: ignore[override]
-        """Those of the improved policy, whoever plans: all rows of a run have the same columns."""
-        return self.policy.latent_columns
-
-    @property
     def exploring(self) -> ChunkPolicy:
         """What plans while it explores."""
-        return self.acting.exploring
+        explores: ChunkPolicy = getattr(self.acting, "exploring", self.acting)
+        return explores
 
     @property
     def config(self) -> dict[str, Any]:
@@ -82,15 +79,9 @@ class ImprovedPolicy(ChunkPolicy):
             raise PolicyError("an improved policy plans chunks", got=policy.kind)
         return cls(policy, config["base"], config["corrects"])
 
-    def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
-        """Map observations (B, n, ...) and noise (B, *noise_shape) to (B, H, d) in [-1, 1]."""
+    def plan(self, observation: ObservationBatch, noise: Array | Tensor) -> Plan:
+        """Map observations (B, n, ...) and noise (B, *noise_shape) to chunks (B, H, d)."""
         return self.acting.plan(observation, noise)
-
-    def planned(self, observation: ObservationBatch, noise: Floats) -> tuple[Floats, Floats]:
-        """Give what the policy that plans gives; its latents are 0 where it is the clone."""
-        if self.corrects:
-            return self.policy.planned(observation, noise)
-        return super().planned(observation, noise)
 
     def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
         """Give the imitation loss (scalar) of the improved policy."""

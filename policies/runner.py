@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from policies.behaviour import Behaviour, Exploration
-from policies.columns import FEATURES, INSTRUCTION, LATENT, looked_up
+from policies.behaviour import Behaviour, Exploration, plans_chunks
+from policies.columns import FEATURES, INSTRUCTION, PLAN, check_numbers, looked_up
 from policies.errors import PolicyError
 
 if TYPE_CHECKING:  # see policies.behaviour
@@ -51,25 +53,26 @@ class RunningEpisode:
     # Source of the noise of plans, which alone can be repeated along a recording.
     plan_noise: np.random.Generator
     step_noise: np.random.Generator  # source of the noise of steps
-    lot: float  # uniform in [0, 1); tells how this episode explores: see `Exploration.in_episode`
+    exploration_draw: float  # uniform in [0, 1): see `Exploration.in_episode`
     instruction: str  # what is to be done; empty where nothing was said
     # (execute_steps or more, d), what was planned; None before the first plan.
     chunk: Floats | None = None
     position: int = 0  # of the next action in the chunk
-    latent: Floats | None = None  # (w,), what the planner chose for that chunk; w may be 0
+    # Name → (width,), what rows keep of that plan: see `ChunkPolicy.extras`.
+    extras: dict[str, Floats] = field(default_factory=dict)
     # Name → (n, ...shape), the latest observations that its policies have seen, oldest first.
     seen: dict[str, Array] = field(default_factory=dict)
 
     @classmethod
     def begin(cls, behaviour: Behaviour, seed: int, instruction: str) -> RunningEpisode:
         """Begin an episode whose noise follows from a seed."""
-        plan, step, lot = map(np.random.default_rng, np.random.SeedSequence(int(seed)).spawn(3))
-        return cls(behaviour, plan, step, lot.random(), instruction)
+        plan, step, draw = map(np.random.default_rng, np.random.SeedSequence(int(seed)).spawn(3))
+        return cls(behaviour, plan, step, draw.random(), instruction)
 
     @property
     def exploration(self) -> Exploration:
         """How it explores."""
-        return self.behaviour.exploration.in_episode(self.lot)
+        return self.behaviour.exploration.in_episode(self.exploration_draw)
 
     @property
     def at_boundary(self) -> bool:
@@ -164,8 +167,13 @@ class PolicyRunner:
         for episode in episodes:
             if episode.behaviour is not latest and episode.at_boundary:
                 episode.behaviour, episode.chunk = latest, None
-        acted.features.update(self._features(observation, rows, episodes))
-        windows = self._windows({**observation, **acted.features}, rows, episodes)
+        try:
+            features, windows = self._see(observation, rows, episodes)
+        except PolicyError:
+            for episode in episodes:
+                episode.chunk = None
+            raise
+        acted.features.update(features)
         for part in _by_behaviour(episodes):
             members = [episodes[index] for index in part]
             seen = windows if len(part) == len(rows) else _parts(windows, part)
@@ -204,8 +212,7 @@ class PolicyRunner:
         episodes = [copy.copy(episode) for episode in self._episodes(rows)]
         for episode in episodes:
             episode.plan_noise = copy.deepcopy(episode.plan_noise)
-        features = self._features(observation, rows, episodes)
-        windows = self._windows({**observation, **features}, rows, episodes)
+        features, windows = self._see(observation, rows, episodes)
         for part in _by_behaviour(episodes):
             members = [episodes[index] for index in part]
             planner = _planner(members[0])
@@ -234,7 +241,7 @@ class PolicyRunner:
             observations = {**observations, FEATURES: behaviour.vision.encode(observations)}
         columns = {n: np.asarray(looked_up(observations, n)) for n in base.observation}
         for name, values in columns.items():
-            _check_numbers(name, values, ())
+            check_numbers(name, values)
         rows = min(map(len, columns.values()))
         at = np.arange(0, rows, behaviour.execute_steps)
         # Before the episode its first row is repeated.
@@ -245,33 +252,27 @@ class PolicyRunner:
         labels = chunks[:, : behaviour.execute_steps].reshape(-1, base.action_dimension)
         return np.ascontiguousarray(labels[:rows])
 
-    def _features(
+    def _see(
         self, observation: Mapping[str, Array], rows: Rows, episodes: Sequence[RunningEpisode]
-    ) -> dict[str, Array]:
-        """`Behaviour.features` of the slots `rows`; those of other slots are zero."""
-        vision = self.behaviour.vision
-        cameras = [] if vision is None else [name for name in vision.cameras if name in observation]
-        images = {name: _of_rows(observation[name], rows) for name in cameras}
-        found = {}
-        texts = [episode.instruction for episode in episodes]
-        for name, values in self.behaviour.features(images, texts).items():
-            found[name] = np.zeros((self.slots, *values.shape[1:]), values.dtype)
-            found[name][rows] = values
-        return found
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """`Behaviour.features` of the slots `rows` (r,), and the histories of what policies see.
 
-    def _windows(
-        self, observation: Mapping[str, Array], rows: Rows, episodes: Sequence[RunningEpisode]
-    ) -> dict[str, Array]:
-        """Give the histories that end with this observation, without keeping it.
-
-        Of each array (slots, ...shape) the `rows` (r,) are looked at: name → (r, n, ...shape).
+        Features are (slots, ...), zero in other slots. A history ends with this observation, and is
+        not kept: name → (r, n, ...shape).
         """
+        behaviour, found = self.behaviour, dict(observation)
+        cameras = () if behaviour.vision is None else behaviour.vision.cameras
+        images = {n: _of_rows(observation[n], rows) for n in cameras if n in observation}
+        features = {}
+        for name, values in behaviour.features(images, [e.instruction for e in episodes]).items():
+            features[name] = found[name] = np.zeros((self.slots, *values.shape[1:]), values.dtype)
+            features[name][rows] = values
         policies = {id(e.behaviour): e.behaviour.policy for e in episodes}.values()
         steps = max(policy.observation_steps for policy in policies)
         windows = {}
         for name in {name: None for policy in policies for name in policy.observation}:
             known = [episode.seen.get(name) for episode in episodes]
-            array = np.asarray(looked_up(observation, name))
+            array = np.asarray(looked_up(found, name))
             shape = next((seen.shape for seen in known if seen is not None), array.shape)[1:]
             if array.shape != (self.slots, *shape):
                 raise PolicyError(
@@ -280,13 +281,13 @@ class PolicyRunner:
                     expected=(self.slots, *shape),
                 )
             new = _of_rows(array, rows)
-            _check_numbers(name, new, episodes)
+            check_numbers(name, new)
             if steps == 1:
                 windows[name] = new[:, None]  # not copied
             else:
                 pairs = zip(known, new, strict=True)
                 windows[name] = np.stack([_lengthened(*pair, steps) for pair in pairs])
-        return windows
+        return features, windows
 
     def _episodes(self, rows: Rows) -> list[RunningEpisode]:
         for row in rows:
@@ -320,23 +321,20 @@ def _act_in(
     if planner is not None:
         proposal = _advance(planner, episodes, windows)
         acted.base_action[rows] = proposal
-        places = [episode.position - 1 for episode in episodes]
-        acted.chunk_index[rows] = places
-        if planner.latent_columns:
-            for row, place, episode in zip(rows, places, episodes, strict=True):
-                if place == 0:
-                    acted.features[LATENT][row] = episode.latent
+        for row, episode in zip(rows, episodes, strict=True):
+            acted.chunk_index[row] = place = episode.position - 1
+            for name, values in episode.extras.items() if place == 0 else ():
+                acted.features[PLAN + name][row] = values
     if exploration.mode == "noise":
         action = np.zeros((len(episodes), width), np.float32)
-    elif proposal is not None and (exploration.mode == "base" or policy.plans_chunks):
+    elif proposal is not None and (exploration.mode == "base" or plans_chunks(policy)):
         action = proposal
     else:
-        noise = None
-        if exploration.mode == "sample" and policy.stochastic:
-            noise = _normal(sources, (width,))
+        noise = _normal(sources, (width,)) if exploration.mode == "sample" else None
         seen = _parts(windows, np.s_[:, -policy.encoder.observation_steps :])
-        chosen = policy.chosen(seen, proposal, noise)
-        action = _checked(policy, "actions", chosen, (len(episodes), width))
+        with _inference():
+            chosen = policy.act(seen, proposal, noise)
+        action = _made(policy, "actions", chosen, (len(episodes), width))
     scale = np.float32(exploration.noise_scale)
     if exploration.noise == "normal":
         action = action + scale * _normal(sources, (width,))
@@ -352,22 +350,24 @@ def _act_in(
 def _planner(episode: RunningEpisode) -> ChunkPolicy | None:
     """Whose chunks an episode executes or corrects, None without chunks."""
     policy, mode = episode.behaviour.policy, episode.exploration.mode
-    if not policy.plans_chunks or mode == "base":
+    if mode == "base" or not plans_chunks(policy):
         return policy.base
-    planner = cast("ChunkPolicy", policy)
-    return planner.exploring if mode == "sample" else planner
+    exploring: ChunkPolicy = getattr(policy, "exploring", policy)
+    return exploring if mode == "sample" else policy
 
 
 def _advance(
-    base: ChunkPolicy, episodes: Sequence[RunningEpisode], windows: dict[str, Array]
+    planner: ChunkPolicy, episodes: Sequence[RunningEpisode], windows: dict[str, Array]
 ) -> Floats:
     """Plan where a chunk is used up, and take the next proposal (r, d) of each episode."""
     due = np.array([episode.at_boundary for episode in episodes])
     if due.any():
         planning = [episode for episode in episodes if episode.at_boundary]
-        plans = _plan(base, planning, windows if due.all() else _parts(windows, due))
-        for episode, chunk, latent in zip(planning, *plans, strict=True):
-            episode.chunk, episode.latent, episode.position = chunk, latent, 0
+        seen = windows if due.all() else _parts(windows, due)
+        chunks, extras = _plan(planner, planning, seen)
+        for index, episode in enumerate(planning):
+            episode.chunk, episode.position = chunks[index], 0
+            episode.extras = {name: values[index] for name, values in extras.items()}
     proposals = []
     for episode in episodes:
         assert episode.chunk is not None
@@ -377,52 +377,46 @@ def _advance(
 
 
 def _plan(
-    base: ChunkPolicy, episodes: Sequence[RunningEpisode], windows: dict[str, Array]
-) -> tuple[Floats, Floats]:
+    planner: ChunkPolicy, episodes: Sequence[RunningEpisode], windows: dict[str, Array]
+) -> tuple[Floats, dict[str, Floats]]:
     """Plan chunks (r, H, d) for r episodes in one network call; one may stand there twice.
 
-    With them their latents (r, w).
+    With them what rows keep of each, by name: (r, width).
     """
-    sources = [episode.plan_noise for episode in episodes]
-    noise = _normal(sources, base.noise_shape)
-    seen = _parts(windows, np.s_[:, -base.encoder.observation_steps :])
-    if base.conditioned:
+    noise = _normal([episode.plan_noise for episode in episodes], planner.noise_shape)
+    seen = _parts(windows, np.s_[:, -planner.encoder.observation_steps :])
+    if planner.conditioned:
         seen[INSTRUCTION] = np.array([episode.instruction for episode in episodes])
-    chunks, latents = base.planned(seen, noise)
-    shape = (len(episodes), base.horizon, base.action_dimension)
-    return _checked(base, "plans", chunks, shape), latents
+    with _inference():
+        plan = planner.plan(seen, noise)
+    shape = len(episodes), planner.horizon, planner.action_dimension
+    extras = {
+        name: _made(planner, name, plan.extras[name], (len(episodes), width))
+        for name, width in planner.extras.items()
+        if name in plan.extras
+    }
+    return _made(planner, "plans", plan.actions, shape), extras
 
 
-def _check_numbers(name: str, new: Array, episodes: Sequence[RunningEpisode]) -> None:
-    """Refuse what is no finite number (r, ...shape); the r episodes then drop their plans."""
-    if new.dtype.kind in "iub":
-        return
-    with np.errstate(over="ignore"):  # networks compute in float32
-        bad = ~np.isfinite(new.astype(np.float32, copy=False)) if new.dtype.kind == "f" else None
-    if bad is None or bad.any():
-        for episode in episodes:
-            episode.chunk = None
-        found = "" if bad is None else f"{new[bad].flat[0]!r}, {bad.sum()} of {bad.size} values"
-        raise PolicyError(
-            f"the observation {name!r} is not finite",
-            got=found or f"dtype {new.dtype}",
-            expected="numbers that float32 can hold",
-            hint="check the sensor or the environment that gave it",
-        )
+def _inference() -> AbstractContextManager[Any]:
+    """Compute without gradients; an exported policy does so without torch."""
+    torch = sys.modules.get("torch")
+    return nullcontext() if torch is None else torch.inference_mode()
 
 
-def _checked(policy: Policy, what: str, made: Floats, shape: tuple[int, ...]) -> Floats:
-    """What a policy has made, whoever wrote it: of this shape, and finite."""
-    if np.shape(made) != shape:
+def _made(policy: Policy, what: str, made: Any, shape: tuple[int, ...]) -> Floats:
+    """What a policy has made, as an array of this shape, and finite."""
+    array: Floats = made if isinstance(made, np.ndarray) else made.cpu().numpy()
+    if array.shape != shape:
         problem = f"{type(policy).__name__} made {what} of another shape"
-        raise PolicyError(problem, got=np.shape(made), expected=shape)
-    if not (finite := np.isfinite(made)).all():
+        raise PolicyError(problem, got=array.shape, expected=shape)
+    if not (finite := np.isfinite(array)).all():
         raise PolicyError(
             f"{type(policy).__name__} made {what} that are not finite",
-            got=made[~finite][0],
+            got=array[~finite][0],
             hint="its weights are damaged, or its training has diverged",
         )
-    return made
+    return array
 
 
 def _lengthened(seen: Array | None, new: Array, steps: int) -> Array:

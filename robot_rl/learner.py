@@ -307,7 +307,7 @@ class Learner:
         """What was learned; its corrections act only if they are held for better than the clone."""
         learned = self._cloned.learned(self._algorithm.policy(), self.updates)
         if self._trial is not None:
-            learned.policy.corrects = self._trial.proved
+            learned.hold_back(not self._trial.proved)
         return learned
 
     @contextmanager

@@ -134,7 +134,7 @@ def check_rivals(rivals: Sequence[Rival]) -> None:
     """Raise `CompareError` where two are the same, or made for another task, rate or action."""
     for one, other in itertools.combinations(rivals, 2):
         if _alike(one.behaviour, other.behaviour):
-            held_back = [r.name for r in (one, other) if not r.behaviour.policy.corrects]
+            held_back = [r.name for r in (one, other) if r.behaviour.held_back]
             why = f": {' and '.join(held_back)} is held back, its clone acts" if held_back else ""
             raise CompareError(
                 f"{one.name} and {other.name} are the same policy{why}",
@@ -152,7 +152,7 @@ def check_rivals(rivals: Sequence[Rival]) -> None:
 
 def _alike(one: Behaviour, other: Behaviour) -> bool:
     """Whether two policies always act alike: whatever their versions are."""
-    acting = [b.policy if b.policy.corrects else b.policy.base for b in (one, other)]
+    acting = [one.acting, other.acting]
     facts = [
         (type(policy), b.execute_steps, b.encoder_id)
         for policy, b in zip(acting, (one, other), strict=True)
@@ -163,7 +163,7 @@ def _alike(one: Behaviour, other: Behaviour) -> bool:
     first, second = exports
     if isinstance(first, ExportedPolicy) and isinstance(second, ExportedPolicy):
         return first.checksums == second.checksums
-    mine, theirs = ({} if policy is None else policy.state_dict() for policy in acting)
+    mine, theirs = (policy.state_dict() for policy in acting)
     return mine.keys() == theirs.keys() and all(
         torch.equal(mine[name], theirs[name]) for name in mine
     )
@@ -182,7 +182,7 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
     ]
     check_rivals(rivals)
     for rival in rivals:
-        if not rival.behaviour.policy.corrects:
+        if rival.behaviour.held_back:
             note(
                 f"{rival.name} ({rival.path}) is held back: training had not shown that it is"
                 " better, so the policy it began with acts"

@@ -73,7 +73,8 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
                 continue
             behaviour = checkpoint.load(run.complete_folder(name) / "policy")
             # What is held back acts as what learning began with, whose evaluation is known.
-            deployed, behaviour.policy.corrects = behaviour.policy.corrects, True
+            deployed = not behaviour.held_back
+            behaviour.hold_back(False)
             result = evaluator.evaluate(behaviour, steps, "periodic", stop)
             result = replace(result, policy_name=which, deployed=deployed)
             curve = read_run(run).periodic()

@@ -193,7 +193,7 @@ def summarised(
         [episode.seconds_to_success for episode in episodes],
         policy=acting.kind,
         gradient_updates=behaviour.version,
-        held_back=not behaviour.policy.corrects,
+        held_back=behaviour.held_back,
         made_again=dict(sum((episode.made_again for episode in episodes), Counter())),
         operated=sum(episode.intervened_steps > 0 for episode in episodes),
         labels=Labels.of([episode.facts for episode in episodes]),

@@ -260,7 +260,7 @@ def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, in
     name = policy_checkpoint(run, which)
     behaviour = checkpoint.load(run.complete_folder(name) / "policy")
     if which == LEARNED_POLICY or (which == DEPLOYED and read_ledger(run).deployed):
-        behaviour.policy.corrects = True
+        behaviour.hold_back(False)
     return behaviour, _behind(run, name)
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from policies.policy import ChunkPolicy
+from robot_rl.extras.zoo.implicit_q import ImplicitQ
 from robot_rl.learning.algorithms.base import Batch, Schedule, check_range
-from robot_rl.learning.algorithms.generative import GenerativeSettings, Seen
-from robot_rl.learning.algorithms.iql import ImplicitQ
+from robot_rl.learning.algorithms.generative import GenerativeSettings
 
 _LARGEST = 100.0  # weight
 
@@ -37,12 +37,16 @@ class AdvantageWeighted(ImplicitQ):
         super().__init__(base, schedule, settings, expectile, seed)
         self._temperature = temperature
 
-    def improve(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
-        """Clone what was executed, each chunk by min(exp(β A), 100)."""
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """Update the critics, then clone what was executed, each chunk by min(exp(β A), 100)."""
+        seen = self.seen(batch)
+        metrics = self.update_critics(seen)
+        if self.turn is None:
+            return metrics
         with torch.no_grad():
             advantage = self.advantage(seen.features, seen.executed)
             weight = (self._temperature * advantage).exp().clamp(max=_LARGEST)
         loss = self.cloning_loss(batch, seen.features, weight)
-        metrics = {"actor_loss": loss.detach(), "weight": weight.mean(), "edge": advantage.std()}
         self.step_imitating(batch, seen.features, loss)
-        return metrics
+        found = {"actor_loss": loss.detach(), "weight": weight.mean(), "edge": advantage.std()}
+        return metrics | found

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from policies.policy import ChunkPolicy
-from robot_rl.learning.algorithms.actor_critic import ActorCriticSettings, Seen
+from robot_rl.learning.algorithms.actor_critic import ActorCriticSettings
 from robot_rl.learning.algorithms.base import Batch, Schedule, check_settings
 from robot_rl.learning.algorithms.encoding import Encoding
 from robot_rl.learning.algorithms.rlpd import RLPD
+from robot_rl.learning.algorithms.training import check_batch, step
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Conservatism:
 
 
 class CalQL(RLPD):
-    """Beside the arguments of `ActorCritic` it takes `conservative`."""
+    """Beside the arguments of `RLPD` it takes `conservative`."""
 
     def __init__(
         self,
@@ -51,34 +52,57 @@ class CalQL(RLPD):
         self._conservative = conservative
         self.required = replace(self.required, returns=True)
 
-    def conservatism(
-        self, batch: Batch, seen: Seen, following: Seen, values: Tensor
-    ) -> Tensor | None:
-        """α · mean(log Σ exp Q(s, ·) − Q(s, a)) (CQL, eq. 4; Cal-QL, eq. 5.1), over all heads.
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """Make one update of the critics and, in its turn, of actor and temperature.
 
-        The sum is over actions drawn uniformly, from π(s) and from π(s'), each by the inverse of
-        its density (CQL, appendix F). Values of the policy's are no less than the return from s,
-        where the episode terminated; a cut one may return more, and says only the least.
+        The critics' loss is that of `RLPD`, and α · mean(log Σ exp Q(s, ·) − Q(s, a)) (CQL, eq. 4;
+        Cal-QL, eq. 5.1), over all heads. The sum is over actions drawn uniformly, from π(s) and
+        from π(s'), each by the inverse of its density (CQL, appendix F). Values of the policy's are
+        no less than the return from s, where the episode terminated; a cut one may return more, and
+        says only the least.
         """
-        offline = self.updates <= self.schedule.offline_updates
+        offline = self.updates < self.schedule.offline_updates
         weight = self._conservative.weight if offline else self._conservative.online_weight
         if weight == 0:
-            return None
-        count, width = self._conservative.actions, self.actor.learned.action_dimension
-        size = len(seen.features)
+            return super().update(batch)
+        check_batch(batch, self.required)
+        self.updates += 1
+        draws, critics = self._generator, self.critics
+        names = ("action", "reward", "discount", "return", "return/valid")
+        action, reward, discount, returned, ended = (self.tensor(batch[name]) for name in names)
+        state, next_state = self.encoding.features(batch, draws)
         with torch.no_grad():
-            shape, device = (count * size, width), self._generator.device
-            uniform = 2 * torch.rand(shape, generator=self._generator, device=device) - 1
-            drawn = [(uniform.to(seen.features), torch.full((count * size,), -width * math.log(2)))]
-            for state in (seen.features, following.features):
-                drawn.append(self.actor.learned.sample(state.repeat(count, 1), self._generator))
-            actions = torch.cat([action for action, _ in drawn])
-            density = torch.cat([log_prob.to(actions) for _, log_prob in drawn])
-            share = self.critics.share(self.tensor(batch["return"]))
-            least = torch.where(self.tensor(batch["return/valid"]), share, 0.0).repeat(2 * count)
-        tried = self.critics.network(torch.cat([seen.features.repeat(3 * count, 1), actions], -1))
-        of_chance, of_policy = tried.split([count * size, 2 * count * size], -1)
-        calibrated = torch.cat([of_chance, torch.maximum(of_policy, least)], -1) - density
+            entropy = None
+            if self.settings.entropy_in_target:
+                chosen, log_prob = self.actor.learned.sample(next_state, draws)
+                entropy = -self.actor.log_temperature.exp() * log_prob
+            else:
+                chosen = self.actor.learned.action(next_state, draws)
+            heads = critics.target_heads(draws)
+            value = critics.target(torch.cat([next_state, chosen], -1), heads).amin(0)
+            target = critics.backup(reward, discount, value, entropy)
+
+        count, size, width = self._conservative.actions, len(state), action.shape[-1]
+        values = critics.network(torch.cat([state, action], -1))
+        with torch.no_grad():
+            shape = (count * size, width)
+            uniform = 2 * torch.rand(shape, generator=draws, device=draws.device) - 1
+            tried = [uniform.to(state)]
+            density = [torch.full((count * size,), -width * math.log(2))]
+            for at in (state, next_state):
+                drawn, log_prob = self.actor.learned.sample(at.repeat(count, 1), draws)
+                tried.append(drawn)
+                density.append(log_prob)
+            least = torch.where(ended, critics.share(returned), 0.0).repeat(2 * count)
+        inputs = torch.cat([state.repeat(3 * count, 1), torch.cat(tried)], -1)
+        of_chance, of_policy = critics.network(inputs).split([count * size, 2 * count * size], -1)
+        calibrated = torch.cat([of_chance, torch.maximum(of_policy, least)], -1)
+        calibrated = calibrated - torch.cat([each.to(state) for each in density])
         above = calibrated.unflatten(-1, (3 * count, size)).logsumexp(1)
-        loss: Tensor = weight * (above - values).mean(1).sum()
-        return loss
+        doubt = weight * (above - values).mean(1).sum()
+        loss = (values - target).square().mean(1).sum()
+        step(critics.optimizer, loss + doubt)
+        critics.follow()
+        metrics = {"critic_loss": loss.detach(), "q_mean": critics.mean_return(values)}
+        metrics["conservatism"] = doubt.detach()
+        return metrics | self.update_actor(state.detach(), action, batch["source"])

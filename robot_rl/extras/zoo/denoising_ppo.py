@@ -18,6 +18,7 @@ from torch import Tensor
 
 from policies.networks import standard_normal
 from policies.policy import ChunkPolicy, Policy
+from robot_rl.extras.zoo.implicit_q import ImplicitQ
 from robot_rl.learning.algorithms.base import (
     AlgorithmError,
     Batch,
@@ -26,8 +27,7 @@ from robot_rl.learning.algorithms.base import (
     check_range,
     check_settings,
 )
-from robot_rl.learning.algorithms.generative import GenerativeSettings, Seen
-from robot_rl.learning.algorithms.iql import ImplicitQ
+from robot_rl.learning.algorithms.generative import GenerativeSettings
 from robot_rl.learning.algorithms.training import means, step
 
 # Between averaged log-densities, whose clip is about .01, and summed ones, where it is about .2.
@@ -145,20 +145,21 @@ class DenoisingPPO(ImplicitQ):
         super().restart(policy)
         self.old.load_state_dict(policy.state_dict())
 
-    def improve(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
-        """Draw chains from π_old, and make one step of the optimiser for each ratio."""
-        chain, steps = self._chain, self._learning.steps
-        paid = self.updates - self.schedule.critic_only_updates
-        done = paid // self.settings.actor_every - 1
-        if done % self._refresh_every == 0:
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """Update the critics; in its turn draw chains from π_old, and make a step for each ratio."""
+        seen = self.seen(batch)
+        metrics, turn = self.update_critics(seen), self.turn
+        if turn is None:
+            return metrics
+        if turn % self._refresh_every == 0:
             self.old.load_state_dict(self.learned.state_dict())
+        chain, steps, executed = self._chain, self._learning.steps, self.settings.executed_steps
+        features = seen.features
         with torch.no_grad():
-            features = seen.features
             shape = (len(features), *self._drawing.noise_shape)
             noise = standard_normal(shape, features, self._generator)
             drawn = self._drawing.sample(features, noise)
             action = self.old.action_normalizer.denormalize(drawn[:, -1]).clamp(-1, 1)
-            executed = self.settings.executed_steps
             raw = self.advantage(features, action[:, :executed])
             advantage = standardised(raw)
         found: list[dict[str, Tensor]] = []
@@ -166,7 +167,9 @@ class DenoisingPPO(ImplicitQ):
             with torch.no_grad():
                 before = chain.reduced(self._drawing.log_prob(drawn, features, part), executed)
             now = chain.reduced(self._learning.log_prob(drawn, features, part), executed)
-            loss, metrics = chain.loss(now - before, advantage, part[-1], steps, done)
-            step(self._actor_optimizer, loss, chain.gradient_clip)
-            found.append({"actor_loss": loss.detach(), **metrics})
-        return {**means(found), "advantage": raw.mean(), "advantage_std": raw.std(unbiased=False)}
+            loss, of_part = chain.loss(now - before, advantage, part[-1], steps, turn)
+            step(self.optimizer, loss, chain.gradient_clip)
+            found.append({"actor_loss": loss.detach(), **of_part})
+        self.follow()
+        spread = {"advantage": raw.mean(), "advantage_std": raw.std(unbiased=False)}
+        return metrics | means(found) | spread

@@ -8,30 +8,23 @@ process makes a chunk. The forms differ in who says what a latent is worth.
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from policies.columns import LATENT
+from policies.columns import PLAN
 from policies.critics import CriticEnsemble
 from policies.gaussian import GaussianTanh
 from policies.improved import ImprovedPolicy
-from policies.latent import LatentPolicy
 from policies.networks import seeded, standard_normal
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.extras.zoo.latent import LATENT, LatentPolicy
+from robot_rl.learning.algorithms.actor_critic import SoftActor, TemperatureSettings
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
-from robot_rl.learning.algorithms.critics import judged_alone
-from robot_rl.learning.algorithms.generative import (
-    Generative,
-    GenerativeSettings,
-    Seen,
-    judged,
-)
-from robot_rl.learning.algorithms.soft_actor import SoftActor, TemperatureSettings
+from robot_rl.learning.algorithms.generative import Generative, GenerativeSettings, joined
 from robot_rl.learning.algorithms.training import adam, step
 
 
@@ -48,10 +41,11 @@ class Steering(TemperatureSettings):
 
 
 class Steered(Generative):
-    """Soft actor-critic on latents. Beside the arguments of `Generative` it takes `steering`.
+    """What both forms share: the actor. Beside the arguments of `Generative` it takes `steering`.
 
     Plans take `learning_steps` transitions, here and where they act: one latent must mean one
-    chunk. The weights of the clone stay as they are.
+    chunk. The weights of the clone stay as they are. The critics judge executed actions, or so many
+    `judged` columns.
     """
 
     def __init__(
@@ -61,12 +55,14 @@ class Steered(Generative):
         settings: GenerativeSettings,
         steering: Steering,
         seed: int,
+        judged: int | None = None,
     ) -> None:
         super().__init__(base, schedule, settings, seed)
-        self._steering = steering
+        self.steering, self.columns = steering, base.horizon * base.action_dimension
+        self.critics = self.chunk_critics(judged)
         actor = GaussianTanh(
             base.encoder.features,
-            self._latent_columns,
+            self.columns,
             steering.hidden,
             generator=seeded(seed + 1),
             layer_norm=True,
@@ -74,38 +70,12 @@ class Steered(Generative):
             initial_log_std=0.0,
         )
         self.actor = SoftActor(actor, settings.actor_rate, steering)
-        self._latent = LatentPolicy(self._fast, actor, steering.limit)
-        self.modules |= {"actor": self.actor}
-        self.optimizers["actor"] = self.actor.optimizer
-
-    @abstractmethod
-    def latent_values(self, inputs: Tensor) -> Tensor:
-        """Values (E, B) of features and latents (B, F + H · d), whose gradient reaches only these.
-
-        They are shares of the critics' range.
-        """
-
-    @property
-    def _latent_columns(self) -> int:
-        return self._base.horizon * self._base.action_dimension
+        self.latent = LatentPolicy(self.fast, actor, steering.limit)
+        self.modules["actor"], self.optimizers["actor"] = self.actor, self.actor.optimizer
 
     def chosen(self, features: Tensor) -> Tensor:
         """Latents (B, H · d) that the actor draws for encoded observations (B, F)."""
-        return self._steering.limit * self.actor.learned.action(features, self._generator)
-
-    def next_chunks(self, features: Tensor) -> Tensor:
-        """What the clone does at latents that the actor draws."""
-        return self._latent.chunks(features, self.chosen(features))
-
-    def improve(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
-        """Update the actor on −Q(s, w) + α log π(w|s), and α."""
-
-        def value(drawn: Tensor) -> Tensor:  # (E, B) of the actor's outputs
-            return self.latent_values(torch.cat([seen.features, self._steering.limit * drawn], -1))
-
-        metrics = self.actor.learn(seen.features, value, self._generator)
-        self.actor.follow(self.settings.average_rate)
-        return metrics
+        return self.steering.limit * self.actor.learned.action(features, self._generator)
 
     def acting_policy(self) -> Policy:
         """The clone at latents of the actor as it learns."""
@@ -120,8 +90,8 @@ class Steered(Generative):
         self.actor.begin_again()
 
     def _steered_by(self, actor: GaussianTanh) -> Policy:
-        parts = copy.deepcopy((self._fast, actor))
-        return ImprovedPolicy(LatentPolicy(*parts, self._steering.limit), self._base)
+        parts = copy.deepcopy((self.fast, actor))
+        return ImprovedPolicy(LatentPolicy(*parts, self.steering.limit), self._base)
 
 
 class DSRL(Steered):
@@ -140,7 +110,7 @@ class DSRL(Steered):
     ) -> None:
         super().__init__(base, schedule, settings, steering, seed)
         self.latent_critics = CriticEnsemble(
-            base.encoder.features + self._latent_columns,
+            base.encoder.features + self.columns,
             settings.critic_hidden,
             settings.critic_heads,
             self._generator,
@@ -149,24 +119,43 @@ class DSRL(Steered):
         self.modules["latent_critics"] = self.latent_critics
         self.optimizers["latent"] = self._latent_optimizer
 
-    def latent_values(self, inputs: Tensor) -> Tensor:
-        """See `Steered`: of the distilled critics."""
-        return judged_alone(self.latent_critics, inputs)
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """Update Q^A on actions, Q^W on Q^A, and in its turn the actor on Q^W."""
+        seen, critics, limit = self.seen(batch), self.critics, self.steering.limit
+        features, executed = seen.features, self.settings.executed_steps
 
-    def _update_critics(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
-        """Update Q^A on actions, then Q^W(s, w) on Q^A(s, π(s, w)) at w ~ N(0, 1), within ±m."""
-        metrics = super()._update_critics(batch, seen)
+        # Q^A(s, a) on Σ γ^j r + γ^m Q^A'(s', π(s', w')), w' of the actor.
         with torch.no_grad():
-            shape = len(seen.features), self._latent_columns
-            latent = standard_normal(shape, seen.features, self._generator)
-            latent = latent.clamp(-self._steering.limit, self._steering.limit)
-            chunks = self._latent.chunks(seen.features, latent)
-            executed = chunks[:, : self.settings.executed_steps]
-            target = self.critics(judged(seen.features, executed)).mean(0)
-        predicted = self.latent_critics(torch.cat([seen.features, latent], -1))
+            following = self.latent.chunks(seen.next_features, self.chosen(seen.next_features))
+            heads = critics.target_heads(self._generator)
+            inputs = joined(seen.next_features, following[:, :executed])
+            value = critics.target(inputs, heads).amin(0)
+            target = critics.backup(seen.reward, seen.discount, value)
+        metrics = critics.learn(joined(features, seen.executed), target)
+
+        # Q^W(s, w) on Q^A(s, π(s, w)) at w ~ N(0, 1), within ±m.
+        with torch.no_grad():
+            latent = standard_normal((len(features), self.columns), features, self._generator)
+            latent = latent.clamp(-limit, limit)
+            chunks = self.latent.chunks(features, latent)
+            target = critics(joined(features, chunks[:, :executed])).mean(0)
+        predicted = self.latent_critics(torch.cat([features, latent], -1))
         loss = (predicted - target).square().mean(1).sum()
         step(self._latent_optimizer, loss)
-        return metrics | {"latent_loss": loss.detach()}
+        metrics["latent_loss"] = loss.detach()
+        if self.turn is None:
+            return metrics
+
+        # The actor on −Q^W(s, w) + α log π(w|s), and α.
+        self.latent_critics.requires_grad_(False)
+        metrics |= self.actor.learn(
+            features,
+            lambda drawn: self.latent_critics(torch.cat([features, limit * drawn], -1)),
+            self._generator,
+        )
+        self.latent_critics.requires_grad_(True)
+        self.actor.follow(self.settings.average_rate)
+        return metrics
 
 
 class PlainDSRL(Steered):
@@ -200,28 +189,29 @@ class PlainDSRL(Steered):
                     expected=f"{expected:g}",
                     hint="leave it out, or choose algorithm=dsrl",
                 )
-        super().__init__(base, schedule, settings, steering, seed)
-        self.required = replace(self.required, fields=(*self.required.fields, LATENT))
+        columns = base.horizon * base.action_dimension
+        super().__init__(base, schedule, settings, steering, seed, judged=columns)
+        self.required = replace(self.required, fields=(*self.required.fields, PLAN + LATENT))
 
-    def _judged_columns(self) -> int:
-        return self._latent_columns
-
-    def latent_values(self, inputs: Tensor) -> Tensor:
-        """See `Steered`."""
-        values: Tensor = self.critics(inputs)
-        return values
-
-    def _update_critics(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
-        """Update Q(s, w) on Σ γ^j r + γ^m Q'(s', w'), w' of the actor: soft actor-critic."""
-        latent = self.tensor(batch[LATENT])
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """Soft actor-critic on latents: Q(s, w) on Σ γ^j r + γ^m Q'(s', w'), w' of the actor."""
+        seen, critics, limit = self.seen(batch), self.critics, self.steering.limit
+        latent, metrics = self.tensor(batch[PLAN + LATENT]), {}
         began = (self.tensor(batch["source"]) == SOURCE_POLICY) & (latent != 0).any(-1)
-        if not began.any():
-            return {}
-        judged_here = torch.cat([seen.features, latent], -1)[began]
-        following, discount = seen.following[began], self.tensor(batch["discount"])[began]
-        with torch.no_grad():
-            heads = self.critics.heads(self._generator)
-            judged_next = torch.cat([following, self.chosen(following)], -1)
-            backup = self.critics.backup(self.tensor(batch["reward"])[began], discount)
-            target = self.critics.target_of(self.critics.target.outputs(judged_next, heads), backup)
-        return self.critics.learn(judged_here, target)
+        if began.any():
+            following = seen.next_features[began]
+            with torch.no_grad():
+                heads = critics.target_heads(self._generator)
+                inputs = torch.cat([following, self.chosen(following)], -1)
+                value = critics.target(inputs, heads).amin(0)
+                target = critics.backup(seen.reward[began], seen.discount[began], value)
+            metrics = critics.learn(torch.cat([seen.features, latent], -1)[began], target)
+        if self.turn is None:
+            return metrics
+        metrics |= self.actor.learn(
+            seen.features,
+            lambda drawn: critics(torch.cat([seen.features, limit * drawn], -1)),
+            self._generator,
+        )
+        self.actor.follow(self.settings.average_rate)
+        return metrics

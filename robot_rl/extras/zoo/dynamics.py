@@ -19,8 +19,8 @@ from policies.critics import CriticEnsemble
 from policies.diffusion import DiffusionPolicy
 from policies.networks import mlp, move_towards, standard_normal
 from policies.policy import ChunkPolicy, Policy
+from robot_rl.extras.zoo.implicit_q import expectile_loss
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, check_settings
-from robot_rl.learning.algorithms.iql import expectile_loss
 from robot_rl.learning.algorithms.training import Training, adam, step
 from robot_rl.replay.sampler import CHUNK, NEXT, SampleSpec
 

@@ -14,14 +14,14 @@ from torch import Tensor
 from policies.policy import ChunkPolicy
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.learning.algorithms.base import Batch, Schedule
-from robot_rl.learning.algorithms.generative import Generative, GenerativeSettings, Seen
+from robot_rl.learning.algorithms.generative import Generative, GenerativeSettings
 from robot_rl.learning.algorithms.training import step
 
 
 class FilteredCloning(Generative):
     """An episode of the policy has succeeded if it terminated, and has a positive return from here.
 
-    What came before an operator took over has not. Critics have nothing to say, and do not learn.
+    What came before an operator took over has not. There are no critics.
     """
 
     def __init__(
@@ -30,15 +30,15 @@ class FilteredCloning(Generative):
         super().__init__(base, schedule, settings, seed)
         self.required = replace(self.required, returns=True)
 
-    def improve(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
+    def update(self, batch: Batch) -> dict[str, Tensor]:
         """Clone the chunks of demonstrations, of interventions and of successful episodes."""
-        loss = self.cloning_loss(batch, seen.features, self._chosen(batch))
-        step(self._actor_optimizer, loss)
-        return {"actor_loss": loss.detach()}
-
-    def _update_critics(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
-        return {"imitated": self._chosen(batch).float().mean()}
-
-    def _chosen(self, batch: Batch) -> Tensor:
+        seen = self.seen(batch)
         succeeded = batch["return/valid"] & (batch["return"] > 0)
-        return self.tensor(succeeded | (batch["source"] != SOURCE_POLICY))
+        chosen = self.tensor(succeeded | (batch["source"] != SOURCE_POLICY))
+        metrics = {"imitated": chosen.float().mean()}
+        if self.turn is None:
+            return metrics
+        loss = self.cloning_loss(batch, seen.features, chosen)
+        step(self.optimizer, loss)
+        self.follow()
+        return metrics | {"actor_loss": loss.detach()}

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from policies.encoders import ObservationBatch, StateEncoder
+from policies.encoders import Array, ObservationBatch, StateEncoder
 from policies.gaussian import GaussianPolicy, GaussianTanh
 from policies.networks import mlp, seeded
 
@@ -96,7 +96,10 @@ class GaussianGripperPolicy(GaussianPolicy):
         return {**super().observation, LAST_COMMAND: self.action_dimension}
 
     def act(
-        self, observation: ObservationBatch, base_action: Tensor | None, noise: Tensor | None
+        self,
+        observation: ObservationBatch,
+        base_action: Array | Tensor | None,
+        noise: Array | Tensor | None,
     ) -> Tensor:
         """Choose one action (B, d); without noise the arm's mean and the best choice."""
         features = self.encoder(observation)
@@ -104,7 +107,7 @@ class GaussianGripperPolicy(GaussianPolicy):
         last = last_command(observation, column).to(features)
         choice = self.critic(features, last).argmax(-1, keepdim=True)
         if noise is not None:
-            noise = noise.to(features.device)
+            noise = torch.as_tensor(noise).to(features.device)
             # With probability ε a random choice instead.
             uniform = torch.special.ndtr(noise[:, column].double())[:, None]
             drawn = (uniform / max(self.exploration, 1e-9) * len(CHOICES)).long()

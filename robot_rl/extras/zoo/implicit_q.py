@@ -11,18 +11,13 @@ from torch import Tensor
 
 from policies.critics import CriticEnsemble
 from policies.policy import ChunkPolicy
-from robot_rl.learning.algorithms.base import Batch, Schedule, check_range
-from robot_rl.learning.algorithms.generative import (
-    Generative,
-    GenerativeSettings,
-    Seen,
-    judged,
-)
+from robot_rl.learning.algorithms.base import Schedule, check_range
+from robot_rl.learning.algorithms.generative import Generative, GenerativeSettings, Seen, joined
 from robot_rl.learning.algorithms.training import adam, step
 
 
 class ImplicitQ(Generative):
-    """Beside the arguments of `Generative` it takes the `expectile` ω of V; subclasses say more."""
+    """Beside the arguments of `Generative` it takes the `expectile` ω of V."""
 
     def __init__(
         self,
@@ -34,7 +29,7 @@ class ImplicitQ(Generative):
     ) -> None:
         super().__init__(base, schedule, settings, seed)
         check_range("expectile", expectile, 0.5, 1)
-        self._expectile = expectile
+        self.critics, self._expectile = self.chunk_critics(), expectile
         width = base.encoder.features
         self.value = CriticEnsemble(width, settings.critic_hidden, 1, self._generator)
         self._value_optimizer = adam((self.value.parameters(), settings.critic_rate))
@@ -42,21 +37,20 @@ class ImplicitQ(Generative):
 
     def advantage(self, features: Tensor, executed: Tensor) -> Tensor:
         """A(s, a) = min Q'(s, a) - V(s), (B,), of executed actions (B, E, d), as shares."""
-        q = self.critics.target(judged(features, executed)).amin(0)
+        q = self.critics.target(joined(features, executed)).amin(0)
         advantage: Tensor = q - self.value(features)[0]
         return advantage
 
-    def target(self, batch: Batch, seen: Seen) -> Tensor:
-        """Y = r + γ^m V(s') (eq. 6)."""
-        value: Tensor = self.value(seen.following)[0]
-        return self.critics.network.value.encoded(self.backup(batch)(value))
-
-    def _update_critics(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
-        """V by expectile regression on Q' (eq. 5), then Q, then Q'."""
+    def update_critics(self, seen: Seen) -> dict[str, Tensor]:
+        """V by expectile regression on Q' (eq. 5), then Q on r + γ^m V(s') (eq. 6), then Q'."""
         error = self.advantage(seen.features, seen.executed)  # of V alone: Q' takes no gradient
         loss = expectile_loss(error, self._expectile)
         step(self._value_optimizer, loss)
-        return super()._update_critics(batch, seen) | {"value_loss": loss.detach()}
+        with torch.no_grad():
+            following = self.value(seen.next_features)[0]
+            target = self.critics.backup(seen.reward, seen.discount, following)
+        metrics = self.critics.learn(joined(seen.features, seen.executed), target)
+        return metrics | {"value_loss": loss.detach()}
 
 
 def expectile_loss(error: Tensor, expectile: float) -> Tensor:

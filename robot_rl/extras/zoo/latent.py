@@ -9,12 +9,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from policies.columns import Plan
 from policies.diffusion import DiffusionPolicy
-from policies.encoders import ObservationBatch, StateEncoder
+from policies.encoders import Array, ObservationBatch, StateEncoder
 from policies.errors import PolicyError
 from policies.gaussian import GaussianTanh
 from policies.networks import seeded
-from policies.policy import ChunkPolicy, Floats, build, describe
+from policies.policy import ChunkPolicy, build, describe
+
+LATENT = "latent"
+"""The extra of a plan: the w of which its chunk is made."""
 
 
 class LatentPolicy(ChunkPolicy):
@@ -39,10 +43,10 @@ class LatentPolicy(ChunkPolicy):
         if not policy.process.deterministic:
             raise PolicyError("noise steers only a process that is not drawn", got=policy.kind)
         self.steered, self.actor = policy, actor
-        self.limit, self.draws, self.stochastic = float(limit), bool(draws), True
+        self.limit, self.draws = float(limit), bool(draws)
         self.horizon, self.action_dimension = policy.horizon, policy.action_dimension
         self.noise_shape = (actor.action_dimension,)
-        self.latent_columns = actor.action_dimension
+        self.extras = {LATENT: actor.action_dimension}
 
     @property
     def encoder(self) -> StateEncoder:  # type: ignore[override]
@@ -74,21 +78,13 @@ class LatentPolicy(ChunkPolicy):
         actor = GaussianTanh(features, columns, generator=seeded(0), **config["actor"])
         return cls(policy, actor, config["limit"], config["draws"])
 
-    def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
-        """Map observations (B, n, ...) and noise (B, H · d) to chunks (B, H, d)."""
-        return self._planned(observation, noise)[0]
-
-    def planned(self, observation: ObservationBatch, noise: Floats) -> tuple[Floats, Floats]:
-        """Give chunks (B, H, d) and the w (B, H · d) of which they are made."""
-        with torch.inference_mode():
-            chunks, latents = self._planned(observation, torch.from_numpy(noise))
-        return chunks.cpu().numpy(), latents.cpu().numpy()
-
-    def _planned(self, observation: ObservationBatch, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def plan(self, observation: ObservationBatch, noise: Array | Tensor) -> Plan:
+        """Map observations (B, n, ...) and noise (B, H · d) to chunks (B, H, d), and their w."""
         features = self.encoder(observation)
+        noise = torch.as_tensor(noise)
         drawn = self.actor.action(features, noise) if self.draws else self.actor.mean(features)
         latent = self.limit * drawn
-        return self.chunks(features, latent), latent
+        return Plan(self.chunks(features, latent), {LATENT: latent})
 
     def chunks(self, features: Tensor, latent: Tensor) -> Tensor:
         """The chunks (B, H, d) of latents w (B, H · d)."""

@@ -26,8 +26,8 @@ from policies.critics import CriticEnsemble
 from policies.diffusion import DiffusionPolicy
 from policies.policy import ChunkPolicy
 from policies.runner import RunningEpisode
+from robot_rl.extras.zoo.denoising_ppo import ChainSettings, standardised
 from robot_rl.learning.algorithms.base import AlgorithmError, check_settings
-from robot_rl.learning.algorithms.denoising_ppo import ChainSettings, standardised
 from robot_rl.learning.algorithms.generative import generative
 from robot_rl.learning.algorithms.training import Training, adam, finite_means, means, step
 

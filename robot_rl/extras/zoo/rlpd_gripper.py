@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from policies.encoders import StateEncoder
-from policies.gaussian import GaussianTanh
-from policies.gripper import (
+from policies.gaussian import GaussianPolicy
+from policies.networks import move_towards, seeded
+from policies.policy import ChunkPolicy, Policy
+from robot_rl.extras.zoo.gripper import (
     LAST_COMMAND,
     GaussianGripperPolicy,
     GripperCritic,
@@ -25,13 +26,11 @@ from policies.gripper import (
     last_command,
     nearest_command,
 )
-from policies.networks import move_towards, seeded
-from policies.policy import ChunkPolicy, Policy
 from robot_rl.learning.algorithms.actor_critic import ActorCriticSettings
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
 from robot_rl.learning.algorithms.encoding import Encoding
 from robot_rl.learning.algorithms.rlpd import RLPD
-from robot_rl.learning.algorithms.training import adam, step
+from robot_rl.learning.algorithms.training import adam, check_batch, step
 from robot_rl.replay.sampler import NEXT
 
 COLUMN = "gripper"
@@ -42,7 +41,7 @@ class GripperSettings:
     """Settings of the gripper's critic."""
 
     hidden: Sequence[int]  # hidden widths of the critic
-    penalty: float  # reward, at most 0, of a step that tells the gripper something new
+    penalty: float  # reward, at most 0, of a step that changes the gripper's command
     exploration: float  # probability of a random choice when acting
     critic_rate: float  # Adam step size
     target_rate: float  # Polyak rate τ of the target critic, which is also the deployed one
@@ -58,7 +57,7 @@ class RLPDGripper(RLPD):
     The arm's critics do not see the gripper's column, as in HIL-SERL. In an n-step return the
     penalty is that of the first step: the following ones are not of the critic's choosing.
 
-    Beside the arguments of `ActorCritic` it takes `action_names`, one of which is "gripper", and
+    Beside the arguments of `RLPD` it takes `action_names`, one of which is "gripper", and
     `gripper`, its `GripperSettings`.
 
     Raises:
@@ -101,36 +100,47 @@ class RLPDGripper(RLPD):
             paid = gripper.penalty / (1 - schedule.gamma) if schedule.gamma < 1 else -math.inf
             self._range = low + paid, high
 
-    def policy_of(self, encoder: StateEncoder, actor: GaussianTanh) -> Policy:
-        """A policy with this actor, and the gripper's critic that belongs to it."""
-        critic = copy.deepcopy(self.target_gripper_critic)
-        settings = self._settings
-        return GaussianGripperPolicy(encoder, actor, critic, self._column, settings.exploration)
+    def acting_policy(self) -> Policy:
+        """The arm's actor as it learns, and the gripper's critic."""
+        return self._with_gripper(super().acting_policy())
 
-    def learn(self, batch: Batch, features: Tensor, next_features: Tensor) -> dict[str, Tensor]:
+    def policy(self) -> Policy:
+        """The arm's averaged actor, and the gripper's critic."""
+        return self._with_gripper(super().policy())
+
+    def _with_gripper(self, arm: Policy) -> Policy:
+        assert isinstance(arm, GaussianPolicy)
+        critic, settings = copy.deepcopy(self.target_gripper_critic), self._settings
+        return GaussianGripperPolicy(
+            arm.encoder, arm.actor, critic, self._column, settings.exploration
+        )
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
         """Update the arm on its columns as `rlpd` does, then the gripper's critic.
 
         Double DQN (van Hasselt et al. 2016): the critic chooses, the target critic judges. Its loss
         does not train the encoder.
         """
+        check_batch(batch, self.required)
         arm = np.delete(batch["action"], self._column, 1)
-        metrics = super().learn({**batch, "action": arm}, features, next_features)
+        metrics = super().update({**batch, "action": arm})
         settings = self._settings
         with torch.no_grad():
+            features, next_features = self.encoding.features(batch, self._generator)
             last = last_command(batch, self._column).to(self.device)
             following = {LAST_COMMAND: batch[NEXT + LAST_COMMAND]}
             next_last = last_command(following, self._column).to(self.device)
             best = self.gripper_critic(next_features, next_last).argmax(-1, keepdim=True)
             value = self.target_gripper_critic(next_features, next_last).gather(1, best)[:, 0]
-            told = nearest_command(self.tensor(batch["action"])[:, self._column])
-            moved = told != last
+            commanded = nearest_command(self.tensor(batch["action"])[:, self._column])
+            moved = commanded != last
             reward = self.tensor(batch["reward"]) + settings.penalty * moved
             if self._range is not None:
                 value = value.clamp(*self._range)
             target = reward + self.tensor(batch["discount"]) * value
-        predicted = self.gripper_critic(features.detach(), last)
-        # Where "stay" tells the gripper the same as "open" or "close", both were chosen.
-        chosen = choice_commands(last) == told[:, None]
+        predicted = self.gripper_critic(features, last)
+        # Where "stay" commands the same as "open" or "close", both were chosen.
+        chosen = choice_commands(last) == commanded[:, None]
         loss = ((predicted - target[:, None]).square() * chosen).sum(1).mean()
         step(self._gripper_optimizer, loss)
         move_towards(self.target_gripper_critic, self.gripper_critic, settings.target_rate)

@@ -117,21 +117,22 @@ class Residual(Training):
             loss = imitation_loss(mean, action, batch["source"])
             step(actor.optimizer, loss)
             self._average(PRETRAINING_AVERAGE_RATE)
-            metrics["imitation_loss"] = loss.detach()
-        elif done > 0 and self.updates % settings.actor_every == 0:
-            # λ · imitation, with a λ that decays as in DAPG (Rajeswaran et al. 2018), but linearly.
-            weight = falling(settings.imitation_weight, settings.imitation_updates, done)
-            imitation = None
-            if weight > 0.0:
-                mean = combine(base, actor.learned.mean(state))
-                imitation = weight * imitation_loss(mean, action, batch["source"])
-            metrics |= actor.learn(
-                state,
-                lambda correction: critics(torch.cat([state, combine(base, correction)], -1)),
-                draws,
-                imitation,
-            )
-            self._average(settings.average_rate)
+            return metrics | {"imitation_loss": loss.detach()}
+        if done <= 0 or self.updates % settings.actor_every:
+            return metrics
+        # λ · imitation, with a λ that decays as in DAPG (Rajeswaran et al. 2018), but linearly.
+        weight = falling(settings.imitation_weight, settings.imitation_updates, done)
+        imitation = None
+        if weight > 0.0:
+            mean = combine(base, actor.learned.mean(state))
+            imitation = weight * imitation_loss(mean, action, batch["source"])
+        metrics |= actor.learn(
+            state,
+            lambda correction: critics(torch.cat([state, combine(base, correction)], -1)),
+            draws,
+            imitation,
+        )
+        self._average(settings.average_rate)
         return metrics
 
     def acting_policy(self) -> Policy:

@@ -7,7 +7,9 @@ Ball et al. 2023, "Efficient Online Reinforcement Learning with Offline Data", a
 from __future__ import annotations
 
 import copy
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -96,25 +98,37 @@ class RLPD(Training):
             value = critics.target(torch.cat([next_state, next_action], -1), heads).amin(0)
             target = critics.backup(reward, discount, value, entropy)
         metrics = critics.learn(torch.cat([state, action], -1), target)
+        # Only the critics' loss trains the encoder.
+        return metrics | self.update_actor(state.detach(), action, batch["source"])
 
-        state = state.detach()  # only the critics' loss trains the encoder
+    def update_actor(
+        self, state: Tensor, action: Tensor, source: npt.NDArray[Any]
+    ) -> dict[str, Tensor]:
+        """The actor's half of an update, at encoded states (B, F); gives its metrics.
+
+        `action` (B, d) is what `source` (B,) did there.
+        """
+        settings, actor, critics = self.settings, self.actor, self.critics
         done = self.updates - self.schedule.critic_only_updates
         if done <= 0 and settings.imitation_pretraining:
-            loss = imitation_loss(actor.learned.mean(state), action, batch["source"])
+            loss = imitation_loss(actor.learned.mean(state), action, source)
             step(actor.optimizer, loss)
             self._average(PRETRAINING_AVERAGE_RATE)
-            metrics["imitation_loss"] = loss.detach()
-        elif done > 0 and self.updates % settings.actor_every == 0:
-            # λ · imitation, with a λ that decays as in DAPG (Rajeswaran et al. 2018), but linearly.
-            weight = falling(settings.imitation_weight, settings.imitation_updates, done)
-            imitation = None
-            if weight > 0.0:
-                mean = actor.learned.mean(state)
-                imitation = weight * imitation_loss(mean, action, batch["source"])
-            metrics |= actor.learn(
-                state, lambda chosen: critics(torch.cat([state, chosen], -1)), draws, imitation
-            )
-            self._average(settings.average_rate)
+            return {"imitation_loss": loss.detach()}
+        if done <= 0 or self.updates % settings.actor_every:
+            return {}
+        # λ · imitation, with a λ that decays as in DAPG (Rajeswaran et al. 2018), but linearly.
+        weight = falling(settings.imitation_weight, settings.imitation_updates, done)
+        imitation = None
+        if weight > 0.0:
+            imitation = weight * imitation_loss(actor.learned.mean(state), action, source)
+        metrics = actor.learn(
+            state,
+            lambda chosen: critics(torch.cat([state, chosen], -1)),
+            self._generator,
+            imitation,
+        )
+        self._average(settings.average_rate)
         return metrics
 
     def acting_policy(self) -> Policy:

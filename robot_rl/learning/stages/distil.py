@@ -80,7 +80,7 @@ class Distil(Stage):
             )
         name = policy_checkpoint(run)
         words = "cloned policy" if name == CLONED else f"policy learned in {steps:,} steps"
-        held = teacher is not policy and not policy.corrects
+        held = teacher is not policy and behaviour.held_back
         held_back = ", held back: the policy it began with acts" if held else ""
         bench.say(f"the teacher: the {words} ({teacher.kind}), {run.path / name}{held_back}")
         if run.has_folder(STUDENT):
@@ -133,7 +133,8 @@ class Lesson(nn.Module):
         # The history within an episode does not matter here: the row stands for all of it.
         batch = {n: rows.arrays[n][seen][:, None].repeat(steps, 1) for n in self.cloning_fields}
         noise = torch.randn(len(seen), *self.teacher.noise_shape, generator=seeded(0))
-        apart = self.student.plan(batch, noise) - self.teacher.plan(batch, noise)
+        student, teacher = (p.plan(batch, noise).actions for p in (self.student, self.teacher))
+        apart = torch.as_tensor(student) - torch.as_tensor(teacher)
         return float(apart.square().mean().sqrt())
 
 
