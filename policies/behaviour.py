@@ -157,7 +157,7 @@ class Behaviour:
     def hold_back(self, held: bool = True) -> None:
         """Let the base act alone; or, not `held`, what corrects it too."""
         if hasattr(self.policy, "corrects"):
-            self.policy.corrects = not held
+            setattr(self.policy, "corrects", not held)  # noqa: B010  # of these policies alone
 
     @property
     def acting(self) -> Policy:

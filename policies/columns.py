@@ -34,7 +34,7 @@ class Plan(NamedTuple):
 
     actions: Values  # (B, H, d) in [-1, 1]
     # Name → (B, width), as `ChunkPolicy.extras` says: what rows keep of the plan.
-    extras: Mapping[str, Values] = {}  # noqa: RUF012  # never changed
+    extras: Mapping[str, Values] = {}  # never changed
 
 
 def looked_up(observation: Mapping[str, Any], name: str) -> Any:

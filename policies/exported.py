@@ -94,7 +94,7 @@ class ExportedPolicy:
     """
 
     conditioned = False
-    extras: Mapping[str, int] = {}  # noqa: RUF012  # see `ChunkPolicy.extras`
+    extras: Mapping[str, int] = {}  # see `ChunkPolicy.extras`
     checksums: tuple[str, ...]
 
     def __init__(self, folder: Path, graph: str, description: Mapping[str, Any]) -> None:

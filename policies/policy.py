@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
 import torch
+from torch import Tensor, nn
 
 from policies import registry
 from policies.columns import INSTRUCTION, Plan
@@ -95,7 +95,7 @@ class ChunkPolicy(Policy):
     conditioned: ClassVar[bool] = False
     horizon: int
     noise_shape: tuple[int, ...] = (0,)
-    extras: Mapping[str, int] = {}  # noqa: RUF012  # never changed
+    extras: Mapping[str, int] = {}  # never changed
 
     @property
     def base(self) -> ChunkPolicy:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from policies.compute import compute_device, explained_memory
 from robot_rl.data.policy_columns import check_features, check_fit
 from robot_rl.errors import in_shell
 from robot_rl.learning.algorithms import check_algorithm, make_algorithm
-from robot_rl.learning.algorithms.base import Correction, check_finite
+from robot_rl.learning.algorithms.base import Batch, Correction, check_finite
 from robot_rl.learning.algorithms.encoding import trains_on
 from robot_rl.learning.algorithms.training import finite_means
 from robot_rl.learning.blocks import Blocks, offline_updates, unevaluated
@@ -27,12 +27,12 @@ from robot_rl.learning.demonstrations import (
     first_episodes,
     with_what_episodes_tell,
 )
-from robot_rl.learning.hindsight import Hindsight
 from robot_rl.learning.recipe import Recipe, Stage
 from robot_rl.learning.symmetry import turning_of
 from robot_rl.learning.trial import Trial
 from robot_rl.learning.weights import BEHAVIOUR
 from robot_rl.learning.workbench import Workbench
+from robot_rl.plugins import plugins, resolve
 from robot_rl.processes.machine import yield_to_control_loop
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import Stopped, stop_event
@@ -107,6 +107,28 @@ class Online(Stage):
             Learner(bench).learn(progress)
 
 
+class BatchMap(Protocol):
+    """What a plug-in makes of each batch before the algorithm sees it.
+
+    Attributes:
+        facts: What the run's records say of it.
+    """
+
+    facts: Mapping[str, float]
+
+    def count(self, steps: int) -> None:
+        """Take in the episodes that ended within the first `steps` environment steps."""
+
+    def mixed(self, batch: Batch) -> Batch:
+        """Give the batch to learn from; the one given stays as it is."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs, as JSON."""
+
+    def load_state_dict(self, state: Mapping[str, Any], steps: int) -> None:
+        """Go on where `state_dict` was taken, after so many environment steps."""
+
+
 class Learner:
     """Trains in blocks of environment steps, each with its exact number of updates.
 
@@ -130,18 +152,23 @@ class Learner:
         bench.store_first_episodes(self._first())
         self._rows = bench.sampler(self._algorithm.required)
         self._trial = Trial(bench) if isinstance(self._algorithm, Correction) else None
-        share = self._algorithm.schedule.hindsight_share
-        self._hindsight = Hindsight.of(bench, self._algorithm.required, share)
+        made = {
+            name: resolve(function)(bench, self._algorithm)
+            for plugin in plugins()
+            for name, function in plugin.batch_maps.items()
+        }
+        self._maps: dict[str, BatchMap] = {n: each for n, each in made.items() if each is not None}
         self._turning = turning_of(config, self._algorithm.required.fields, first.schema)
         settings = algorithm.get("settings", {})
         bounds = settings.get("value_range")
         self._taken = {
             "discount": self._algorithm.schedule.gamma,
             "value_range": None if bounds is None else list(bounds),
-            "hindsight_share": share if self._hindsight is not None else 0.0,
             "imitation_updates": settings.get("imitation_updates", 0),
             "symmetric_views": 1 if self._turning is None else self._turning.views,
         }
+        for each in self._maps.values():
+            self._taken |= each.facts
         told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self._taken.items())
         print(f"learner: {told}", flush=True)
         # A learner that was killed learns from some blocks again, but has noted them already.
@@ -218,9 +245,9 @@ class Learner:
         if count and not self._blocks.updates_at(self.environment_steps):
             self._bench.say(f"learner: the warm-up is over; {count:,} updates come at once now")
         batches = self._rows.batches(count)
-        if self._hindsight is not None:
-            self._hindsight.count(target)
-            batches = map(self._hindsight.mixed, batches)
+        for each in self._maps.values():
+            each.count(target)
+            batches = map(each.mixed, batches)
         metrics: list[dict[str, Tensor]] = []
         for number, batch in enumerate(batches, self.updates):
             if self._bench.stop.is_set() and time.monotonic() - started > _BLOCK_SECONDS:
@@ -331,7 +358,7 @@ class Learner:
             "taken": self._taken,
             "sampler": self._rows.state_dict(),
             "trial": None if self._trial is None else self._trial.state_dict(),
-            "hindsight": None if self._hindsight is None else self._hindsight.state_dict(),
+            "batch_maps": {name: each.state_dict() for name, each in self._maps.items()},
         }
         self._bench.checkpoint(LAST, self._deployed(), self._algorithm.state_dict(), state)
         self._saved_steps, self._saved_at = self.environment_steps, time.monotonic()
@@ -343,8 +370,8 @@ class Learner:
         if self._trial is not None:
             self._trial.load_state_dict(state["trial"])
         self.environment_steps = int(state["environment_steps"])
-        if self._hindsight is not None:
-            self._hindsight.load_state_dict(state["hindsight"], self.environment_steps)
+        for name, each in self._maps.items():
+            each.load_state_dict(state["batch_maps"][name], self.environment_steps)
         self.updates = int(state["gradient_updates"])
         self._saved_steps = self.environment_steps
 

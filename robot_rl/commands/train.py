@@ -43,7 +43,6 @@ from robot_rl.learning.recipe import Recipe, Stage
 from robot_rl.learning.stages.clone import Clone, check_networks, check_policy, check_unused
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.stages.collect_reward import CollectReward
-from robot_rl.learning.stages.curate import Curate
 from robot_rl.learning.stages.dagger import Dagger
 from robot_rl.learning.stages.distil import Distil
 from robot_rl.learning.stages.gather import recorded_steps
@@ -359,7 +358,7 @@ def collect(config: DictConfig) -> None:
 def pretrain(config: DictConfig) -> None:
     """Clone the demonstrations of `run`, or of `dataset` into a new run directory."""
     try_environment(config)
-    recipe, names = _checked(config, Vision, Curate, Clone, Dagger)
+    recipe, names = _checked(config, Vision, Clone, Dagger)
     if config.run:
         check_demonstrations(config, RunDirectory.open(config.run, config.runs_directory))
     else:

@@ -146,7 +146,7 @@ class DenoisingPPO(ImplicitQ):
         self.old.load_state_dict(policy.state_dict())
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Update the critics; in its turn draw chains from π_old, and make a step for each ratio."""
+        """Update the critics; in its turn draw chains from π_old, and make a step a ratio."""
         seen = self.seen(batch)
         metrics, turn = self.update_critics(seen), self.turn
         if turn is None:

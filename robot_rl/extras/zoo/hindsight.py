@@ -20,7 +20,7 @@ from policies.runner import PolicyRunner
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
 from robot_rl.env.factory import make_env
 from robot_rl.env.gym import ACHIEVED, DESIRED, GoalReward, GymRobot
-from robot_rl.learning.algorithms.base import Batch
+from robot_rl.learning.algorithms.base import Algorithm, Batch
 from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.workbench import Rows, Workbench
 from robot_rl.replay.replay_sampler import ReplaySampler
@@ -67,8 +67,9 @@ class Hindsight:
         self._read = Counter[int]()
 
     @classmethod
-    def of(cls, bench: Workbench, spec: SampleSpec, share: float) -> Self | None:
+    def of(cls, bench: Workbench, algorithm: Algorithm) -> Self | None:
         """Make it where the environment has goals and a sparse reward for reaching them."""
+        spec, share = algorithm.required, algorithm.schedule.hindsight_share
         cloned, names = bench.cloned, set(spec.fields)
         base = PolicyRunner(cloned) if "base_action" in names else None
         seen = set() if base is None else set(cloned.policy.observation)
@@ -88,6 +89,11 @@ class Hindsight:
         sources = {kind: bench.sampler(columns(spec, shown)) for kind, shown in shares.items()}
         bench.say("learner: learns in hindsight too, as if what was reached had been the goal")
         return cls(sources, spec, share, goal_reward, judged, int(bench.config.seed), base)
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """See `BatchMap`."""
+        return {"hindsight_share": self.share}
 
     def count(self, steps: int) -> None:
         """Take in the episodes that ended within the first `steps` environment steps."""

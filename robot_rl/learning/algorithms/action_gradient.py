@@ -72,7 +72,8 @@ class ActionGradient(Generative):
         action = start
         for _ in range(ascent.steps):
             action = action.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(critics(joined(features, action)).mean(0).sum(), action)
+            value = critics(joined(features, action)).mean(0).sum()
+            (gradient,) = torch.autograd.grad(value, action)
             size = gradient.square().mean((1, 2), keepdim=True).sqrt().clamp(min=1e-8)
             action = torch.minimum(torch.maximum(action + ascent.size * gradient / size, low), high)
         action = action.detach()

@@ -137,7 +137,7 @@ class Critics(nn.Module):
     def backup(
         self, reward: Tensor, discount: Tensor, value: Tensor, entropy: Tensor | None = None
     ) -> Tensor:
-        """y = Σ_{j<m} γ^j r_j + γ^m V(s'), all (B,), as a share of the range.
+        """Y = Σ_{j<m} γ^j r_j + γ^m V(s'), all (B,), as a share of the range.
 
         SAC's target (Haarnoja et al. 2018, eq. 5) over m steps (Sutton and Barto, eq. 7.1). The
         batch holds the sum, and γ^m, which is 0 after a termination. With an entropy values leave

@@ -118,7 +118,7 @@ class Generative(Training):
 
     @property
     def turn(self) -> int | None:
-        """Which update of the policy, from 0, this update is; None where it is only the critics'."""
+        """Which update of the policy this is, from 0; None where only the critics learn."""
         paid = self.updates - self.schedule.critic_only_updates
         if paid <= 0 or paid % self.settings.actor_every:
             return None

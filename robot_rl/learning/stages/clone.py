@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from omegaconf import DictConfig
 
@@ -27,7 +28,6 @@ from robot_rl.learning.algorithms import make_algorithm
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions, Student, fit, windows
 from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.recipe import Stage
-from robot_rl.learning.stages.curate import CURATED, Curate, left_out
 from robot_rl.learning.symmetry import Turning, turning_of
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
@@ -50,9 +50,8 @@ class Clone(Stage):
         return demonstrated(config)
 
     def needed(self, config: DictConfig) -> tuple[str, ...]:
-        """With cameras their encoder too, and what was found in the demonstrations."""
-        needs = self.needs if config.observation.vision is None else (*self.needs, VISION)
-        return (*needs, CURATED) if Curate().wanted(config) else needs
+        """With cameras their encoder too."""
+        return self.needs if config.observation.vision is None else (*self.needs, VISION)
 
     def check(self, config: DictConfig) -> None:
         """Check numbers, and that there is such a device; a `RobotRLError` says what is wrong."""
@@ -79,8 +78,9 @@ def clone(
     vision: ImageEncoder | None,
     generator: torch.Generator,
     before: ChunkPolicy | None = None,
+    left_out: npt.NDArray[np.bool_] | None = None,
 ) -> Behaviour:
-    """Train a policy on the successful episodes of some datasets, but for rows `left_out`.
+    """Train a policy on the successful episodes of some datasets, but for rows (n,) `left_out`.
 
     With a trained image encoder as `vision` the policy sees its features. The generator gives the
     initial weights; or it goes on from a policy `before`, whose normalisers stay as they are.
@@ -91,8 +91,7 @@ def clone(
     # Cameras that the policy itself looks at, with an image encoder of its own.
     cameras = [f"images/{name}" for name in config.policy.get("cameras", ())]
     fields = (*states, *cameras, INSTRUCTION, "action")
-    out = np.concatenate([left_out(bench, dataset) for dataset in datasets])
-    rows = EpisodeRows.of_datasets(datasets, fields, only_successful=True, left_out=out)
+    rows = EpisodeRows.of_datasets(datasets, fields, only_successful=True, left_out=left_out)
     if vision is not None:
         episodes = (dataset.episode(at) for dataset in datasets for at in range(len(dataset)))
         rows.arrays[FEATURES] = np.concatenate([vision.encode(columns) for columns in episodes])

@@ -1,4 +1,4 @@
-"""The accepted policy improved, offline and online, and given to the gate."""
+"""The accepted policy improved on recorded episodes, and given to the gate."""
 
 from __future__ import annotations
 
@@ -6,42 +6,24 @@ import copy
 import itertools
 from contextlib import closing
 from dataclasses import asdict
-from typing import Any
 
 from omegaconf import DictConfig
 
 from policies import registry
 from policies.behaviour import Behaviour
-from policies.compute import compute_device, explained_memory
+from policies.compute import explained_memory
 from robot_rl.config import ConfigError, check_least
-from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.evaluation.ledger import open_policy
 from robot_rl.learning.algorithms import improves_clone
-from robot_rl.learning.algorithms.denoising_ppo import ChainSettings
 from robot_rl.learning.algorithms.generative import Generative
-from robot_rl.learning.algorithms.online_ppo import (
-    OnlinePPO,
-    OnlineSettings,
-    executed_chunks,
-    joined,
-)
-from robot_rl.learning.demonstrations import with_what_episodes_tell
 from robot_rl.learning.gate import Candidate, Decision, Gate
 from robot_rl.learning.recipe import Stage
-from robot_rl.learning.stages.gather import (
-    Purpose,
-    accept,
-    check_generative,
-    gathered,
-    recorded,
-    recorded_steps,
-)
+from robot_rl.learning.stages.gather import accept, check_generative, recorded_steps
 from robot_rl.learning.stages.offline import Offline, OfflineTraining
 from robot_rl.learning.workbench import Workbench
-from robot_rl.run import ACCEPTED, CANDIDATE, CLONED, DEMONSTRATIONS, GATHERED, OFFLINE
+from robot_rl.run import ACCEPTED, CANDIDATE, GATHERED, OFFLINE
 
 VERDICTS = "gate"  # the run's records of them
-IMPROVED = "checkpoints/improved"  # what `ImproveOnline` goes on with
 
 
 class ImproveOffline(Offline):
@@ -110,106 +92,6 @@ class ImproveOffline(Offline):
             if decided(bench, gate, candidate, rounds, descends=descends) == "reverted":
                 algorithm.restart(bench.policy(ACCEPTED).policy)
                 training.save(OFFLINE)
-
-
-class ImproveOnline(Stage):
-    """Lets the policy act in iterations, each of which it learns from; then the gate.
-
-    It acts and learns in turns, as on-policy learning does, so it needs no replay server.
-
-    Args:
-        iterations: How many.
-        episodes: In which it acts in each.
-        settings: Of the learning.
-        chain: How transitions of the process are scored.
-    """
-
-    needs = (DEMONSTRATIONS, CLONED)
-    makes = (IMPROVED, GATHERED, ACCEPTED)
-    records = "learner"
-
-    def __init__(
-        self, iterations: int, episodes: int, settings: OnlineSettings, chain: ChainSettings
-    ) -> None:
-        self._iterations, self._episodes = iterations, episodes
-        self._settings, self._chain = settings, chain
-
-    def check(self, config: DictConfig) -> None:
-        """Check the settings."""
-        check_generative(config)
-        compute_device(config)
-        registry.make(config.gate, Gate)
-        for name, value in (("iterations", self._iterations), ("episodes", self._episodes)):
-            if not (isinstance(value, int) and value > 0):
-                raise ConfigError(f"improve_online.{name} is out of range", got=value)
-
-    @explained_memory("lower improve_online.settings.batch_size, or add device=cpu")
-    def run(self, bench: Workbench) -> None:
-        """Act and learn, or go on with that, and let the gate decide."""
-        if not bench.run.has_folder(ACCEPTED):
-            accept(bench, bench.policy(CLONED), steps=0)
-        accepted = bench.policy(ACCEPTED)
-        base, seed = accepted.policy.base, int(bench.config.seed)
-        assert base is not None
-        ppo, version = OnlinePPO(base, self._settings, self._chain, seed), accepted.version
-        ppo.to(bench.device)
-        if bench.run.has_folder(IMPROVED):
-            tensors, state = bench.training_state(IMPROVED)
-            ppo.load_state_dict(tensors)
-            ppo.iterations, version = int(state["iterations"]), int(state["version"])
-        acting: dict[int, Behaviour] = {}
-
-        def who(number: int) -> Behaviour:
-            """Who acts in an episode: the policy as it is in that iteration."""
-            if ppo.iterations not in acting:
-                acting.clear()
-                learned = accepted.learned(ppo.acting_policy(), version + 1 + ppo.iterations)
-                acting[ppo.iterations] = learned.exploring("mean")
-            return acting[ppo.iterations]
-
-        total, words = self._iterations * self._episodes, "improving online"
-        episodes = gathered(bench, who, total, Purpose.ITERATIONS, 0, words)
-        won = 0
-        with closing(episodes):
-            for count, outcome in enumerate(episodes, 1):
-                won += outcome.success
-                ended, rest = divmod(count, self._episodes)
-                if rest == 0 and ended > ppo.iterations:
-                    metrics = self._learn(bench, ppo, who(count - 1))
-                    bench.note({**metrics, "success": won / self._episodes})
-                    bench.checkpoint(
-                        IMPROVED,
-                        accepted.learned(ppo.policy(), version + ppo.iterations),
-                        ppo.state_dict(),
-                        {"iterations": ppo.iterations, "version": version}
-                        | {"environment_steps": recorded_steps(bench.run.gathered)},
-                    )
-                won = won if rest else 0
-        gate = registry.make(bench.config.gate, Gate)
-        decided(bench, gate, accepted.learned(ppo.policy(), version + ppo.iterations), 0)
-
-    def _learn(self, bench: Workbench, ppo: OnlinePPO, acted: Behaviour) -> dict[str, Any]:
-        """Learn from the episodes of one iteration."""
-        config, dataset = bench.config, EpisodeDataset(bench.run.gathered)
-        described = with_what_episodes_tell(config, bench.demonstrations())
-        first = ppo.iterations * self._episodes
-        places = recorded(bench, Purpose.ITERATIONS, 0)[first : first + self._episodes]
-        parts = [
-            executed_chunks(
-                dataset.episode(at),
-                acted,
-                int(dataset.seeds[at]),
-                dataset.instructions[at],
-                float(described.schedule.discount),
-            )
-            for at in places
-        ]
-        metrics = ppo.learn(joined(parts), acted.execute_steps)
-        made = {
-            "environment_steps": recorded_steps(bench.run.gathered),
-            "gradient_updates": ppo.updates,
-        }
-        return {**made, "iteration": ppo.iterations, **metrics}
 
 
 def candidate_name(round_number: int) -> str:

@@ -1,4 +1,4 @@
-"""Off-policy evaluation by a model: an ensemble of dynamics, and critics, of recorded chunks.
+"""`gate=ope`: off-policy evaluation by a model of recorded chunks: dynamics, and critics.
 
 As RL-100 and Uni-O4 (Lei et al. 2024, arXiv 2311.03351) do it: a policy is worth the mean of Q
 along the model's rollouts. That it tells good from bad is not to be relied on: see docs/recipes.md.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,9 +21,16 @@ from policies.critics import CriticEnsemble
 from policies.diffusion import DiffusionPolicy
 from policies.networks import mlp, move_towards, standard_normal
 from policies.policy import ChunkPolicy, Policy
+from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.extras.zoo.implicit_q import expectile_loss
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, check_settings
 from robot_rl.learning.algorithms.training import Training, adam, step
+from robot_rl.learning.demonstrations import with_what_episodes_tell
+from robot_rl.learning.gate import Candidate, Verdict
+from robot_rl.learning.stages.offline import recorded
+from robot_rl.learning.workbench import Rows, Workbench
+from robot_rl.processes.progress import WorkProgress
+from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.sampler import CHUNK, NEXT, SampleSpec
 
 
@@ -168,3 +177,71 @@ class ModelJudge(Training):
             + rewarded
             + functional.binary_cross_entropy_with_logits(logits, ended, reduction="none")
         )
+
+
+@dataclass(frozen=True)
+class ModelGate:
+    """Accepts what a model holds for better by more than its standard error, else reverts.
+
+    As published, but for data that the candidate was not improved on.
+    """
+
+    model: ModelSettings
+    held_out: int
+
+    def __post_init__(self) -> None:
+        check_settings(self, held_out=0)
+
+    def judge(self, bench: Workbench, candidate: Candidate) -> Verdict:
+        """Fit the model, and roll both out in it from the same observations with the same noise."""
+        return self.judge_each(bench, [candidate])[0]
+
+    def judge_each(self, bench: Workbench, candidates: Sequence[Candidate]) -> list[Verdict]:
+        """As `judge`, for candidates of one round, beside the same accepted policy."""
+        config, shown = bench.config, bench.demonstrations()
+        accepted, round_number = candidates[0].accepted, candidates[0].round_number
+        base, seed = accepted.policy.base, int(config.seed) + round_number
+        assert base is not None
+        gamma = float(with_what_episodes_tell(config, shown).schedule.discount)
+        model = ModelJudge(base, self.model, accepted.execute_steps, gamma, seed)
+        model.to(bench.device)
+
+        def rows(*, held_out: bool) -> Rows:
+            wanted = [EpisodeDataset(bench.run.gathered)]
+            of = self.held_out
+            chosen = recorded(
+                shown,
+                wanted,
+                accepted,
+                model.required,
+                lambda number: not of or (number % of == 0) == held_out,
+            )
+            return Rows(ReplaySampler(chosen, model.required, np.random.default_rng(seed)))
+
+        with closing(rows(held_out=True)) as own, closing(rows(held_out=False)) as others:
+            with WorkProgress(self.model.updates, "model updates") as progress:
+                progress.phase("fitting a model to judge with")
+                for number, batch in enumerate(own.batches(self.model.updates), 1):
+                    model.update(batch)
+                    progress.update(number)
+            for batch in others.batches(1):
+                model.choose_elites(batch)
+            for batch in own.batches(1):
+                old = model.estimate(accepted.policy, batch, seed)
+                found = [model.estimate(each.behaviour.policy, batch, seed) for each in candidates]
+        return [self._verdict(old, new) for new in found]
+
+    def _verdict(self, old: Estimate, new: Estimate) -> Verdict:
+        gain = (new.value - old.value).double()
+        mean, error = float(gain.mean()), float(gain.std() / len(gain) ** 0.5)
+        figures = {
+            "candidate_value": float(new.value.mean()),
+            "accepted_value": float(old.value.mean()),
+            "gain": mean,
+            "standard_error": error,
+            "candidate_return": float(new.predicted_return.mean()),
+            "accepted_return": float(old.predicted_return.mean()),
+            "rollouts": len(gain),
+        }
+        told = f"the model's gain is {mean:.3g}, its standard error {error:.3g}"
+        return Verdict("accepted" if mean > error else "reverted", told, figures)

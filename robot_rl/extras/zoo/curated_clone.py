@@ -1,4 +1,4 @@
-"""Which rows of the demonstrations are not worth imitating: those in which progress falls.
+"""`recipe=curated`: rows of the demonstrations in which progress falls are not cloned.
 
 After GR-RL (Li et al. 2025, "GR-RL: Going Dexterous and Precise for Long-Horizon Robotic
 Manipulation", arXiv 2512.01801): with a sparse reward the value is the progress of the task, and
@@ -9,38 +9,35 @@ critics can learn from such failures too. Ours: they judge states alone.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from omegaconf import DictConfig
-from torch import Tensor
+from torch import Tensor, nn
 
-from policies import registry
 from policies.columns import FEATURES
-from policies.compute import compute_device, explained_memory
-from policies.critics import CriticEnsemble
+from policies.compute import explained_memory
+from policies.critics import Heads
 from policies.encoders import Normalizer, StateEncoder
 from policies.networks import move_towards
-from policies.vision import observed_keys
-from robot_rl.config import ConfigError, check_least
+from policies.vision import ImageEncoder, observed_keys
+from robot_rl.config import ConfigError
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.env.factory import observed_widths
-from robot_rl.errors import RobotRLError, in_shell
-from robot_rl.learning.algorithms.base import Batch, check_finite, check_settings
+from robot_rl.learning.algorithms.base import Batch, check_finite, check_range
 from robot_rl.learning.algorithms.training import Training, adam, step
-from robot_rl.learning.demonstrations import demonstrated
-from robot_rl.learning.recipe import Stage
+from robot_rl.learning.stages.clone import Clone, check_unused, clone, save_cloned
 from robot_rl.learning.symmetry import turning_of
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.rows import EpisodeRows
 from robot_rl.replay.sampler import NEXT, SampleSpec
-from robot_rl.run import DEMONSTRATIONS, VISION
+from robot_rl.run import CLONED, VISION
 
 CURATED = "curation.jsonl"
 
@@ -54,24 +51,55 @@ _TAIL = 0.05  # share of readings at each end that may lie outside [-1, 1]
 _SMOOTHED = 5  # rows over which progress is averaged
 
 
-@dataclass(frozen=True)
-class Curation:
-    """Settings of the critics, and of what counts as a fall."""
-
-    updates: int  # of the critics; 0: all rows are imitated
-    fall: float  # of the progress, in [0, 1], beyond which rows are left out
-    window: int  # rows within which it falls so far
-    retries: bool  # whether failures are made of retries, and the critics learn once more
-
-    def __post_init__(self) -> None:
-        check_settings(self, fall=(0.01, 1), window=1)
-
-
 class Attempt(NamedTuple):
     """What was observed in the T + 1 rows of an episode, up to where it succeeded or failed."""
 
     columns: Columns
     success: bool
+
+
+class HLGauss(nn.Module):
+    """Probabilities of values, learned by cross-entropy with a Gaussian around the target.
+
+    Farebrother et al. 2024, "Stop Regressing: Training Value Functions via Classification for
+    Scalable Deep RL", arXiv 2403.03950, with their σ of 0.75 bins. Ours: bins go on for 3 σ
+    beyond [0, 1], for a Gaussian that is cut off at a bound has another mean than its target.
+
+    Attributes:
+        support: The values (Z,), in the middles of the bins.
+        edges: Of the bins, (Z + 1,).
+    """
+
+    _SIGMA = 0.75  # in widths of a bin
+    support: Tensor
+    edges: Tensor
+
+    def __init__(self, bins: int = 51) -> None:
+        super().__init__()
+        width = 1 / (bins - 6 * self._SIGMA)
+        beyond = 3 * self._SIGMA * width
+        edges = torch.linspace(-beyond, 1 + beyond, bins + 1)
+        self.register_buffer("edges", edges)
+        self.register_buffer("support", (edges[:-1] + edges[1:]) / 2)
+        self._scale = self._SIGMA * width * math.sqrt(2)
+
+    def start(self) -> Tensor:
+        """Outputs (Z,) to begin with: nearly all at 0, where nothing looks good yet."""
+        return (self.encoded(torch.zeros(())) + 1e-3).log()
+
+    def mean(self, outputs: Tensor) -> Tensor:
+        """The values (...) that outputs (..., Z) mean."""
+        return outputs.softmax(-1) @ self.support
+
+    def encoded(self, value: Tensor) -> Tensor:
+        """The share of N(value, σ²) in each bin (..., Z), of what is in all of them."""
+        value = value.clamp(0, 1)[..., None]
+        below = torch.erf((self.edges - value) / self._scale)
+        return below.diff(dim=-1) / (below[..., -1:] - below[..., :1])
+
+    def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """The cross-entropy (...) of outputs (..., Z) with target probabilities."""
+        return -(target * outputs.log_softmax(-1)).sum(-1)
 
 
 class ProgressCritics(Training):
@@ -82,22 +110,24 @@ class ProgressCritics(Training):
 
     def __init__(self, encoder: StateEncoder, seed: int) -> None:
         super().__init__(seed)
-        self.encoder = encoder
-        width = encoder.features
-        self.critics = CriticEnsemble(width, _HIDDEN, _HEADS, self._generator, "hl_gauss")
+        self.encoder, self.told = encoder, HLGauss()
+        widths = [encoder.features, *_HIDDEN, len(self.told.support)]
+        self.critics = Heads(widths, _HEADS, self._generator)
+        with torch.no_grad():
+            self.critics.biases[-1].copy_(self.told.start().expand(_HEADS, 1, -1))
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
         self._optimizer = adam((self.critics.parameters(), _RATE))
-        self.beside = [self.critics, self.targets, self.encoder]
+        self.beside = [self.critics, self.targets, self.encoder, self.told]
 
     def update(self, batch: Batch) -> Tensor:
         """Learn from a batch, and give the loss."""
         self.updates += 1
-        told = self.critics.value
+        told = self.told
         reward, discount = self.tensor(batch["reward"]), self.tensor(batch["discount"])
-        outputs = self.critics.outputs(self.encoder(batch))
+        outputs = self.critics(self.encoder(batch))
         with torch.no_grad():
             following = {name: batch[NEXT + name] for name in self.encoder.observed}
-            target = reward + discount * self.targets(self.encoder(following))
+            target = reward + discount * told.mean(self.targets(self.encoder(following)))
             worse = target < told.mean(outputs)
             weight = torch.where(worse, 1 - _EXPECTILE, _EXPECTILE)
         loss = (weight * told.loss(outputs, told.encoded(target))).mean(1).sum()
@@ -108,7 +138,7 @@ class ProgressCritics(Training):
     @torch.no_grad()
     def progress(self, observed: Columns) -> npt.NDArray[np.float32]:
         """The value (T,) of each row of an episode that has an action."""
-        values = self.critics(self.encoder(observed)).mean(0)
+        values = self.told.mean(self.critics(self.encoder(observed))).mean(0)
         progress: npt.NDArray[np.float32] = values[:-1].cpu().numpy()
         return progress
 
@@ -129,91 +159,74 @@ def falling_segments(progress: npt.NDArray[np.float32], fall: float, window: int
     return [(int(top), int(end)) for top, end in edges.reshape(-1, 2)]
 
 
-class Curate(Stage):
-    """Finds the rows of successful demonstrations that `clone` leaves out; see `left_out`.
+class CuratedClone(Clone):
+    """Clones the demonstrations without the rows in which progress falls.
 
     Failed attempts that were kept, beside the demonstrations or among them, are learned from.
+
+    Args:
+        updates: Of the critics.
+        fall: Of the progress, in [0, 1], beyond which rows are left out.
+        window: Rows within which it falls so far.
+        retries: Whether failures are made of retries, and the critics learn once more.
     """
 
-    needs = (DEMONSTRATIONS,)
-    makes = (CURATED,)
+    makes = (CURATED, CLONED)  # type: ignore[assignment]
     records = "curation"
 
-    def wanted(self, config: DictConfig) -> bool:
-        """Only where there are updates of the critics."""
-        check_least(config, {"curation.updates": 0})
-        return demonstrated(config) and bool(config.curation.updates)
-
-    def needed(self, config: DictConfig) -> tuple[str, ...]:
-        """With cameras their encoder too."""
-        return self.needs if config.observation.vision is None else (*self.needs, VISION)
+    def __init__(self, updates: int, fall: float, window: int, retries: bool) -> None:
+        check_range("updates", updates, 1)
+        check_range("fall", fall, 0.01, 1)
+        check_range("window", window, 1)
+        self._updates, self._fall, self._window, self._retries = updates, fall, window, retries
 
     def check(self, config: DictConfig) -> None:
-        """Check the settings, and that there is something that critics can look at."""
-        registry.make(config.curation, Curation)
-        compute_device(config)
+        """As `Clone`, and that there is something that critics can look at."""
+        super().check(config)
         if config.policy.get("cameras"):
             raise ConfigError(
                 "critics of the demonstrations have no image encoder of their own",
-                got=f"curation.updates={config.curation.updates} policy={config.choices.policy}",
-                hint="leave curation out, or choose another policy",
+                got=f"recipe={config.choices.recipe} policy={config.choices.policy}",
+                hint="leave the recipe out, or choose another policy",
             )
 
     @explained_memory("add device=cpu")
     def run(self, bench: Workbench) -> None:
-        """Learn the values, perhaps again with failures made of retries, and write what falls."""
+        """Learn values, perhaps again with failures made of retries; clone all but what falls."""
+        check_unused(bench.config, bench.run)
         torch.set_num_threads(1)
-        options = registry.make(bench.config.curation, Curation)
-        dataset, attempts, keys = _recorded(bench)
+        dataset, attempts, keys, vision = _recorded(bench)
         shown = [attempt for attempt in attempts if attempt.success]
         segments: list[Segments] = []
-        for _ in range(1 + options.retries):
+        for _ in range(1 + self._retries):
             made = [  # failures, had an attempt ended where each fall does
                 Attempt({name: column[: end + 1] for name, column in each.columns.items()}, False)
                 for each, falls in zip(shown, segments, strict=False)
                 for _, end in falls
             ]
-            critics = _fitted(bench, [*attempts, *made], keys, options.updates)
+            critics = _fitted(bench, [*attempts, *made], keys, self._updates)
             progress = [critics.progress(attempt.columns) for attempt in shown]
-            segments = [falling_segments(p, options.fall, options.window) for p in progress]
+            segments = [falling_segments(p, self._fall, self._window) for p in progress]
         (bench.run.path / CURATED).unlink(missing_ok=True)  # what was found before
+        starts, out = np.append(0, dataset.episode_ends), np.zeros(dataset.rows_total, bool)
         numbers = np.flatnonzero(dataset.successes).tolist()
         for number, values, falls in zip(numbers, progress, segments, strict=True):
-            told = values.astype(float).round(3).tolist()
-            bench.note({"episode": number, "rows": len(told), "left_out": falls, "progress": told})
-        out = sum(end - top for falls in segments for top, end in falls)
-        total = sum(map(len, progress))
+            rounded = values.astype(float).round(3).tolist()
+            record = {"episode": number, "rows": len(rounded)}
+            bench.note({**record, "left_out": falls, "progress": rounded})
+            for top, end in falls:
+                out[starts[number] + top : starts[number] + end] = True
         bench.say(
-            f"left out {out:,} of {total:,} rows of {len(shown)} demonstrations, in"
-            f" {sum(map(bool, segments))} of which progress fell: see {bench.run.path / CURATED}"
+            f"left out {out.sum():,} of {sum(map(len, progress)):,} rows of {len(shown)}"
+            f" demonstrations, in {sum(map(bool, segments))} of which progress fell: see"
+            f" {bench.run.path / CURATED}"
         )
+        save_cloned(bench, clone(bench, [dataset], vision, bench.generator(), left_out=out))
 
 
-def left_out(bench: Workbench, dataset: EpisodeDataset) -> npt.NDArray[np.bool_]:
-    """The rows (rows_total,) of a dataset that `Curate` has found; none of other datasets.
-
-    Raises:
-        RobotRLError: It has looked at other demonstrations.
-    """
-    out = np.zeros(dataset.rows_total, bool)
-    wanted = Curate().wanted(bench.config) and dataset.path == bench.demonstrations().path
-    found = bench.run.read_jsonl(Curate.records) if wanted else []
-    starts = np.append(0, dataset.episode_ends)
-    shown = [(n, int(starts[n + 1] - starts[n]) - 1) for n in np.flatnonzero(dataset.successes)]
-    if wanted and [(each["episode"], each["rows"]) for each in found] != shown:
-        raise RobotRLError(
-            f"{bench.run.path / CURATED} is of other demonstrations",
-            got=f"{len(found)} episodes",
-            expected=f"the {len(shown)} successful ones of {dataset.path}",
-            hint=f"look at these first: {in_shell('robot-rl', 'pretrain', bench.run.path)}",
-        )
-    for each in found:
-        for top, end in each["left_out"]:
-            out[starts[each["episode"]] + top : starts[each["episode"]] + end] = True
-    return out
-
-
-def _recorded(bench: Workbench) -> tuple[EpisodeDataset, list[Attempt], dict[str, int]]:
+def _recorded(
+    bench: Workbench,
+) -> tuple[EpisodeDataset, list[Attempt], dict[str, int], ImageEncoder | None]:
     """The demonstrations, all attempts to learn from, and what the critics see of them."""
     dataset = bench.demonstrations()
     vision = bench.policy(VISION).vision if bench.config.observation.vision is not None else None
@@ -228,7 +241,7 @@ def _recorded(bench: Workbench) -> tuple[EpisodeDataset, list[Attempt], dict[str
             if vision is not None:
                 observed[FEATURES] = vision.encode(columns)
             attempts.append(Attempt(observed, success))
-    return dataset, attempts, observed_keys(states, vision)
+    return dataset, attempts, observed_keys(states, vision), vision
 
 
 def _fitted(
@@ -261,5 +274,5 @@ def _fitted(
             batch = sampler.sample()
             loss = critics.update(batch if turning is None else turning.turned(batch, rng))
             progress.update(update)
-    check_finite("the critics' loss", loss, f"update {updates}", "leave curation out")
+    check_finite("the critics' loss", loss, f"update {updates}", "leave recipe=curated out")
     return critics
