@@ -170,7 +170,8 @@ def composed(overrides: Sequence[str | Override], cell: Cell | None = None) -> D
     parsed = [parse(each) if isinstance(each, str) else each for each in overrides]
     groups = group_choices()
     typed = [override for override in parsed if override.key_or_group in groups]
-    own = ", ".join(map(str, registry.config_folders()))
+    places = (folder / "configs" for folder in registry.folders())
+    own = ", ".join(str(place) for place in places if place.is_dir())
     for group, choice in ((o.key_or_group, o.value()) for o in typed if not o.is_delete()):
         further = "a task of your own needs cell=PATH" if group == "task" and cell is None else ""
         if group == "policy" and choice in POLICIES:  # of a run, whose kind is meant otherwise

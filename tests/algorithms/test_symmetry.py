@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from policies.columns import LATENT
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
 from robot_rl.env.sim.tasks import peg_insert
@@ -98,7 +97,7 @@ def test_a_latent_and_what_was_seen_with_it_are_not_turned() -> None:
     config = compose([])
     fields = [str(name) for name in config.task.observation]
     with closing(make_env(config)) as env:
-        assert turning_of(config, [*fields, LATENT], env.schema) is None
+        assert turning_of(config, [*fields, "plan/latent"], env.schema) is None
 
 
 def test_rows_turn_with_what_follows_and_with_their_chunks() -> None:

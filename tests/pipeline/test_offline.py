@@ -28,7 +28,7 @@ GATHERED = "gathered.zarr"
 
 def configured() -> DictConfig:
     words = [word for word in TINY if "actor_hidden" not in word]
-    offline = ("algorithm=advantage_weighted", "algorithm.schedule.offline_updates=250")
+    offline = ("algorithm=action_gradient", "algorithm.schedule.offline_updates=250")
     return compose([*words, *offline])
 
 

@@ -87,7 +87,7 @@ def batch(count=6, horizon=5, texts=(RED, BLUE)):
 def planned(vla, seed=0):
     noise = torch.randn((6, *vla.noise_shape), generator=seeded(seed))
     with torch.inference_mode():
-        return vla.plan(batch(), noise)
+        return vla.plan(batch(), noise).actions
 
 
 def behaviour(vla, execute_steps=2):
@@ -129,7 +129,7 @@ def test_a_plan_is_that_of_the_model_itself(folder):
         vla.action_dimension = 4  # all columns: a padded one takes another path
         vla.action_normalizer = torch.nn.Identity()
         vla.action_normalizer.denormalize = lambda values: values
-        got = vla.plan(seen, noise)
+        got = vla.plan(seen, noise).actions
     assert torch.allclose(got, expected.clamp(-1, 1), atol=1e-5)
     assert not torch.allclose(got[0], got[1], atol=1e-3)
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_INTERVENTION
 from robot_rl.env.gym import GymRobot, GymTask
-from robot_rl.learning.hindsight import Hindsight, columns, judgements
+from robot_rl.extras.zoo.hindsight import Hindsight, columns, judgements
 from robot_rl.learning.workbench import Rows
 from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.rows import EpisodeRows

@@ -9,8 +9,8 @@ from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
 from policies.runner import PolicyRunner
 from robot_rl.learning.algorithms.base import AlgorithmError
-from robot_rl.learning.algorithms.denoising_ppo import ChainSettings
-from robot_rl.learning.algorithms.online_ppo import (
+from robot_rl.extras.zoo.denoising_ppo import ChainSettings
+from robot_rl.extras.zoo.online_ppo import (
     Chunks,
     OnlinePPO,
     OnlineSettings,

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from policy_examples import behaviour, gripper, observations
+from policy_examples import behaviour, observations
+from zoo_policies import gripper
 
-from policies.gripper import CHOICES, LAST_COMMAND, GaussianGripperPolicy
+from robot_rl.extras.zoo.gripper import CHOICES, LAST_COMMAND, GaussianGripperPolicy
 from policies.networks import seeded
 from policies.runner import PolicyRunner
 

@@ -7,12 +7,12 @@ from algorithm_examples import DIMENSION, SIZE, acts, batch, cloned, make, same
 from algorithm_examples import weights as copied
 
 from policies import registry
-from policies.best_of_n import BestOfN
-from policies.critics import VALUES, CriticEnsemble
+from policies.critics import CriticEnsemble
 from policies.networks import seeded
 from policies.processes.flow import Flow
+from robot_rl.extras.zoo.best_of_n import BestOfN
+from robot_rl.extras.zoo.implicit_q import expectile_loss
 from robot_rl.learning.algorithms.base import AlgorithmError
-from robot_rl.learning.algorithms.iql import expectile_loss
 
 
 @pytest.mark.parametrize(("expectile", "expected"), [(0.5, 0.5), (0.9, 0.9)])
@@ -72,8 +72,8 @@ def test_the_best_of_n_chunks_is_the_one_of_greatest_value():
     noise = torch.randn((4, *best.noise_shape), generator=seeded(2))
     features = policy.encoder(seen)
     with torch.no_grad():
-        chosen = best.plan(seen, noise)
-        every = torch.stack([best.sampled.plan(seen, noise[:, at]) for at in range(5)], 1)
+        chosen = best.plan(seen, noise).actions
+        every = torch.stack([best.sampled.plan(seen, noise[:, at]).actions for at in range(5)], 1)
         values = [critics(torch.cat([features, every[:, at, 0]], -1)).mean(0) for at in range(5)]
     for row, at in enumerate(torch.stack(values, 1).argmax(1).tolist()):
         torch.testing.assert_close(chosen[row], every[row, at])
@@ -110,35 +110,6 @@ def test_conservative_critics_doubt_what_is_not_in_the_data_until_online_learnin
     assert apart[1] > apart[0] + 0.2
 
 
-@pytest.mark.parametrize("choice", ["residual", "action_gradient", "best_of_n"])
-@pytest.mark.parametrize("value", [name for name in VALUES if name != "scalar"])
-def test_critics_learn_distributions_of_known_returns(choice, value):
-    changes = [
-        ("settings.critic_value", value),
-        ("settings.critic_rate", 0.01),
-        ("settings.value_range", "[0.0,2.0]"),
-    ]
-    algorithm = make(choice, changes=changes)
-    columns = {"reward": np.full(SIZE, 1.4, "f4"), "discount": np.zeros(SIZE, "f4")}
-    found = [algorithm.update(batch(algorithm, seed, **columns))["q_mean"] for seed in range(100)]
-    assert float(found[0]) < 0.2
-    assert float(found[-1]) == pytest.approx(1.4, abs=0.15)
-
-
-@pytest.mark.parametrize("choice", ["rlpd", "action_gradient"])
-def test_a_distribution_over_an_unknown_range_is_refused(choice):
-    unknown = make(choice, changes=[("settings.critic_value", "c51")], words=["robot=gym"])
-    with pytest.raises(AlgorithmError, match="must know the range of returns"):
-        unknown.update(batch(unknown))
-
-
-def test_a_distribution_of_values_with_entropy_is_refused():
-    with pytest.raises(AlgorithmError, match="values with entropy leave the range"):
-        make("sac", changes=[("settings.critic_value", "c51")])
-    with pytest.raises(AlgorithmError, match=r"'critic_value' .* unknown; got: c52"):
-        make("rlpd", changes=[("settings.critic_value", "c52")])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", ["dsrl", "dsrl_plain"])
 def test_noise_steers_the_clone_to_what_its_critics_value(choice):
@@ -154,13 +125,13 @@ def test_noise_steers_the_clone_to_what_its_critics_value(choice):
     for seed in range(250):
         latent = rng.uniform(-1, 1, (SIZE, DIMENSION * base.horizon)).astype("f4")
         action = latent[:, :DIMENSION]
-        columns = {"action": action, "latent": latent, "reward": action[:, 0] / 2 + 0.5}
+        columns = {"action": action, "plan/latent": latent, "reward": action[:, 0] / 2 + 0.5}
         content = batch(algorithm, seed, discount=np.zeros(SIZE, "f4"), **columns)
         algorithm.update(content)
     steered, features = algorithm.policy().policy, algorithm.average.encoder(content)
     drawn = torch.randn((SIZE, steered.horizon * DIMENSION), generator=seeded(0))
     with torch.no_grad():
-        chosen = steered.plan(content, drawn)[:, 0, 0]
+        chosen = steered.plan(content, drawn).actions[:, 0, 0]
         by_chance = steered.chunks(features, drawn)[:, 0, 0]
     assert float(chosen.mean()) > float(by_chance.mean()) + float(by_chance.std())
     assert same(copied(algorithm.average), copied(base))  # no weight has changed
@@ -173,7 +144,7 @@ def test_plain_steering_learns_only_where_the_policy_has_chosen_a_latent(source,
     algorithm = make("dsrl_plain")
     before = copied(algorithm.critics)
     content = batch(algorithm, source=np.full(SIZE, source, "u1"))
-    content["latent"] = np.full_like(content["latent"], latent)
+    content["plan/latent"] = np.full_like(content["plan/latent"], latent)
     algorithm.update(content)
     assert same(before, copied(algorithm.critics)) != learns
 
