@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # torch takes seconds, and a policy that was exported does wi
     from policies.policy import ChunkPolicy, Policy
     from policies.vision import ImageEncoder
 
+Floats = npt.NDArray[np.float32]
 MODES = ("mean", "sample", "base", "noise")
 NOISES = ("none", "normal", "uniform")
 FORMAT_VERSION = 4
@@ -35,6 +36,11 @@ _INTERFACE = ("task", "control_rate_hz", "action_names")
 def plans_chunks(policy: Policy) -> TypeGuard[ChunkPolicy]:
     """Whether a policy is a `ChunkPolicy`, or stands for one; torch is not loaded."""
     return hasattr(policy, "plan")
+
+
+def normal(sources: Sequence[np.random.Generator], shape: tuple[int, ...]) -> Floats:
+    """Draw N(0, 1) from n sources: (n, *shape) float32."""
+    return np.stack([source.standard_normal(shape, np.float32) for source in sources])
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,16 @@ class Exploration:
         if draw < self.base_share:
             return Exploration("base")
         return Exploration() if draw < self.base_share + self.mean_share else self
+
+    def noisy(self, action: Floats, sources: Sequence[np.random.Generator]) -> Floats:
+        """Actions (n, d) with the extra noise, drawn from n sources, within ±1."""
+        scale, width = np.float32(self.noise_scale), action.shape[1]
+        if self.noise == "normal":
+            action = action + scale * normal(sources, (width,))
+        elif self.noise == "uniform":
+            drawn = np.stack([source.random(width, np.float32) for source in sources])
+            action = action + scale * (2 * drawn - 1)
+        return action.clip(-1, 1)
 
     @property
     def noiseless(self) -> bool:
@@ -300,6 +316,7 @@ class Behaviour:
         task: str | None = None,
         control_rate_hz: float | None = None,
         action_names: Iterable[str] | None = None,
+        encoder_id: int | None = None,
         observation: Mapping[str, int] | None = None,
     ) -> Behaviour:
         """Check that the policy fits where it shall run, as far as that is told; returns itself.
@@ -315,6 +332,7 @@ class Behaviour:
             ("task", mine.task, task),
             ("control_rate_hz", mine.control_rate_hz, control_rate_hz),
             ("action_names", mine.action_names, action_names and tuple(action_names)),
+            ("image encoder", self.encoder_id, encoder_id),
         ]
         if observation is not None:
             for name, width in self.observation.items():

@@ -6,13 +6,13 @@ import copy
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from policies.behaviour import Behaviour, Exploration, plans_chunks
+from policies.behaviour import Behaviour, Exploration, normal, plans_chunks
 from policies.columns import FEATURES, INSTRUCTION, PLAN, check_numbers, looked_up
 from policies.errors import PolicyError
 
@@ -101,15 +101,10 @@ class PolicyRunner:
         Raises:
             PolicyError: The new behaviour has other action columns, or another image encoder.
         """
-        behaviour.expect(action_names=self.behaviour.interface.action_names)
-        if behaviour.encoder_id != self.behaviour.encoder_id:
-            raise PolicyError(
-                "the new weights have another image encoder",
-                got=behaviour.encoder_id,
-                expected=self.behaviour.encoder_id,
-                hint="an image encoder is frozen when online learning begins",
-            )
-        self.behaviour = behaviour
+        now = self.behaviour
+        self.behaviour = behaviour.expect(
+            action_names=now.interface.action_names, encoder_id=now.encoder_id
+        )
 
     def reset(
         self,
@@ -118,12 +113,10 @@ class PolicyRunner:
         seeds: Sequence[int],
         instructions: Sequence[str] | None = None,
     ) -> None:
-        """Start episodes: history and chunk queue are emptied, after a truncation too.
+        """Start episodes in some slots, or all: history and chunk queue are emptied.
 
-        Args:
-            slots: Which slots; None for all.
-            seeds: One episode seed per slot, non-negative.
-            instructions: What is to be done, one text per slot; conditioned policies need it.
+        Each slot gets its episode's seed, non-negative, and its instruction, which conditioned
+        policies need.
         """
         rows = self._all if slots is None else np.asarray(slots, np.intp)
         texts = [""] * len(rows) if instructions is None else list(instructions)
@@ -138,11 +131,9 @@ class PolicyRunner:
     def act(
         self, observation: Mapping[str, Array], active: npt.NDArray[np.bool_] | None = None
     ) -> Decision:
-        """Choose the actions of one step.
+        """Choose the actions of one step in the `active` (slots,) of them, or all.
 
-        Args:
-            observation: Name → (slots, ...shape); rows of inactive slots are not read.
-            active: (slots,) bool; None for all.
+        Observations are (slots, ...shape) by name; rows of inactive slots are not read.
 
         Raises:
             PolicyError: A slot was not reset, or the observation or what the policy makes of it
@@ -162,8 +153,7 @@ class PolicyRunner:
         )
         if not len(rows):
             return acted
-        episodes = self._episodes(rows)
-        latest = self.behaviour
+        episodes, latest = self._episodes(rows), self.behaviour
         for episode in episodes:
             if episode.behaviour is not latest and episode.at_boundary:
                 episode.behaviour, episode.chunk = latest, None
@@ -197,45 +187,36 @@ class PolicyRunner:
     ) -> Conclusion:
         """Give the base's proposals and the features for observations that are not acted on.
 
-        It is for the final observation of an episode, whose row needs a true base action. It
-        changes nothing: history, queue and generators stay as they are.
-
-        Args:
-            observation: Name → (slots, ...shape).
-            active: (slots,) bool; None for all; the others' values are zero.
+        It takes what `act` takes. It is for the final observation of an episode, whose row needs a
+        true base action, and changes nothing: history, queue and generators stay as they are.
         """
         rows = self._all if active is None else np.flatnonzero(active)
         proposals = np.zeros((self.slots, self.behaviour.policy.action_dimension), np.float32)
         if not len(rows):
             return Conclusion(proposals, {})
         # Copies: planning for them draws from copied generators and fills copied queues.
-        episodes = [copy.copy(episode) for episode in self._episodes(rows)]
-        for episode in episodes:
-            episode.plan_noise = copy.deepcopy(episode.plan_noise)
+        episodes = [
+            replace(episode, plan_noise=copy.deepcopy(episode.plan_noise))
+            for episode in self._episodes(rows)
+        ]
         features, windows = self._see(observation, rows, episodes)
         for part in _by_behaviour(episodes):
             members = [episodes[index] for index in part]
-            planner = _planner(members[0])
-            if planner is not None:
+            if (planner := _planner(members[0])) is not None:
                 proposals[rows[part]] = _advance(planner, members, _parts(windows, part))
         return Conclusion(proposals, features)
 
     def label(self, observations: Mapping[str, Array], seed: int, instruction: str = "") -> Floats:
         """Give the base's proposals (T + 1, d) along a recorded episode, at the deployed cadence.
 
-        It equals running the base from a reset with `seed` while the observations come from
-        the recording; all plans are one network call.
-
-        Args:
-            observations: Name → (T + 1, ...shape), the final observation included.
-            seed: Episode seed.
-            instruction: The recorded episode's; conditioned policies need it.
+        It equals running the base from a reset with that seed and instruction while the
+        observations come from the recording, (T + 1, ...shape) by name, the final one included; all
+        plans are one network call.
 
         Raises:
             PolicyError: The recording lacks an observation, or one is not finite.
         """
-        behaviour = self.behaviour
-        base = behaviour.policy.base
+        behaviour, base = self.behaviour, self.behaviour.policy.base
         assert base is not None
         if behaviour.vision is not None and FEATURES not in observations:
             observations = {**observations, FEATURES: behaviour.vision.encode(observations)}
@@ -246,9 +227,8 @@ class PolicyRunner:
         at = np.arange(0, rows, behaviour.execute_steps)
         # Before the episode its first row is repeated.
         seen = np.maximum(at[:, None] + np.arange(1 - base.encoder.observation_steps, 1), 0)
-        windows = _parts(columns, seen)
         episode = RunningEpisode.begin(behaviour, seed, instruction)
-        chunks, _ = _plan(base, [episode] * len(at), windows)
+        chunks, _ = _plan(base, [episode] * len(at), _parts(columns, seen))
         labels = chunks[:, : behaviour.execute_steps].reshape(-1, base.action_dimension)
         return np.ascontiguousarray(labels[:rows])
 
@@ -284,18 +264,20 @@ class PolicyRunner:
             check_numbers(name, new)
             if steps == 1:
                 windows[name] = new[:, None]  # not copied
-            else:
-                pairs = zip(known, new, strict=True)
-                windows[name] = np.stack([_lengthened(*pair, steps) for pair in pairs])
+                continue
+            # The last observations with the new one; the first that is known is repeated.
+            pairs = [(seen, new[at : at + 1]) for at, seen in enumerate(known)]
+            joined = [one if seen is None else np.concatenate([seen, one]) for seen, one in pairs]
+            last = np.arange(-steps, 0)
+            windows[name] = np.stack([each[np.maximum(len(each) + last, 0)] for each in joined])
         return features, windows
 
     def _episodes(self, rows: Rows) -> list[RunningEpisode]:
-        for row in rows:
-            if self._running[row] is None:
-                raise PolicyError(
-                    f"slot {row} has no episode", hint="call reset(seeds=...) before act"
-                )
-        return [episode for row in rows if (episode := self._running[row]) is not None]
+        found = [episode for row in rows if (episode := self._running[row]) is not None]
+        if idle := [row for row in rows if self._running[row] is None]:
+            hint = "call reset(seeds=...) before act"
+            raise PolicyError(f"slot {idle[0]} has no episode", hint=hint)
+        return found
 
 
 def _by_behaviour(episodes: Sequence[RunningEpisode]) -> list[Rows]:
@@ -317,8 +299,7 @@ def _act_in(
     policy, exploration = behaviour.policy, episodes[0].exploration
     sources, width = [episode.step_noise for episode in episodes], policy.action_dimension
     proposal = None
-    planner = _planner(episodes[0])
-    if planner is not None:
+    if (planner := _planner(episodes[0])) is not None:
         proposal = _advance(planner, episodes, windows)
         acted.base_action[rows] = proposal
         for row, episode in zip(rows, episodes, strict=True):
@@ -330,18 +311,12 @@ def _act_in(
     elif proposal is not None and (exploration.mode == "base" or plans_chunks(policy)):
         action = proposal
     else:
-        noise = _normal(sources, (width,)) if exploration.mode == "sample" else None
+        noise = normal(sources, (width,)) if exploration.mode == "sample" else None
         seen = _parts(windows, np.s_[:, -policy.encoder.observation_steps :])
         with _inference():
             chosen = policy.act(seen, proposal, noise)
         action = _made(policy, "actions", chosen, (len(episodes), width))
-    scale = np.float32(exploration.noise_scale)
-    if exploration.noise == "normal":
-        action = action + scale * _normal(sources, (width,))
-    elif exploration.noise == "uniform":
-        drawn = np.stack([source.random(width, np.float32) for source in sources])
-        action = action + scale * (2 * drawn - 1)
-    acted.action[rows] = action.clip(-1, 1)
+    acted.action[rows] = exploration.noisy(action, sources)
     acted.version[rows] = behaviour.version
     acted.base_alone[rows] = exploration.base_alone
     acted.noiseless[rows] = exploration.noiseless
@@ -383,46 +358,35 @@ def _plan(
 
     With them what rows keep of each, by name: (r, width).
     """
-    noise = _normal([episode.plan_noise for episode in episodes], planner.noise_shape)
+    noise = normal([episode.plan_noise for episode in episodes], planner.noise_shape)
     seen = _parts(windows, np.s_[:, -planner.encoder.observation_steps :])
     if planner.conditioned:
         seen[INSTRUCTION] = np.array([episode.instruction for episode in episodes])
     with _inference():
         plan = planner.plan(seen, noise)
-    shape = len(episodes), planner.horizon, planner.action_dimension
+    count, shape = len(noise), (len(noise), planner.horizon, planner.action_dimension)
     extras = {
-        name: _made(planner, name, plan.extras[name], (len(episodes), width))
-        for name, width in planner.extras.items()
-        if name in plan.extras
+        name: _made(planner, name, made, (count, planner.extras[name]))
+        for name, made in plan.extras.items()
     }
     return _made(planner, "plans", plan.actions, shape), extras
 
 
 def _inference() -> AbstractContextManager[Any]:
     """Compute without gradients; an exported policy does so without torch."""
-    torch = sys.modules.get("torch")
-    return nullcontext() if torch is None else torch.inference_mode()
+    return torch.inference_mode() if (torch := sys.modules.get("torch")) else nullcontext()
 
 
 def _made(policy: Policy, what: str, made: Any, shape: tuple[int, ...]) -> Floats:
     """What a policy has made, as an array of this shape, and finite."""
     array: Floats = made if isinstance(made, np.ndarray) else made.cpu().numpy()
+    who = f"{type(policy).__name__} made {what}"
     if array.shape != shape:
-        problem = f"{type(policy).__name__} made {what} of another shape"
-        raise PolicyError(problem, got=array.shape, expected=shape)
+        raise PolicyError(f"{who} of another shape", got=array.shape, expected=shape)
     if not (finite := np.isfinite(array)).all():
-        raise PolicyError(
-            f"{type(policy).__name__} made {what} that are not finite",
-            got=array[~finite][0],
-            hint="its weights are damaged, or its training has diverged",
-        )
+        hint = "its weights are damaged, or its training has diverged"
+        raise PolicyError(f"{who} that are not finite", got=array[~finite][0], hint=hint)
     return array
-
-
-def _lengthened(seen: Array | None, new: Array, steps: int) -> Array:
-    """The last observations (steps, ...shape) with a new one; the first known one is repeated."""
-    known = new[None] if seen is None else np.concatenate([seen, new[None]])
-    return known[np.maximum(np.arange(len(known) - steps, len(known)), 0)]
 
 
 def _of_rows(array: Array, rows: Rows) -> Array:
@@ -433,7 +397,3 @@ def _of_rows(array: Array, rows: Rows) -> Array:
 def _parts(windows: dict[str, Array], part: Any) -> dict[str, Array]:
     """Take a part, such as some rows by position or mask, of every observation."""
     return {name: window[part] for name, window in windows.items()}
-
-
-def _normal(sources: Sequence[np.random.Generator], shape: tuple[int, ...]) -> Floats:
-    return np.stack([source.standard_normal(shape, np.float32) for source in sources])

@@ -18,7 +18,6 @@ from policy_examples import (
 from policies.columns import INSTRUCTION_FEATURES, Plan, instruction_features
 from policies.diffusion import DiffusionPolicy
 from policies.errors import PolicyError
-from policies.improved import ImprovedPolicy
 from policies.runner import PolicyRunner
 from robot_rl.config import compose
 from robot_rl.data.policy_columns import stored_schema

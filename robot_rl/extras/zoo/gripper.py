@@ -114,6 +114,6 @@ class GaussianGripperPolicy(GaussianPolicy):
             random = drawn.clamp(max=len(CHOICES) - 1)
             choice = torch.where(uniform < self.exploration, random, choice)
             noise = torch.cat([noise[:, :column], noise[:, column + 1 :]], -1)
-        motion = self.output(features, noise)
+        motion = self.actor.output(features, noise)
         told = choice_commands(last).gather(1, choice)
         return torch.cat([motion[:, :column], told, motion[:, column:]], -1)

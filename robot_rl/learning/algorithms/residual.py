@@ -14,7 +14,8 @@ from torch import Tensor
 
 from policies.critics import prefers
 from policies.encoders import StateEncoder
-from policies.gaussian import GaussianTanh, ResidualPolicy
+from policies.gaussian import GaussianTanh
+from policies.improved import ResidualPolicy
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.learning.algorithms.actor_critic import (

@@ -8,7 +8,6 @@ from algorithm_examples import CRITIC_ONLY, DIMENSION, KEYS, batch, cloned, make
 from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
 from policies.runner import PolicyRunner
-from robot_rl.learning.algorithms.base import AlgorithmError
 from robot_rl.extras.zoo.denoising_ppo import ChainSettings
 from robot_rl.extras.zoo.online_ppo import (
     Chunks,
@@ -17,6 +16,7 @@ from robot_rl.extras.zoo.online_ppo import (
     advantages,
     executed_chunks,
 )
+from robot_rl.learning.algorithms.base import AlgorithmError
 
 CHAIN = {
     "transitions": None,

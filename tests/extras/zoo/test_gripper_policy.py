@@ -5,9 +5,9 @@ import torch
 from policy_examples import behaviour, observations
 from zoo_policies import gripper
 
-from robot_rl.extras.zoo.gripper import CHOICES, LAST_COMMAND, GaussianGripperPolicy
 from policies.networks import seeded
 from policies.runner import PolicyRunner
+from robot_rl.extras.zoo.gripper import CHOICES, LAST_COMMAND, GaussianGripperPolicy
 
 
 def choosing(choice, **options):
