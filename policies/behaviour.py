@@ -79,13 +79,15 @@ class Exploration:
 
     def noisy(self, action: Floats, sources: Sequence[np.random.Generator]) -> Floats:
         """Actions (n, d) with the extra noise, drawn from n sources, within ±1."""
-        scale, width = np.float32(self.noise_scale), action.shape[1]
+        noise: Floats
         if self.noise == "normal":
-            action = action + scale * normal(sources, (width,))
+            noise = normal(sources, action.shape[1:])
         elif self.noise == "uniform":
-            drawn = np.stack([source.random(width, np.float32) for source in sources])
-            action = action + scale * (2 * drawn - 1)
-        return action.clip(-1, 1)
+            drawn = [source.random(action.shape[1], np.float32) for source in sources]
+            noise = 2 * np.stack(drawn) - np.float32(1)
+        else:
+            return action.clip(-1, 1)
+        return (action + np.float32(self.noise_scale) * noise).clip(-1, 1)
 
     @property
     def noiseless(self) -> bool:
@@ -300,13 +302,15 @@ class Behaviour:
             got = " ".join(repr(error).split())[:300]
             raise CheckpointError("the policy's description is damaged", got=got) from error
         made = cls(policy, interface, execute_steps, exploration, version, vision)
-        for key, told, found in (
+        for key, described, found in (
             ("action_names", len(interface.action_names), policy.action_dimension),
             ("observation", content.get("observation"), made.observation),
         ):
-            if told != found:
+            if described != found:
                 raise CheckpointError(
-                    f"the policy's {key} is not that of its networks", got=told, expected=found
+                    f"the policy's {key} is not that of its networks",
+                    got=described,
+                    expected=found,
                 )
         return made
 
@@ -319,7 +323,7 @@ class Behaviour:
         encoder_id: int | None = None,
         observation: Mapping[str, int] | None = None,
     ) -> Behaviour:
-        """Check that the policy fits where it shall run, as far as that is told; returns itself.
+        """Check that the policy fits what is given of where it is to run; returns itself.
 
         `observation` is name → width of everything the environment gives, which may be more than
         the policy uses.
@@ -338,12 +342,12 @@ class Behaviour:
             for name, width in self.observation.items():
                 given = f"width {observation[name]}" if name in observation else "absent"
                 fields.append((f"observation {name!r}", f"width {width}", given))
-        for what, got, wanted in fields:
-            if wanted is not None and got != wanted:
+        for what, got, expected in fields:
+            if expected is not None and got != expected:
                 raise PolicyError(
                     f"the policy's {what} differs",
                     got=got,
-                    expected=wanted,
+                    expected=expected,
                     hint="use a policy that was trained for this configuration",
                 )
         return self

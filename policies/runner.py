@@ -138,7 +138,7 @@ class PolicyRunner:
         Raises:
             PolicyError: A slot was not reset, or the observation or what the policy makes of it
                 cannot be used: of another shape, or not finite. Chunks are dropped then, so that
-                the next call plans anew.
+                the next call plans again.
         """
         rows = self._all if active is None else np.flatnonzero(active)
         dimension = self.behaviour.policy.action_dimension
@@ -176,7 +176,7 @@ class PolicyRunner:
         """Tell that an operator's actions (slots given, d) were executed in place of the policy's.
 
         The chunk was planned for another course, so it is dropped: while the take-over lasts
-        `act` plans anew at every step, and the hand-back starts from the fresh history.
+        `act` plans at every step, and the hand-back starts from the fresh history.
         """
         rows = self._all if slots is None else np.asarray(slots, np.intp)
         for episode in self._episodes(rows):

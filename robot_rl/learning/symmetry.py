@@ -44,7 +44,7 @@ class Symmetry:
     reflection or turn. The clone is frozen, so its turned proposals are roughly what it would say.
 
     Raises:
-        RobotRLError: `turns` or a name in `fields` is none of those below.
+        RobotRLError: `turns` or a name in `fields` is not one of those below.
     """
 
     mirror: bool  # whether left and right are alike: y and -y of the base frame
@@ -128,8 +128,8 @@ def turning_of(
     if not symmetry.mirror and symmetry.turns == 1:
         return None
     sizes = {field.name: int(np.prod(field.shape)) for field in schema.fields}
-    told = (INSTRUCTION, INSTRUCTION_FEATURES)  # the same in all views
-    observed = [name for name in fields if is_observation(name) and name not in told]
+    same = (INSTRUCTION, INSTRUCTION_FEATURES)  # in all views
+    observed = [name for name in fields if is_observation(name) and name not in same]
     return symmetry.among({name: sizes.get(name, 0) for name in observed}, schema.action_names)
 
 

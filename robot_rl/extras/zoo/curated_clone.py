@@ -110,27 +110,27 @@ class ProgressCritics(Training):
 
     def __init__(self, encoder: StateEncoder, seed: int) -> None:
         super().__init__(seed)
-        self.encoder, self.told = encoder, HLGauss()
-        widths = [encoder.features, *_HIDDEN, len(self.told.support)]
+        self.encoder, self.values = encoder, HLGauss()
+        widths = [encoder.features, *_HIDDEN, len(self.values.support)]
         self.critics = Heads(widths, _HEADS, self._generator)
         with torch.no_grad():
-            self.critics.biases[-1].copy_(self.told.start().expand(_HEADS, 1, -1))
+            self.critics.biases[-1].copy_(self.values.start().expand(_HEADS, 1, -1))
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
         self._optimizer = adam((self.critics.parameters(), _RATE))
-        self.beside = [self.critics, self.targets, self.encoder, self.told]
+        self.beside = [self.critics, self.targets, self.encoder, self.values]
 
     def update(self, batch: Batch) -> Tensor:
         """Learn from a batch, and give the loss."""
         self.updates += 1
-        told = self.told
+        values = self.values
         reward, discount = self.tensor(batch["reward"]), self.tensor(batch["discount"])
         outputs = self.critics(self.encoder(batch))
         with torch.no_grad():
             following = {name: batch[NEXT + name] for name in self.encoder.observed}
-            target = reward + discount * told.mean(self.targets(self.encoder(following)))
-            worse = target < told.mean(outputs)
+            target = reward + discount * values.mean(self.targets(self.encoder(following)))
+            worse = target < values.mean(outputs)
             weight = torch.where(worse, 1 - _EXPECTILE, _EXPECTILE)
-        loss = (weight * told.loss(outputs, told.encoded(target))).mean(1).sum()
+        loss = (weight * values.loss(outputs, values.encoded(target))).mean(1).sum()
         step(self._optimizer, loss)
         move_towards(self.targets, self.critics, _TARGET_RATE)
         return loss.detach()
@@ -138,8 +138,8 @@ class ProgressCritics(Training):
     @torch.no_grad()
     def progress(self, observed: Columns) -> npt.NDArray[np.float32]:
         """The value (T,) of each row of an episode that has an action."""
-        values = self.told.mean(self.critics(self.encoder(observed))).mean(0)
-        progress: npt.NDArray[np.float32] = values[:-1].cpu().numpy()
+        value = self.values.mean(self.critics(self.encoder(observed))).mean(0)
+        progress: npt.NDArray[np.float32] = value[:-1].cpu().numpy()
         return progress
 
 

@@ -97,7 +97,7 @@ class Steered(Generative):
 class DSRL(Steered):
     """`dsrl`, the noise-aliased form: critics of latents are distilled from critics of actions.
 
-    Those learn from every row, whoever acted in it.
+    The latter learn from every row, whether the policy acted in it or a person.
     """
 
     def __init__(

@@ -28,20 +28,20 @@ def nearest_command(command: Tensor) -> Tensor:
 
 
 def last_command(observation: ObservationBatch, column: int) -> Tensor:
-    """What the gripper in an action column was told last, (B,) of -1 open and +1 closed."""
+    """The last command of the gripper in an action column, (B,) of -1 open and +1 closed."""
     commands = torch.as_tensor(observation[LAST_COMMAND])
     return nearest_command(commands.reshape(len(commands), -1, commands.shape[-1])[:, -1, column])
 
 
 def choice_commands(last: Tensor) -> Tensor:
-    """What each choice tells a gripper that was told `last` (B,): (B, 3) of -1 and +1."""
+    """The command that each choice is after the command `last` (B,): (B, 3) of -1 and +1."""
     return torch.stack([torch.full_like(last, OPEN), last, torch.full_like(last, CLOSED)], -1)
 
 
 class GripperCritic(nn.Module):
     """Q-values of the three choices, an MLP with LayerNorm.
 
-    It sees what the gripper was told last, which decides what "stay" means and what costs.
+    It sees the last command, which decides what "stay" means and what costs.
     """
 
     def __init__(self, features: int, hidden: Sequence[int], *, generator: torch.Generator) -> None:
@@ -115,5 +115,5 @@ class GaussianGripperPolicy(GaussianPolicy):
             choice = torch.where(uniform < self.exploration, random, choice)
             noise = torch.cat([noise[:, :column], noise[:, column + 1 :]], -1)
         motion = self.actor.output(features, noise)
-        told = choice_commands(last).gather(1, choice)
-        return torch.cat([motion[:, :column], told, motion[:, column:]], -1)
+        command = choice_commands(last).gather(1, choice)
+        return torch.cat([motion[:, :column], command, motion[:, column:]], -1)

@@ -1,7 +1,7 @@
 """Hindsight: what an episode has reached, taken as if that had been its goal.
 
 HER (Andrychowicz et al. 2017, arXiv 1707.01495), with goals from the future of an episode. For
-environments that are told their goal and know the reward of any other, as those of
+environments whose goal is observed and that know the reward of any other, as those of
 gymnasium-robotics and panda-gym do.
 """
 
@@ -121,13 +121,13 @@ class Hindsight:
         return given
 
     def _towards(self, episode: Columns, step: int) -> Columns | None:
-        """The transitions of an episode, as if what it had reached after a step had been wanted.
+        """The transitions of an episode, as if what it had reached after a step had been its goal.
 
         None if that was reached from the beginning.
         """
         achieved = np.concatenate([episode[ACHIEVED][:1], episode[NEXT + ACHIEVED]])
-        wanted = np.repeat(achieved[step + 1][None], len(achieved), 0)
-        values = self.goal_reward(achieved, wanted)
+        goals = np.repeat(achieved[step + 1][None], len(achieved), 0)
+        values = self.goal_reward(achieved, goals)
         judged = [self.judged(float(value)) for value in values[1:]]
         if values[0] == values[step + 1] or None in judged:
             return None
@@ -139,7 +139,7 @@ class Hindsight:
             for name in self.spec.fields
             if NEXT + name in episode
         }
-        rows[DESIRED] = wanted[: length + 1]
+        rows[DESIRED] = goals[: length + 1]
         if self.base is not None:
             rows["base_action"] = self.base.label(rows, step)
         of_steps = {"action": episode["action"], "reward": reward, "terminated": ends}

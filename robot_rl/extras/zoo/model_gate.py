@@ -207,11 +207,10 @@ class ModelGate:
         model.to(bench.device)
 
         def rows(*, held_out: bool) -> Rows:
-            wanted = [EpisodeDataset(bench.run.gathered)]
             of = self.held_out
             chosen = recorded(
                 shown,
-                wanted,
+                [EpisodeDataset(bench.run.gathered)],
                 accepted,
                 model.required,
                 lambda number: not of or (number % of == 0) == held_out,
@@ -243,5 +242,5 @@ class ModelGate:
             "accepted_return": float(old.predicted_return.mean()),
             "rollouts": len(gain),
         }
-        told = f"the model's gain is {mean:.3g}, its standard error {error:.3g}"
-        return Verdict("accepted" if mean > error else "reverted", told, figures)
+        reason = f"the model's gain is {mean:.3g}, its standard error {error:.3g}"
+        return Verdict("accepted" if mean > error else "reverted", reason, figures)

@@ -194,7 +194,7 @@ def executed_chunks(
         columns: Of its T + 1 rows.
         behaviour: Who acted.
         seed: The episode's.
-        instruction: What the robot was told to do.
+        instruction: The episode's.
         gamma: Discount per control step.
 
     Raises:

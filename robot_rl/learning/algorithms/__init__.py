@@ -46,7 +46,7 @@ def make_algorithm(
 
     Raises:
         AlgorithmError: The algorithm does not fit the task's action, or cannot train the image
-            encoder that shall be trained.
+            encoder that is to be trained.
     """
     arguments: dict[str, Any] = {"base": cloned.policy, "seed": seed}
     if registry.takes(config, Algorithm, "action_names"):

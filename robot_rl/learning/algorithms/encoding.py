@@ -1,4 +1,4 @@
-"""How the observations of a batch are encoded for actor and critics: by what is frozen, or learns.
+"""Encoders of observations for actor and critics: frozen, or learning with the critics.
 
 With images the cloned policy's image encoder is either frozen, and the features that replay keeps
 are read; or the critics' loss goes on training it, on the images themselves, as in DrQ-v2 (Yarats
@@ -28,7 +28,7 @@ FROZEN, CONTINUED = "frozen", "continued"
 
 
 class Encoding:
-    """Observations as an encoder that stays as it is makes them features.
+    """A frozen encoder of observations.
 
     Attributes:
         encoder: From observations to features.
@@ -63,9 +63,9 @@ class Encoding:
 
 
 class ContinuedEncoding(Encoding):
-    """Observations as an encoder makes them features whose image encoder learns with the critics.
+    """An encoder of observations and images that learns by the critics' loss.
 
-    `random_shift` is the largest shift of an image [pixels], drawn anew for each observation.
+    `random_shift` is the largest shift of an image [pixels], drawn for each observation.
     """
 
     encoder: SeeingEncoder
@@ -111,20 +111,20 @@ def trains_on(observation: Mapping[str, Any]) -> bool:
         AlgorithmError: It asks for something else than frozen or continued, or for the training
             of an encoder that it does not have.
     """
-    wanted = observation.get("vision_online") or FROZEN
-    if wanted not in (FROZEN, CONTINUED):
+    choice = observation.get("vision_online") or FROZEN
+    if choice not in (FROZEN, CONTINUED):
         raise AlgorithmError(
             "observation.vision_online is not known",
-            got=wanted,
+            got=choice,
             expected=f"{FROZEN} or {CONTINUED}",
         )
-    if wanted == CONTINUED and observation.get("vision") is None:
+    if choice == CONTINUED and observation.get("vision") is None:
         raise AlgorithmError(
             f"observation.vision_online={CONTINUED} needs an image encoder",
             got="observation.vision=null",
             hint="add observation=pixels; policy=vla has an encoder of its own, which stays frozen",
         )
-    return bool(wanted == CONTINUED)
+    return bool(choice == CONTINUED)
 
 
 def step_encoder(base: ChunkPolicy) -> StateEncoder:
