@@ -12,7 +12,6 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -48,13 +47,9 @@ class Encoding:
         The batch has the columns ``encoder.observed``, and each as ``next/<name>``; augmentation
         draws from the generator.
         """
-        observed = {
-            name: np.concatenate([batch[name], batch[f"next/{name}"]])
-            for name in self.encoder.observed
-        }
+        following = {name: batch[f"next/{name}"] for name in self.encoder.observed}
         with torch.no_grad():
-            features, next_features = self.encoder(observed).split(len(batch["reward"]))
-        return features, next_features
+            return self.encoder(batch), self.encoder(following)
 
     def average(self, rate: float) -> None:
         """Move the average, where there is one, by `rate` towards the encoder."""
@@ -93,10 +88,15 @@ class ContinuedEncoding(Encoding):
 def make_encoding(cloned: Behaviour, observation: Mapping[str, Any] | None = None) -> Encoding:
     """Make the encoding that the configuration's `observation` asks for; frozen without one.
 
-    The base policy, which was cloned on the features of the frozen encoder, keeps that one.
+    It is of single observations, with the keys and statistics of the cloned policy, which keeps the
+    frozen encoder that it was cloned with.
     """
-    assert isinstance(cloned.policy, ChunkPolicy)
-    states = step_encoder(cloned.policy)
+    base = cloned.policy
+    assert isinstance(base, ChunkPolicy)
+    normalizer = copy.deepcopy(base.encoder.normalizer)
+    if base.conditioned:  # which instruction is meant
+        normalizer = normalizer.with_identity(INSTRUCTION_FEATURES, INSTRUCTION_WIDTH)
+    states = StateEncoder(normalizer.widths, normalizer)
     if observation is None or not trains_on(observation):
         return Encoding(states)
     assert cloned.vision is not None
@@ -125,15 +125,3 @@ def trains_on(observation: Mapping[str, Any]) -> bool:
             hint="add observation=pixels; policy=vla has an encoder of its own, which stays frozen",
         )
     return bool(choice == CONTINUED)
-
-
-def step_encoder(base: ChunkPolicy) -> StateEncoder:
-    """An encoder of single observations with a base policy's keys and statistics.
-
-    On top of a conditioned base it also tells which instruction is meant.
-    """
-    source = base.encoder
-    normalizer = copy.deepcopy(source.normalizer)
-    if base.conditioned:
-        normalizer = normalizer.with_identity(INSTRUCTION_FEATURES, INSTRUCTION_WIDTH)
-    return StateEncoder(normalizer.widths, normalizer)
