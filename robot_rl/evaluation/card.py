@@ -74,21 +74,21 @@ def facts(
     }
 
 
-def inputs_of(run: RunDirectory, config: DictConfig) -> PolicyInputs | None:
+def inputs_of(run: RunDirectory, dataset: str | None) -> PolicyInputs | None:
     """What the policy of a run sees of what was observed when its first episodes were recorded.
 
     None where the run has no policy, or no longer the episodes.
     """
     folder = next((run.path / n / "policy" for n in (CLONED, UNTRAINED) if run.has_folder(n)), None)
-    schema = _recorded_schema(run, config)
+    schema = _recorded_schema(run, dataset)
     if folder is None or schema is None:
         return None
     described = json.loads((folder / DESCRIPTION_FILE).read_text(encoding="utf-8"))
     return PolicyInputs.of(described["observation"], schema)
 
 
-def _recorded_schema(run: RunDirectory, config: DictConfig) -> RowSchema | None:
-    given = [Path(config.dataset)] if config.dataset else []
+def _recorded_schema(run: RunDirectory, dataset: str | None) -> RowSchema | None:
+    given = [Path(dataset)] if dataset else []
     places = (path for path in (*given, run.demonstrations, run.exploration) if path.exists())
     found = next(places, None)
     return None if found is None else EpisodeDataset(found).schema
@@ -112,7 +112,7 @@ def card(run: RunDirectory, told: Mapping[str, Any]) -> str:
         ("Data", _data(run, config)),
         ("Settings that differ from the defaults", _settings(config)),
         ("Statistics", _statistics(run, told)),
-        ("Limits", _limits(told, _recorded_schema(run, config))),
+        ("Limits", _limits(told, _recorded_schema(run, config.dataset))),
         ("Files", _files(told)),
     ):
         lines += [f"## {title}", "", *(part or ["Nothing is recorded."]), ""]

@@ -13,7 +13,7 @@ import pytest
 
 from robot_rl import cli
 from robot_rl.commands.runs import save_resolved
-from robot_rl.config import compose, composed, flatten
+from robot_rl.config import Settings, compose, composed, flatten
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.evaluation import learning_causes, motion_causes, sensing_causes
@@ -37,7 +37,7 @@ def recording(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("recording"))
     config = compose(["task=reach", "demonstrations=12", f"runs_directory={folder}"])
     run = RunDirectory.create("reach", folder)
-    Collect().run(Workbench(config, run))
+    Collect(settings := Settings.of(config)).run(Workbench(settings, run))
     dataset = EpisodeDataset(run.demonstrations)
     return config, dataset.schema, [dataset.whole(index) for index in range(len(dataset))]
 

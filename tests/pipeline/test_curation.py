@@ -7,7 +7,7 @@ import pytest
 from tiny_runs import TINY, lines
 
 from robot_rl import cli
-from robot_rl.config import compose
+from robot_rl.config import Settings, compose
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.learning.recipe import Recipe
@@ -90,7 +90,7 @@ def test_a_way_back_is_found_and_said(folder, with_detours, capsys, monkeypatch)
     total = sum(record["rows"] for record in found)
     said = f"left out {bottom - top} of {total} rows of 4 demonstrations, in 1 of which"
     assert said in capsys.readouterr().out
-    recipe = Recipe(compose([*TINY, f"dataset={path}", *words, "artifacts=latest"]))
+    recipe = Recipe(Settings.of(compose([*TINY, f"dataset={path}", *words, "artifacts=latest"])))
     other = RunDirectory.create("reach")
     recipe.borrow(other, ["clone"])
     assert lines(other.path / "curation.jsonl") == found
@@ -100,7 +100,7 @@ def test_a_way_back_is_found_and_said(folder, with_detours, capsys, monkeypatch)
     ("words", "problem"),
     [
         (["curation.updates=9", "curation.fall=2"], "'fall' is out of range"),
-        (["curation.updates=-1"], "curation.updates"),
+        (["curation.updates=-1"], "'updates' is out of range"),
     ],
 )
 def test_impossible_settings_are_refused_before_anything_is_made(

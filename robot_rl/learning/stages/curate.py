@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from policies import registry
@@ -26,13 +25,12 @@ from policies.critics import CriticEnsemble
 from policies.encoders import Normalizer, StateEncoder
 from policies.networks import move_towards
 from policies.vision import observed_keys
-from robot_rl.config import ConfigError, check_least
+from robot_rl.config import ConfigError, Settings
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.env.factory import observed_widths
 from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.learning.algorithms.base import Batch, check_finite, check_settings
 from robot_rl.learning.algorithms.training import Training, adam, step
-from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.symmetry import turning_of
 from robot_rl.learning.workbench import Workbench
@@ -42,7 +40,8 @@ from robot_rl.replay.rows import EpisodeRows
 from robot_rl.replay.sampler import NEXT, SampleSpec
 from robot_rl.run import DEMONSTRATIONS, VISION
 
-CURATED = "curation.jsonl"
+_RECORDS = "curation"
+CURATED = f"{_RECORDS}.jsonl"
 
 Columns = dict[str, npt.NDArray[Any]]
 Segments = list[tuple[int, int]]  # of rows: the first, and the one behind the last
@@ -64,7 +63,7 @@ class Curation:
     retries: bool  # whether failures are made of retries, and the critics learn once more
 
     def __post_init__(self) -> None:
-        check_settings(self, fall=(0.01, 1), window=1)
+        check_settings(self, updates=0, fall=(0.01, 1), window=1)
 
 
 class Attempt(NamedTuple):
@@ -135,35 +134,30 @@ class Curate(Stage):
     Failed attempts that were kept, beside the demonstrations or among them, are learned from.
     """
 
-    needs = (DEMONSTRATIONS,)
-    makes = (CURATED,)
-    records = "curation"
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.makes = (CURATED,) if settings.demonstrated and settings.curation["updates"] else ()
 
-    def wanted(self, config: DictConfig) -> bool:
-        """Only where there are updates of the critics."""
-        check_least(config, {"curation.updates": 0})
-        return demonstrated(config) and bool(config.curation.updates)
-
-    def needed(self, config: DictConfig) -> tuple[str, ...]:
-        """With cameras their encoder too."""
-        return self.needs if config.observation.vision is None else (*self.needs, VISION)
-
-    def check(self, config: DictConfig) -> None:
-        """Check the settings, and that there is something that critics can look at."""
-        registry.make(config.curation, Curation)
-        compute_device(config)
-        if config.policy.get("cameras"):
+    @property
+    def needs(self) -> Sequence[str]:
+        """With cameras their encoder too; raises where critics have nothing to look at."""
+        settings = self._settings
+        registry.make(settings.curation, Curation)
+        compute_device(settings.device)
+        if settings.policy.get("cameras"):
+            updates, policy = settings.curation["updates"], settings.choices["policy"]
             raise ConfigError(
                 "critics of the demonstrations have no image encoder of their own",
-                got=f"curation.updates={config.curation.updates} policy={config.choices.policy}",
+                got=f"curation.updates={updates} policy={policy}",
                 hint="leave curation out, or choose another policy",
             )
+        return (DEMONSTRATIONS, VISION) if settings.sees else (DEMONSTRATIONS,)
 
     @explained_memory("add device=cpu")
     def run(self, bench: Workbench) -> None:
         """Learn the values, perhaps again with failures made of retries, and write what falls."""
         torch.set_num_threads(1)
-        options = registry.make(bench.config.curation, Curation)
+        options = registry.make(self._settings.curation, Curation)
         dataset, attempts, keys = _recorded(bench)
         shown = [attempt for attempt in attempts if attempt.success]
         segments: list[Segments] = []
@@ -180,12 +174,13 @@ class Curate(Stage):
         numbers = np.flatnonzero(dataset.successes).tolist()
         for number, values, falls in zip(numbers, progress, segments, strict=True):
             told = values.astype(float).round(3).tolist()
-            bench.note({"episode": number, "rows": len(told), "left_out": falls, "progress": told})
+            record = {"episode": number, "rows": len(told), "left_out": falls, "progress": told}
+            bench.note(record, _RECORDS)
         out = sum(end - top for falls in segments for top, end in falls)
         total = sum(map(len, progress))
         bench.say(
             f"left out {out:,} of {total:,} rows of {len(shown)} demonstrations, in"
-            f" {sum(map(bool, segments))} of which progress fell: see {bench.run.path / CURATED}"
+            f" {sum(map(bool, segments))} of which progress fell: see {bench.run.path / CURATED}",
         )
 
 
@@ -196,8 +191,9 @@ def left_out(bench: Workbench, dataset: EpisodeDataset) -> npt.NDArray[np.bool_]
         RobotRLError: It has looked at other demonstrations.
     """
     out = np.zeros(dataset.rows_total, bool)
-    wanted = Curate().wanted(bench.config) and dataset.path == bench.demonstrations().path
-    found = bench.run.read_jsonl(Curate.records) if wanted else []
+    updates = bench.settings.curation["updates"]
+    wanted = updates and dataset.path == bench.demonstrations().path
+    found = bench.run.read_jsonl(_RECORDS) if wanted else []
     starts = np.append(0, dataset.episode_ends)
     shown = [(n, int(starts[n + 1] - starts[n]) - 1) for n in np.flatnonzero(dataset.successes)]
     if wanted and [(each["episode"], each["rows"]) for each in found] != shown:
@@ -216,8 +212,8 @@ def left_out(bench: Workbench, dataset: EpisodeDataset) -> npt.NDArray[np.bool_]
 def _recorded(bench: Workbench) -> tuple[EpisodeDataset, list[Attempt], dict[str, int]]:
     """The demonstrations, all attempts to learn from, and what the critics see of them."""
     dataset = bench.demonstrations()
-    vision = bench.policy(VISION).vision if bench.config.observation.vision is not None else None
-    states = observed_widths(bench.config, dataset.schema)
+    vision = bench.policy(VISION).vision if bench.settings.sees else None
+    states = observed_widths(bench.settings.environment, dataset.schema)
     kept = dataset.path.with_name(bench.run.failures.name)
     datasets = [dataset, *([EpisodeDataset(kept).expect(dataset.schema)] if kept.exists() else ())]
     attempts: list[Attempt] = []
@@ -248,9 +244,9 @@ def _fitted(
         discount=1 - 1 / float(np.median(np.diff(ends, prepend=0)[succeeded])),
         demonstration_share=1.0,
     )
-    seed = int(bench.config.seed)
+    seed = bench.settings.seed
     rng = np.random.default_rng(seed)
-    turning = turning_of(bench.config, spec.fields, bench.demonstrations().schema)
+    turning = turning_of(bench.settings.environment, spec.fields, bench.demonstrations().schema)
     normalizer = Normalizer(keys, identity={FEATURES} & set(keys), tail=_TAIL)
     encoder = StateEncoder(keys, normalizer).fit({n: c[rows.indices] for n, c in joined.items()})
     critics, sampler = ProgressCritics(encoder, seed), ReplaySampler(rows, spec, rng)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
-from omegaconf import DictConfig
-
 from policies import registry
 from policies.behaviour import Behaviour
 from policies.compute import compute_device, explained_memory
-from robot_rl.config import ConfigError, check_least
+from robot_rl.config import ConfigError, Settings
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.evaluation.ledger import open_policy
 from robot_rl.learning.algorithms import improves_clone
@@ -25,7 +24,7 @@ from robot_rl.learning.algorithms.online_ppo import (
     executed_chunks,
     joined,
 )
-from robot_rl.learning.demonstrations import with_what_episodes_tell
+from robot_rl.learning.demonstrations import fill_from_demonstrations
 from robot_rl.learning.gate import Candidate, Decision, Gate
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.gather import (
@@ -52,52 +51,50 @@ class ImproveOffline(Offline):
     """
 
     datasets = (GATHERED,)
-    wanted = Stage.wanted  # `check` refuses what would do nothing
+
+    def __init__(self, settings: Settings, round: int = 0) -> None:
+        super().__init__(settings)
+        self._round = max(1, round)
+        # The first is what it has given to the gate.
+        self.makes = (candidate_name(self._round), OFFLINE, CANDIDATE, ACCEPTED)
 
     @property
-    def makes(self) -> tuple[str, ...]:  # type: ignore[override]  # by round
-        """What it leaves, and among that what it has given to the gate."""
-        return (candidate_name(max(1, self.round)), OFFLINE, CANDIDATE, ACCEPTED)
+    def needs(self) -> Sequence[str]:
+        """What it learns from, and improves; raises where algorithm or gate cannot be made.
 
-    def needed(self, config: DictConfig) -> tuple[str, ...]:
-        """What it learns from, and improves; later rounds go on with the training."""
-        later = (OFFLINE,) if self.round > 1 else ()
-        return (*super().needed(config), ACCEPTED, *later)
-
-    def check(self, config: DictConfig) -> None:
-        """Check the settings of algorithm and gate."""
-        super().check(config)
-        check_generative(config)
-        if not improves_clone(config):
+        Later rounds go on with the training.
+        """
+        needs, settings, schedule = super().needs, self._settings, self._settings.schedule
+        check_generative(settings)
+        if not improves_clone(settings.algorithm):
             raise ConfigError(
-                f"the recipe {config.choices.recipe!r} improves the cloned policy itself",
-                got=f"algorithm={config.choices.algorithm}",
+                f"the recipe {settings.choices['recipe']!r} improves the cloned policy itself",
+                got=f"algorithm={settings.choices['algorithm']}",
                 hint="leave it out, or add algorithm=denoising_ppo or algorithm=action_gradient",
             )
-        check_least(config, {"algorithm.schedule.offline_updates": 1})
-        schedule = config.algorithm.schedule
-        if int(schedule.offline_updates) <= int(schedule.critic_only_updates):
+        if schedule.offline_updates <= schedule.critic_only_updates:
             raise ConfigError(
                 "the first round would leave the policy as it is, as only its critics would learn",
                 got=f"recipe.offline_updates={schedule.offline_updates}, and"
                 f" algorithm.schedule.critic_only_updates={schedule.critic_only_updates}",
                 hint="raise the first, or lower the second",
             )
-        registry.make(config.gate, Gate)
+        registry.make(settings.gate, Gate)
+        return (*needs, ACCEPTED, *((OFFLINE,) if self._round > 1 else ()))
 
     @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
         """Learn, or go on with that, and let the gate decide."""
-        gate = registry.make(bench.config.gate, Gate)
+        gate = registry.make(self._settings.gate, Gate)
         start = bench.policy(CANDIDATE if bench.run.has_folder(CANDIDATE) else ACCEPTED)
-        each, out = int(bench.config.algorithm.schedule.offline_updates), gate.held_out
+        each, out = self._settings.schedule.offline_updates, gate.held_out
         training = OfflineTraining(
             bench, self.datasets, start, lambda number: not out or number % out != 0
         )
         with closing(training):
             algorithm = training.algorithm
             assert isinstance(algorithm, Generative)
-            rounds = max(1, self.round)
+            rounds = self._round
             if bench.run.has_folder(OFFLINE):
                 training.load(OFFLINE)
                 # What this training itself has left goes on as it is.
@@ -120,38 +117,44 @@ class ImproveOnline(Stage):
     Args:
         iterations: How many.
         episodes: In which it acts in each.
-        settings: Of the learning.
+        ppo: Settings of the learning.
         chain: How transitions of the process are scored.
+        settings: Of the run.
     """
 
-    needs = (DEMONSTRATIONS, CLONED)
     makes = (IMPROVED, GATHERED, ACCEPTED)
-    records = "learner"
 
     def __init__(
-        self, iterations: int, episodes: int, settings: OnlineSettings, chain: ChainSettings
+        self,
+        iterations: int,
+        episodes: int,
+        ppo: OnlineSettings,
+        chain: ChainSettings,
+        settings: Settings,
     ) -> None:
         self._iterations, self._episodes = iterations, episodes
-        self._settings, self._chain = settings, chain
+        self._ppo, self._chain, self._settings = ppo, chain, settings
 
-    def check(self, config: DictConfig) -> None:
-        """Check the settings."""
-        check_generative(config)
-        compute_device(config)
-        registry.make(config.gate, Gate)
+    @property
+    def needs(self) -> Sequence[str]:
+        """The clone; raises where something that it is given cannot be used."""
+        check_generative(self._settings)
+        compute_device(self._settings.device)
+        registry.make(self._settings.gate, Gate)
         for name, value in (("iterations", self._iterations), ("episodes", self._episodes)):
             if not (isinstance(value, int) and value > 0):
                 raise ConfigError(f"improve_online.{name} is out of range", got=value)
+        return (DEMONSTRATIONS, CLONED)
 
-    @explained_memory("lower improve_online.settings.batch_size, or add device=cpu")
+    @explained_memory("lower improve_online.ppo.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
         """Act and learn, or go on with that, and let the gate decide."""
         if not bench.run.has_folder(ACCEPTED):
             accept(bench, bench.policy(CLONED), steps=0)
         accepted = bench.policy(ACCEPTED)
-        base, seed = accepted.policy.base, int(bench.config.seed)
+        base, seed = accepted.policy.base, self._settings.seed
         assert base is not None
-        ppo, version = OnlinePPO(base, self._settings, self._chain, seed), accepted.version
+        ppo, version = OnlinePPO(base, self._ppo, self._chain, seed), accepted.version
         ppo.to(bench.device)
         if bench.run.has_folder(IMPROVED):
             tensors, state = bench.training_state(IMPROVED)
@@ -176,7 +179,7 @@ class ImproveOnline(Stage):
                 ended, rest = divmod(count, self._episodes)
                 if rest == 0 and ended > ppo.iterations:
                     metrics = self._learn(bench, ppo, who(count - 1))
-                    bench.note({**metrics, "success": won / self._episodes})
+                    bench.note({**metrics, "success": won / self._episodes}, "learner")
                     bench.checkpoint(
                         IMPROVED,
                         accepted.learned(ppo.policy(), version + ppo.iterations),
@@ -185,13 +188,15 @@ class ImproveOnline(Stage):
                         | {"environment_steps": recorded_steps(bench.run.gathered)},
                     )
                 won = won if rest else 0
-        gate = registry.make(bench.config.gate, Gate)
+        gate = registry.make(self._settings.gate, Gate)
         decided(bench, gate, accepted.learned(ppo.policy(), version + ppo.iterations), 0)
 
     def _learn(self, bench: Workbench, ppo: OnlinePPO, acted: Behaviour) -> dict[str, Any]:
         """Learn from the episodes of one iteration."""
-        config, dataset = bench.config, EpisodeDataset(bench.run.gathered)
-        described = with_what_episodes_tell(config, bench.demonstrations())
+        settings, dataset = self._settings, EpisodeDataset(bench.run.gathered)
+        annotation = settings.reward["annotation"]
+        shown = bench.demonstrations()
+        filled = fill_from_demonstrations(settings.algorithm, annotation, shown)
         first = ppo.iterations * self._episodes
         places = recorded(bench, Purpose.ITERATIONS, 0)[first : first + self._episodes]
         parts = [
@@ -200,7 +205,7 @@ class ImproveOnline(Stage):
                 acted,
                 int(dataset.seeds[at]),
                 dataset.instructions[at],
-                float(described.schedule.discount),
+                float(filled["schedule"]["discount"]),
             )
             for at in places
         ]
@@ -252,7 +257,7 @@ def decided(
             "round": round_number,
             "candidate": name,
             "gathered_steps": steps,
-            "gate": bench.config.choices.gate,
+            "gate": bench.settings.choices["gate"],
             **asdict(verdict),
         }
         bench.run.append_jsonl(VERDICTS, record)
