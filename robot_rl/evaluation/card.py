@@ -20,7 +20,7 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import RowSchema
 from robot_rl.env.policy_inputs import PolicyInputs
 from robot_rl.evaluation.evaluate import conditions
-from robot_rl.evaluation.ledger import learned_checkpoint, policy_checkpoint, read_ledger
+from robot_rl.evaluation.ledger import made, policy_checkpoint, read_ledger
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.files import replace_text
 from robot_rl.processes.machine import package_version, source_commit
@@ -30,6 +30,7 @@ from robot_rl.run import (
     CLONED,
     CONFIG_FILE,
     LAST,
+    LEARNED_POLICY,
     STATE_FILE,
     STUDENT,
     UNTRAINED,
@@ -157,7 +158,7 @@ def _lineage(run: RunDirectory, config: DictConfig, told: Mapping[str, Any]) -> 
         ]
         head = ("policy", "checkpoint", "learned from", "environment steps", "solved", "verdict")
         lines += ["", *_table(head, judged), "", f"What the run has decided: {ledger}."]
-    if told["checkpoint"] == CLONED and learned_checkpoint(run):
+    if told["checkpoint"] == CLONED and LEARNED_POLICY in made(run):
         lines += ["", "This policy is the clone. It has learned nothing from later stages."]
     if told["checkpoint"] == ACCEPTED and run.has_folder(LAST):
         lines += ["", "This policy is what the gate accepted. It has learned nothing online."]

@@ -19,9 +19,10 @@ from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.evaluation import learning_causes, motion_causes, sensing_causes
 from robot_rl.evaluation.advice import settings_named
 from robot_rl.evaluation.evidence import Finding, explain
-from robot_rl.evaluation.ledger import decide, enter
+from robot_rl.evaluation.ledger import enter
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.stages.collect import Collect
+from robot_rl.learning.stages.decide import decide
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.client import ReplayClient

@@ -17,9 +17,9 @@ from policies.encoders import StateEncoder
 from robot_rl import cli
 from robot_rl.config import Settings, compose
 from robot_rl.env.factory import make_env
-from robot_rl.evaluation.ledger import decide, enter, held_back, load_policy
+from robot_rl.evaluation.ledger import enter, held_back, load_policy
 from robot_rl.evaluation.statistics import EvaluationResult
-from robot_rl.learning.stages.decide import evaluate_final
+from robot_rl.learning.stages.decide import decide, evaluate_final
 from robot_rl.run import ACCEPTED, LAST, STATE_FILE, RunDirectory
 
 EASY = ("task.environment.tolerance=0.03", "task.environment.angle_tolerance=3.0")

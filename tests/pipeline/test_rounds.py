@@ -14,7 +14,7 @@ from robot_rl import cli
 from robot_rl.commands.runs import save_resolved
 from robot_rl.config import ConfigError, Settings, compose
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.evaluation.ledger import learned_checkpoint, load_policy
+from robot_rl.evaluation.ledger import load_policy, made
 from robot_rl.learning.recipe import Recipe, RecipeError
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.workbench import Workbench
@@ -78,8 +78,8 @@ def test_a_finished_run_whose_gate_accepted_nothing_says_what_is_left_to_do(tmp_
     Collect(settings := Settings.of(config)).run(Workbench(settings, run))
     for name, stage in Recipe(settings).stages.items():
         run.append_jsonl("stages", {"stage": name, "seconds": 1.0, "finished": True})
-        for made in {*stage.makes, "checkpoints/round_1"} - {DEMONSTRATIONS, *DECIDED}:
-            with run.atomic_folder(made):
+        for artifact in {*stage.makes, "checkpoints/round_1"} - {DEMONSTRATIONS, *DECIDED}:
+            with run.atomic_folder(artifact):
                 pass
     run.append_jsonl("gate", {"candidate": "checkpoints/round_1", "decision": "undecided"})
     facts = {"environment_steps": 0, "wall_seconds": 1.0}
@@ -145,7 +145,7 @@ def test_what_a_gate_accepts_is_deployed(tmp_path, start_train, robot_rl_command
     if gate == "ope":
         assert all(v["figures"]["standard_error"] > 0 for v in verdicts)
     if accepted:
-        assert learned_checkpoint(run) == "checkpoints/accepted"
+        assert made(run)["learned"] == "checkpoints/accepted"
         learned, steps = load_policy(run, "learned")
         assert steps == accepted[-1]["gathered_steps"]
         assert learned.version > 0

@@ -13,17 +13,11 @@ from robot_rl import cli
 from robot_rl.commands.runs import save_resolved
 from robot_rl.config import Settings, compose
 from robot_rl.evaluation.card import CARD, write_card
-from robot_rl.evaluation.ledger import (
-    decide,
-    deployed_policy,
-    enter,
-    held_back,
-    load_policy,
-    read_ledger,
-)
+from robot_rl.evaluation.ledger import deployed_policy, enter, held_back, load_policy, read_ledger
 from robot_rl.evaluation.report import write_report
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.stages.collect import Collect
+from robot_rl.learning.stages.decide import decide
 from robot_rl.learning.workbench import Workbench
 from robot_rl.run import CLONED, LAST, SUMMARY, RunDirectory, RunError
 

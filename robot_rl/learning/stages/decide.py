@@ -17,17 +17,19 @@ from robot_rl.config import Settings, on_stepped_clock
 from robot_rl.env.factory import make_env
 from robot_rl.env.gym import GymError
 from robot_rl.env.sim.cameras import CameraError
-from robot_rl.errors import installing
+from robot_rl.errors import in_shell, installing
 from robot_rl.evaluation.card import inputs_of
 from robot_rl.evaluation.evaluate import Evaluator, first_scene
 from robot_rl.evaluation.ledger import (
     LEDGER,
-    could_deploy,
-    decide,
+    Entry,
+    Ledger,
     deployed_policy,
     enter,
     held_back,
     load_policy,
+    made,
+    steps_at,
     steps_behind,
 )
 from robot_rl.evaluation.records import VIDEOS, intervention_rates, read_run
@@ -40,10 +42,17 @@ from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.machine import describe_machine
 from robot_rl.processes.progress import RECENT_EPISODES
 from robot_rl.run import (
+    ACCEPTED,
     ACCEPTED_POLICY,
+    CHECKPOINTS,
+    CLONED,
     CLONED_POLICY,
+    LAST,
     LEARNED_POLICY,
+    POLICIES,
+    STUDENT_POLICY,
     SUMMARY,
+    UNTRAINED,
     RunDirectory,
     taken_by_learner,
 )
@@ -84,14 +93,14 @@ def evaluate_final(
     episodes could not. Returns the results by name of `POLICIES`, in the order of their making.
     """
     torch.set_num_threads(1)
-    made = {name: load_policy(run, name) for name in could_deploy(run)}
+    found = {name: load_policy(run, name) for name in made(run) if name != STUDENT_POLICY}
     if not settings.evaluation.compare:
         back = held_back(run)
-        acting = [name for name in made if not (back and name == LEARNED_POLICY)] or list(made)
-        made = {acting[-1]: made[acting[-1]]}
+        acting = [name for name in found if not (back and name == LEARNED_POLICY)] or list(found)
+        found = {acting[-1]: found[acting[-1]]}
     results: dict[str, EvaluationResult] = {}
     with closing(Evaluator(settings.environment, run, _note)) as evaluator:
-        for name, (behaviour, steps) in made.items():
+        for name, (behaviour, steps) in found.items():
             count = settings.evaluation.final_episodes
             say(f"final evaluation of {count} episodes: the {name} policy")
             result = evaluator.evaluate(behaviour, steps, "final")
@@ -101,6 +110,83 @@ def evaluate_final(
             if all(replace(other, wall_seconds=result.wall_seconds) != result for other in known):
                 run.append_jsonl(EVALUATIONS, result.to_json())
     return results
+
+
+def decide(
+    run: RunDirectory, results: Mapping[str, EvaluationResult], *, held_back: bool = False
+) -> Ledger:
+    """Decide which policy of a run is deployed.
+
+    What succeeds most often is; of what does equally often, what was made first. What training has
+    held back has to be better, beyond noise, than what it would replace.
+
+    Args:
+        run: The run.
+        results: Final evaluations on the same scenes, by name of `POLICIES`.
+        held_back: Whether training has held back what was learned online.
+    """
+    names = [name for name in POLICIES if name in results]
+    if held_back and names[-1] == LEARNED_POLICY and len(names) > 1:
+        replaced, learned = (results[name] for name in names[-2:])
+        compared = replaced.beside(learned)
+        if compared is None or not compared.worse:
+            names.pop()
+    chosen = max(names, key=lambda name: results[name].score)
+    why = _why(run, results, chosen, held_back=held_back)
+    places = {**dict.fromkeys(results, LAST), **CHECKPOINTS, **made(run)}
+    parents = [place for place in (CLONED, UNTRAINED) if run.has_folder(place)]
+    entries = {}
+    for name in POLICIES:
+        if name == STUDENT_POLICY or not (name in results or name in made(run)):
+            continue
+        result, checkpoint = results.get(name), places[name]
+        older = [ACCEPTED] if ACCEPTED in made(run).values() and checkpoint != ACCEPTED else []
+        before = () if checkpoint == CLONED else (*older, *parents)
+        held = held_back and name == LEARNED_POLICY
+        entries[name] = Entry(
+            policy=name,
+            checkpoint=checkpoint,
+            parent=next(iter(before), None),
+            environment_steps=result.environment_steps if result else steps_at(run, checkpoint),
+            successes=result.successes if result else None,
+            episodes=result.episodes if result else None,
+            mean_return=result.mean_return if result else None,
+            verdict="deployed" if name == chosen else "held back" if held else "not deployed",
+            why=why if name == chosen else "",
+            decided_after=steps_behind(run),
+        )
+    return Ledger(entries)
+
+
+def _why(
+    run: RunDirectory, results: Mapping[str, EvaluationResult], chosen: str, *, held_back: bool
+) -> str:
+    mine, learned = results[chosen], results.get(LEARNED_POLICY)
+    words = (f"resume={run.path}", "evaluation.compare=true")
+    again = f"{in_shell('robot-rl', 'train', *words)} evaluates both"
+    if learned is None and held_back:
+        return f"training has held back what was learned; {again}"
+    if learned is None:
+        judged = run.read_jsonl("gate")
+        return "the gate has accepted nothing else" if judged else "nothing was learned"
+    others = [result for name, result in results.items() if name != chosen]
+    if not others and not run.has_folder(CLONED):
+        return "nothing was cloned that it could be compared with"
+    if not others:
+        return f"the cloned policy was not evaluated beside it; {again}"
+    if all(other.score == mine.score for other in others):
+        as_good = " and ".join(f"the {other.which} policy" for other in others)
+        return f"{as_good} did as well on the same scenes"
+    compared = [mine.beside(other) for other in others]
+    chance = any(each is not None and not each.beyond_noise for each in compared)
+    verb = "solved" if mine.mean_return is None else "has"
+    counts = " and ".join(f"the {other.which} policy {verb} {other.count}" for other in others)
+    counts += " on the same scenes"
+    if held_back and learned is not mine:
+        more = learned.successes > mine.successes
+        shown = ", and this does not show it to be better beyond noise" if more else ""
+        return f"{counts}; training held the learned policy back{shown}"
+    return f"{counts}, which may be chance" if chance else counts
 
 
 def summarize(
