@@ -84,16 +84,13 @@ class Online(Stage):
 
     makes = (LAST,)
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
     @property
     def needs(self) -> Sequence[str]:
         """What it improves; raises where steps, device or algorithm do not fit.
 
         Without demonstrations that is the exploration. What was learned offline comes with it.
         """
-        settings = self._settings
+        settings = self.settings
         Blocks.of(settings).check_learning()
         compute_device(settings.device)
         trains_on(settings.observation)
@@ -103,13 +100,13 @@ class Online(Stage):
 
     def done(self, run: RunDirectory, *, recorded: bool) -> bool:
         """As soon as all steps are learned from and evaluated; a run may be asked for more."""
-        settings = self._settings
+        settings = self.settings
         return learned_steps(run) >= settings.environment_steps and not unevaluated(settings, run)
 
     @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
         """Learn until the configured number of environment steps, or until the bench's `stop`."""
-        with WorkProgress(self._settings.environment_steps) as progress:
+        with WorkProgress(self.settings.environment_steps) as progress:
             progress.phase("learning")
             Learner(bench).learn(progress)
 

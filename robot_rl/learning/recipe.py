@@ -36,16 +36,20 @@ class RecipeError(RobotRLError):
 class Stage(ABC):
     """One step of a recipe.
 
-    Its constructor takes the options of its configuration; and where it has parameters of these
-    names the `settings` of the run, and the number of the `round` that it is repeated in, from 1.
+    A constructor of its own takes the options of its configuration; and where it has parameters of
+    these names the settings of the run, and the number of the `round` that it is repeated in.
 
     Attributes:
+        settings: Of the run.
         makes: Names of the artifacts that it leaves: files or folders of the run directory. A run
             does not have a stage that makes none. One that makes `checkpoints/last` runs in the
             learner's process, beside the actors.
     """
 
     makes: Sequence[str] = ()
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
 
     @property
     def needs(self) -> Sequence[str]:

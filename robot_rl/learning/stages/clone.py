@@ -42,16 +42,16 @@ class Clone(Stage):
     """Clones the demonstrations; with cameras on the features that replay will keep."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        super().__init__(settings)
         # What there is to clone, and with cameras their encoder.
         self.makes = (CLONED,) if settings.demonstrated else ()
 
     @property
     def needs(self) -> Sequence[str]:
         """With cameras their encoder too, and what was found in the demonstrations."""
-        compute_device(self._settings.device)
-        vision = [VISION] if self._settings.sees else []
-        curated = [CURATED] if self._settings.curation["updates"] else []
+        compute_device(self.settings.device)
+        vision = [VISION] if self.settings.sees else []
+        curated = [CURATED] if self.settings.curation["updates"] else []
         return (DEMONSTRATIONS, *vision, *curated)
 
     def done(self, run: RunDirectory, *, recorded: bool) -> bool:
@@ -60,8 +60,8 @@ class Clone(Stage):
 
     def run(self, bench: Workbench) -> None:
         """Train and save."""
-        check_unused(bench.run, self._settings.dataset)
-        vision = bench.policy(VISION).vision if self._settings.sees else None
+        check_unused(bench.run, self.settings.dataset)
+        vision = bench.policy(VISION).vision if self.settings.sees else None
         save_cloned(bench, clone(bench, [bench.demonstrations()], vision, bench.generator()))
 
 

@@ -41,14 +41,14 @@ class Collect(Stage):
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        super().__init__(settings)
         recorded = settings.demonstrated and settings.dataset is None
         self.makes = (DEMONSTRATIONS,) if recorded else ()
 
     @property
     def needs(self) -> Sequence[str]:
         """Somebody who demonstrates, and somebody who says whether that was a success."""
-        environment, choices = self._settings.environment, self._settings.choices
+        environment, choices = self.settings.environment, self.settings.choices
         if environment.teleop.device is not None:
             return ()
         check_expert(environment)
@@ -64,12 +64,12 @@ class Collect(Stage):
 
     def done(self, run: RunDirectory, *, recorded: bool) -> bool:
         """As soon as there are enough, or a policy was cloned from what there is."""
-        path, wanted = run.demonstrations, self._settings.demonstrations
+        path, wanted = run.demonstrations, self.settings.demonstrations
         return path.exists() and (run.has_folder(CLONED) or len(EpisodeDataset(path)) >= wanted)
 
     def run(self, bench: Workbench) -> None:
         """Record those that are missing; what was recorded before is kept in any case."""
-        settings, run = self._settings, bench.run
+        settings, run = self.settings, bench.run
         with WorkProgress(settings.demonstrations, "demonstrations") as progress:
             progress.phase("collecting")
             if settings.environment.teleop.device is None:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from policies import registry
 from policies.runner import PolicyRunner
-from robot_rl.config import Settings, on_stepped_clock
+from robot_rl.config import on_stepped_clock
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
@@ -52,17 +52,14 @@ class CollectReward(Stage):
 
     makes = (EXAMPLES,)
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
     @property
     def needs(self) -> Sequence[str]:
         """Somebody who drives: a person, the scripted expert or the policy of the run."""
-        run, environment = self._settings.run, self._settings.environment
+        run, environment = self.settings.run, self.settings.environment
         task, teleop = environment.task, environment.teleop
         drives = teleop.device is not None or task.expert is not None
         if not drives and not (run and RunDirectory.open(run).has_policy()):
-            choice = self._settings.choices["teleop"]
+            choice = self.settings.choices["teleop"]
             raise RewardError(
                 "nobody drives the robot to success and to failure",
                 got=f"teleop={choice}, and no scripted expert of {task.name}",
@@ -73,7 +70,7 @@ class CollectReward(Stage):
 
     def run(self, bench: Workbench) -> None:
         """Record what is missing."""
-        config, directory = self._settings.environment, bench.run
+        config, directory = self.settings.environment, bench.run
         options = config.classifier.collection
         expected = options.negative_episodes
         expected += options.positive_frames // options.frames_after_success

@@ -135,13 +135,13 @@ class Curate(Stage):
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self.makes = (CURATED,) if settings.demonstrated and settings.curation["updates"] else ()
 
     @property
     def needs(self) -> Sequence[str]:
         """With cameras their encoder too; raises where critics have nothing to look at."""
-        settings = self._settings
+        settings = self.settings
         registry.make(settings.curation, Curation)
         compute_device(settings.device)
         if settings.policy.get("cameras"):
@@ -157,7 +157,7 @@ class Curate(Stage):
     def run(self, bench: Workbench) -> None:
         """Learn the values, perhaps again with failures made of retries, and write what falls."""
         torch.set_num_threads(1)
-        options = registry.make(self._settings.curation, Curation)
+        options = registry.make(self.settings.curation, Curation)
         dataset, attempts, keys = _recorded(bench)
         shown = [attempt for attempt in attempts if attempt.success]
         segments: list[Segments] = []

@@ -36,13 +36,13 @@ class Dagger(Stage):
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self.makes = (CLONED,) if settings.dagger.rounds else ()
 
     @property
     def needs(self) -> Sequence[str]:
         """The clone, and somebody who corrects it, or there is a `ConfigError`."""
-        environment, rounds = self._settings.environment, self._settings.dagger.rounds
+        environment, rounds = self.settings.environment, self.settings.dagger.rounds
         if environment.operator.simulated is None and environment.teleop.device is None:
             raise ConfigError(
                 "nobody corrects the cloned policy",
@@ -53,9 +53,9 @@ class Dagger(Stage):
 
     def run(self, bench: Workbench) -> None:
         """Go through the rounds, then save."""
-        check_unused(bench.run, self._settings.dataset)
+        check_unused(bench.run, self.settings.dataset)
         behaviour, generator = bench.policy(CLONED), bench.generator("dagger")
-        for number in range(1, self._settings.dagger.rounds + 1):
+        for number in range(1, self.settings.dagger.rounds + 1):
             shown = [bench.demonstrations(), *correct(bench, behaviour, number)]
             behaviour = clone(bench, shown, behaviour.vision, generator)
         save_cloned(bench, behaviour)

@@ -63,18 +63,15 @@ class Decide(Stage):
 
     makes = (f"{LEDGER}.jsonl", SUMMARY)
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
     def done(self, run: RunDirectory, *, recorded: bool) -> bool:
         """Whether the summary is of all that the run has learned, evaluated as it is to be now."""
         summary = read_run(run).summary
         judged = summary.get("environment_steps"), summary.get("evaluation")
-        return judged == (steps_behind(run), asdict(self._settings.evaluation))
+        return judged == (steps_behind(run), asdict(self.settings.evaluation))
 
     def run(self, bench: Workbench) -> None:
         """Evaluate, decide, film, and write the summary."""
-        settings, run = self._settings, bench.run
+        settings, run = self.settings, bench.run
         results = evaluate_final(settings, run, bench.say)
         decided = decide(run, results, held_back=held_back(run))
         bench.say(str(decided))  # whatever becomes of the files

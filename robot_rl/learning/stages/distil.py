@@ -45,13 +45,10 @@ class Distil(Stage):
 
     makes = (STUDENT,)
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
     @property
     def needs(self) -> Sequence[str]:
         """A policy; and the device, or there is a `ComputeError`."""
-        compute_device(self._settings.device)
+        compute_device(self.settings.device)
         return (CLONED,)
 
     def done(self, run: RunDirectory, *, recorded: bool) -> bool:
@@ -68,7 +65,7 @@ class Distil(Stage):
     def run(self, bench: Workbench) -> None:
         """Train and save."""
         torch.set_num_threads(1)
-        settings, run = self._settings, bench.run
+        settings, run = self.settings, bench.run
         behaviour, steps = load_policy(run)
         policy = behaviour.to(bench.device).policy
         teacher = policy.acting if isinstance(policy, ImprovedPolicy) else policy

@@ -33,13 +33,13 @@ class Explore(Stage):
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self.makes = () if settings.demonstrated else (EXPLORATION, UNTRAINED)
 
     @property
     def needs(self) -> Sequence[str]:
         """Nothing; `ConfigError` where something needs what only demonstrations give."""
-        settings, schedule = self._settings, self._settings.schedule
+        settings, schedule = self.settings, self.settings.schedule
         learner, word = f"algorithm={settings.choices['algorithm']}", "algorithm=sac"
         offline = schedule.demonstration_share or schedule.offline_updates
         if not offline and not improves_clone(settings.algorithm):
@@ -58,7 +58,7 @@ class Explore(Stage):
 
     def run(self, bench: Workbench) -> None:
         """Act at random, and look at what came of it."""
-        settings, run = self._settings, bench.run
+        settings, run = self.settings, bench.run
         with closing(make_env(settings.environment)) as env:
             schema, longest = env.schema, env.task.time_limit_steps
             has_goals = isinstance(env.robot, GymRobot) and env.robot.goal_reward is not None

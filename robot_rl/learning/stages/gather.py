@@ -47,12 +47,12 @@ class Gather(Stage):
         self, episodes: int, exploration_std: float, settings: Settings, round: int = 0
     ) -> None:
         self._episodes, self._std = episodes, exploration_std
-        self._settings, self._round = settings, round
+        self.settings, self._round = settings, round
 
     @property
     def needs(self) -> Sequence[str]:
         """The clone, which must be able to explore; or a `ConfigError`."""
-        check_generative(self._settings)
+        check_generative(self.settings)
         if not (isinstance(self._episodes, int) and self._episodes > 0):
             problem = "the episodes to gather in a round are out of range"
             raise ConfigError(problem, got=self._episodes, expected=">= 1")

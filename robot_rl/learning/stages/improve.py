@@ -64,7 +64,7 @@ class ImproveOffline(Offline):
 
         Later rounds go on with the training.
         """
-        needs, settings, schedule = super().needs, self._settings, self._settings.schedule
+        needs, settings, schedule = super().needs, self.settings, self.settings.schedule
         check_generative(settings)
         if not improves_clone(settings.algorithm):
             raise ConfigError(
@@ -85,9 +85,9 @@ class ImproveOffline(Offline):
     @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
         """Learn, or go on with that, and let the gate decide."""
-        gate = registry.make(self._settings.gate, Gate)
+        gate = registry.make(self.settings.gate, Gate)
         start = bench.policy(CANDIDATE if bench.run.has_folder(CANDIDATE) else ACCEPTED)
-        each, out = self._settings.schedule.offline_updates, gate.held_out
+        each, out = self.settings.schedule.offline_updates, gate.held_out
         training = OfflineTraining(
             bench, self.datasets, start, lambda number: not out or number % out != 0
         )
@@ -133,14 +133,14 @@ class ImproveOnline(Stage):
         settings: Settings,
     ) -> None:
         self._iterations, self._episodes = iterations, episodes
-        self._ppo, self._chain, self._settings = ppo, chain, settings
+        self._ppo, self._chain, self.settings = ppo, chain, settings
 
     @property
     def needs(self) -> Sequence[str]:
         """The clone; raises where something that it is given cannot be used."""
-        check_generative(self._settings)
-        compute_device(self._settings.device)
-        registry.make(self._settings.gate, Gate)
+        check_generative(self.settings)
+        compute_device(self.settings.device)
+        registry.make(self.settings.gate, Gate)
         for name, value in (("iterations", self._iterations), ("episodes", self._episodes)):
             if not (isinstance(value, int) and value > 0):
                 raise ConfigError(f"improve_online.{name} is out of range", got=value)
@@ -152,7 +152,7 @@ class ImproveOnline(Stage):
         if not bench.run.has_folder(ACCEPTED):
             accept(bench, bench.policy(CLONED), steps=0)
         accepted = bench.policy(ACCEPTED)
-        base, seed = accepted.policy.base, self._settings.seed
+        base, seed = accepted.policy.base, self.settings.seed
         assert base is not None
         ppo, version = OnlinePPO(base, self._ppo, self._chain, seed), accepted.version
         ppo.to(bench.device)
@@ -188,12 +188,12 @@ class ImproveOnline(Stage):
                         | {"environment_steps": recorded_steps(bench.run.gathered)},
                     )
                 won = won if rest else 0
-        gate = registry.make(self._settings.gate, Gate)
+        gate = registry.make(self.settings.gate, Gate)
         decided(bench, gate, accepted.learned(ppo.policy(), version + ppo.iterations), 0)
 
     def _learn(self, bench: Workbench, ppo: OnlinePPO, acted: Behaviour) -> dict[str, Any]:
         """Learn from the episodes of one iteration."""
-        settings, dataset = self._settings, EpisodeDataset(bench.run.gathered)
+        settings, dataset = self.settings, EpisodeDataset(bench.run.gathered)
         annotation = settings.reward["annotation"]
         shown = bench.demonstrations()
         filled = fill_from_demonstrations(settings.algorithm, annotation, shown)

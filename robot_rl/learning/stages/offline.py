@@ -45,14 +45,14 @@ class Offline(Stage):
     datasets: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self.makes = (OFFLINE,) if settings.schedule.offline_updates else ()
 
     @property
     def needs(self) -> Sequence[str]:
         """What it learns from, and improves; raises where the algorithm cannot be made."""
-        compute_device(self._settings.device)
-        check_algorithm(self._settings)
+        compute_device(self.settings.device)
+        check_algorithm(self.settings)
         return (DEMONSTRATIONS, CLONED, *self.datasets)
 
     @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
@@ -61,7 +61,7 @@ class Offline(Stage):
         with closing(OfflineTraining(bench, self.datasets)) as training:
             if bench.run.has_folder(OFFLINE):
                 training.load(OFFLINE)
-            self.learn(bench, training, self._settings.schedule.offline_updates)
+            self.learn(bench, training, self.settings.schedule.offline_updates)
 
     def learn(
         self, bench: Workbench, training: OfflineTraining, total: int, first: int = 0

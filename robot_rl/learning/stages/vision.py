@@ -49,13 +49,13 @@ class Vision(Stage):
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self.makes = (VISION,) if settings.sees else ()
 
     @property
     def needs(self) -> Sequence[str]:
         """The demonstrations; `AlgorithmError` where a constant of the training is wrong."""
-        options = registry.make(self._settings.observation["vision_training"], VisionTraining)
+        options = registry.make(self.settings.observation["vision_training"], VisionTraining)
         if options.exploration_episodes and not options.motion_weight:
             raise AlgorithmError(
                 "exploration teaches an image encoder nothing but motion",
@@ -71,7 +71,7 @@ class Vision(Stage):
     @explained_memory("lower observation.vision_training.cloning.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
         """Train, explore, train again."""
-        settings, dataset = self._settings, bench.demonstrations()
+        settings, dataset = self.settings, bench.demonstrations()
         schema, observation = dataset.schema, settings.observation
         states = observed_widths(settings.environment, schema)
         generator = bench.generator("vision")
