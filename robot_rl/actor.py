@@ -119,7 +119,7 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
     inbox = make_inbox(config)
     operated = make_intervention(config, inner, inbox)
     env = RewardWrapper(make_reset(config, operated, stop.is_set), reward, hidden=hidden)
-    place = ServerPlace.of(config, run)
+    place = ServerPlace.of(run, config.replay.connect, config.replay["keys"])
     place.wait(stop)
     total, number = int(config.environment_steps), _number(config)
     with closing(inner), _spooling_client(config, run, place, env, stop) as client:
@@ -139,7 +139,7 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
             folder = run.spool(number).with_suffix(".weights")
             kept = KeptWeights(folder, receiver, env.task.time_limit_steps)
         source = _weight_source(config, client, receiver, place, first, stop, kept)
-        device = compute_device(config)
+        device = compute_device(config.device)
         runner = PolicyRunner(first.behaviour.to(device))
         controller = ActingController(runner, source, step, device)
         stream = SeedStream.ACTING + opened.session + (number - 1) * _SESSIONS

@@ -14,7 +14,8 @@ from policies.behaviour import Behaviour
 from policies.compute import ready
 from policies.runner import PolicyRunner
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
-from robot_rl.config import check_least
+from robot_rl.config import section
+from robot_rl.config.sections import DeploymentSection
 from robot_rl.console.link import ConsoleLink
 from robot_rl.console.telemetry import TelemetryEnv
 from robot_rl.data.policy_columns import check_fit
@@ -95,7 +96,7 @@ class Deployment:
         """
         check_fit(behaviour, self._env.schema)
         most = int(self._config.deployment.most_failures)
-        runner = PolicyRunner(ready(behaviour.exploring("mean"), self._config))
+        runner = PolicyRunner(ready(behaviour.exploring("mean"), self._config.device))
         for result in rollout(
             [self._env], runner, self._seeds(), stop=self._stop.is_set, note=self._note
         ):
@@ -154,7 +155,7 @@ class Deployment:
 
 def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
     """Let the policy of a run, or of a path in it, work on the robot; see `Deployment`."""
-    check_least(config, {"deployment.episodes": 0, "deployment.most_failures": 1})
+    section(config, "deployment", DeploymentSection)
     directory = RunDirectory(Path(config.run))
     (path,) = paths or [config.run]
     behaviour, steps = open_policy(path, config.evaluation.policy, config.runs_directory)

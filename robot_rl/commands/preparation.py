@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from omegaconf import DictConfig
 
-from robot_rl.config import check_least, on_stepped_clock
+from robot_rl.config import on_stepped_clock, section
+from robot_rl.config.sections import RecorderSection
 from robot_rl.data.schema import Observation
 from robot_rl.env.factory import check_device, check_env, make_env
 from robot_rl.env.gym import ANY, LAST, NO_SUCCESS, REWARDED, TERMINATED, GymError, GymRobot
@@ -49,7 +50,7 @@ def check_robot(config: DictConfig) -> None:
     """
     check_device(config)
     check_env(config)
-    check_least(config, {"recorder.minutes": 0, "recorder.segment_s": 1})
+    section(config, "recorder", RecorderSection)
     if config.recorder.minutes and "namespace" not in config.robot:
         words = f"robot={config.choices.robot} has no topics: recorder.minutes records nothing"
         print(words, file=sys.stderr, flush=True)

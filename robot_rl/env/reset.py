@@ -169,7 +169,7 @@ def make_reset(
             schema = operated.schema.with_fields(task.observation_fields)
             behaviour, _ = load_policy(RunDirectory.open(reset.run, config.runs_directory))
             check_fit(behaviour, replace(schema, task=task.name))
-            controller = PolicyRunner(behaviour.exploring("mean").to(compute_device(config)))
+            controller = PolicyRunner(behaviour.exploring("mean").to(compute_device(config.device)))
         further = {"task": task, "controller": controller, "stopped": stopped}
     return registry.make(reset.wrapper, RobotEnvWrapper, env=operated, **further)
 

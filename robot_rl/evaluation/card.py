@@ -20,7 +20,7 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import RowSchema
 from robot_rl.env.policy_inputs import PolicyInputs
 from robot_rl.evaluation.evaluate import conditions
-from robot_rl.evaluation.ledger import learned_checkpoint, policy_checkpoint, read_ledger
+from robot_rl.evaluation.ledger import made, policy_checkpoint, read_ledger
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.files import replace_text
 from robot_rl.processes.machine import package_version, source_commit
@@ -30,6 +30,7 @@ from robot_rl.run import (
     CLONED,
     CONFIG_FILE,
     LAST,
+    LEARNED_POLICY,
     STATE_FILE,
     STUDENT,
     UNTRAINED,
@@ -74,21 +75,21 @@ def facts(
     }
 
 
-def inputs_of(run: RunDirectory, config: DictConfig) -> PolicyInputs | None:
+def inputs_of(run: RunDirectory, dataset: str | None) -> PolicyInputs | None:
     """What the policy of a run sees of what was observed when its first episodes were recorded.
 
     None where the run has no policy, or no longer the episodes.
     """
     folder = next((run.path / n / "policy" for n in (CLONED, UNTRAINED) if run.has_folder(n)), None)
-    schema = _recorded_schema(run, config)
+    schema = _recorded_schema(run, dataset)
     if folder is None or schema is None:
         return None
     described = json.loads((folder / DESCRIPTION_FILE).read_text(encoding="utf-8"))
     return PolicyInputs.of(described["observation"], schema)
 
 
-def _recorded_schema(run: RunDirectory, config: DictConfig) -> RowSchema | None:
-    given = [Path(config.dataset)] if config.dataset else []
+def _recorded_schema(run: RunDirectory, dataset: str | None) -> RowSchema | None:
+    given = [Path(dataset)] if dataset else []
     places = (path for path in (*given, run.demonstrations, run.exploration) if path.exists())
     found = next(places, None)
     return None if found is None else EpisodeDataset(found).schema
@@ -112,7 +113,7 @@ def card(run: RunDirectory, told: Mapping[str, Any]) -> str:
         ("Data", _data(run, config)),
         ("Settings that differ from the defaults", _settings(config)),
         ("Statistics", _statistics(run, told)),
-        ("Limits", _limits(told, _recorded_schema(run, config))),
+        ("Limits", _limits(told, _recorded_schema(run, config.dataset))),
         ("Files", _files(told)),
     ):
         lines += [f"## {title}", "", *(part or ["Nothing is recorded."]), ""]
@@ -157,7 +158,7 @@ def _lineage(run: RunDirectory, config: DictConfig, told: Mapping[str, Any]) -> 
         ]
         head = ("policy", "checkpoint", "learned from", "environment steps", "solved", "verdict")
         lines += ["", *_table(head, judged), "", f"What the run has decided: {ledger}."]
-    if told["checkpoint"] == CLONED and learned_checkpoint(run):
+    if told["checkpoint"] == CLONED and LEARNED_POLICY in made(run):
         lines += ["", "This policy is the clone. It has learned nothing from later stages."]
     if told["checkpoint"] == ACCEPTED and run.has_folder(LAST):
         lines += ["", "This policy is what the gate accepted. It has learned nothing online."]

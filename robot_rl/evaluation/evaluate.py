@@ -15,13 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from policies.behaviour import Behaviour
 from policies.compute import ready
 from policies.runner import PolicyRunner
-from robot_rl.config import (
-    ConfigError,
-    check_least,
-    composed,
-    flatten,
-    on_stepped_clock,
-)
+from robot_rl.config import composed, flatten, on_stepped_clock, section
+from robot_rl.config.sections import EvaluationSection
 from robot_rl.console.link import ConsoleLink
 from robot_rl.console.telemetry import TelemetryEnv, jpegs
 from robot_rl.data.policy_columns import check_fit
@@ -56,11 +51,12 @@ class Evaluator:
 
     Simulated time is stepped, many episodes side by side. A robot that has only the wall clock is
     attended by people as in training: see `AttendedRobot`. `note` is told of every episode that is
-    made again, and why. `ConfigError`: see `check_counts`.
+    made again, and why. `ConfigError` where a number of `evaluation`
+    is out of range.
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory, note: Callable[[str], None]) -> None:
-        check_counts(config)
+        section(config, "evaluation", EvaluationSection)
         self._config, self._note = config, note
         stepped = on_stepped_clock(config)
         attended = stepped.clock == "realtime"
@@ -145,7 +141,7 @@ class Evaluator:
         is none of its successes. Raises as `evaluate`.
         """
         self.check_fit(behaviour)
-        acting = ready(behaviour.exploring("mean"), self._config)
+        acting = ready(behaviour.exploring("mean"), self._config.device)
         envs = self._envs[: len(seeds)]
         runner = PolicyRunner(acting, slots=len(envs))
         given_up = StopEvent() if stop is None else stop
@@ -210,14 +206,6 @@ def first_scene(config: DictConfig, *, final: bool) -> int:
     return 1_000_000 * (int(config.seed) % 2_000) + (20_000 if final else 10_000)
 
 
-def check_counts(config: DictConfig) -> None:
-    """Raise `ConfigError` where there is nothing to evaluate, or nowhere."""
-    names = ("episodes", "final_episodes", "slots")
-    least = {f"evaluation.{name}": 1 for name in names}
-    given = [name for name in ("seed", "final_seed") if config.evaluation[name] is not None]
-    check_least(config, {**least, **{f"evaluation.{name}": 0 for name in given}})
-
-
 def name_of_domain(config: DictConfig) -> str | None:
     """The configured domain, such as `lab light=[1.0, 1.0]`; None where the robot has none."""
     if not has_domain(config):
@@ -242,18 +230,6 @@ def _settings(config: DictConfig, key: str) -> dict[str, Any]:
     section = OmegaConf.select(config, key)
     plain: Any = OmegaConf.to_container(section, resolve=True) if section else {}
     return flatten(plain, f"{key}.")
-
-
-def check_proof(config: DictConfig) -> None:
-    """Raise `ConfigError` where the settings of what is to be proved are not valid."""
-    check_least(config, {"proof.scenes": 1, "proof.seed": 0})
-    for name, low in (("confidence", 0.5), ("claim", 0.0)):
-        if not low < (got := config.proof[name]) < 1.0:
-            wanted = f"more than {low:g}, less than 1"
-            raise ConfigError(f"proof.{name} is out of range", got=got, expected=wanted)
-    if config.proof.episodes is not None and not isinstance(config.proof.episodes, int):
-        wanted = "a number of episodes, or null"
-        raise ConfigError("proof.episodes is no number", got=config.proof.episodes, expected=wanted)
 
 
 def without_training_aids(config: DictConfig) -> DictConfig:

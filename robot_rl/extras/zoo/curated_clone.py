@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from policies.columns import FEATURES
@@ -25,7 +24,7 @@ from policies.critics import Heads
 from policies.encoders import Normalizer, StateEncoder
 from policies.networks import move_towards
 from policies.vision import ImageEncoder, observed_keys
-from robot_rl.config import ConfigError
+from robot_rl.config import ConfigError, Settings
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.env.factory import observed_widths
 from robot_rl.learning.algorithms.base import Batch, check_finite, check_range
@@ -39,7 +38,8 @@ from robot_rl.replay.rows import EpisodeRows
 from robot_rl.replay.sampler import NEXT, SampleSpec
 from robot_rl.run import CLONED, VISION
 
-CURATED = "curation.jsonl"
+_RECORDS = "curation"
+CURATED = f"{_RECORDS}.jsonl"
 
 Columns = dict[str, npt.NDArray[Any]]
 Segments = list[tuple[int, int]]  # of rows: the first, and the one behind the last
@@ -171,29 +171,32 @@ class CuratedClone(Clone):
         retries: Whether failures are made of retries, and the critics learn once more.
     """
 
-    makes = (CURATED, CLONED)  # type: ignore[assignment]
-    records = "curation"
-
-    def __init__(self, updates: int, fall: float, window: int, retries: bool) -> None:
+    def __init__(
+        self, settings: Settings, updates: int, fall: float, window: int, retries: bool
+    ) -> None:
+        super().__init__(settings)
+        self.makes = (CURATED, CLONED) if settings.demonstrated else ()
         check_range("updates", updates, 1)
         check_range("fall", fall, 0.01, 1)
         check_range("window", window, 1)
         self._updates, self._fall, self._window, self._retries = updates, fall, window, retries
 
-    def check(self, config: DictConfig) -> None:
-        """As `Clone`, and that there is something that critics can look at."""
-        super().check(config)
-        if config.policy.get("cameras"):
+    @property
+    def needs(self) -> Sequence[str]:
+        """As `Clone`; raises where critics have nothing to look at."""
+        if self.settings.policy.get("cameras"):
+            choices = self.settings.choices
             raise ConfigError(
                 "critics of the demonstrations have no image encoder of their own",
-                got=f"recipe={config.choices.recipe} policy={config.choices.policy}",
+                got=f"recipe={choices['recipe']} policy={choices['policy']}",
                 hint="leave the recipe out, or choose another policy",
             )
+        return super().needs
 
     @explained_memory("add device=cpu")
     def run(self, bench: Workbench) -> None:
         """Learn values, perhaps again with failures made of retries; clone all but what falls."""
-        check_unused(bench.config, bench.run)
+        check_unused(bench.run, self.settings.dataset)
         torch.set_num_threads(1)
         dataset, attempts, keys, vision = _recorded(bench)
         shown = [attempt for attempt in attempts if attempt.success]
@@ -213,7 +216,7 @@ class CuratedClone(Clone):
         for number, values, falls in zip(numbers, progress, segments, strict=True):
             rounded = values.astype(float).round(3).tolist()
             record = {"episode": number, "rows": len(rounded)}
-            bench.note({**record, "left_out": falls, "progress": rounded})
+            bench.note({**record, "left_out": falls, "progress": rounded}, _RECORDS)
             for top, end in falls:
                 out[starts[number] + top : starts[number] + end] = True
         bench.say(
@@ -229,8 +232,8 @@ def _recorded(
 ) -> tuple[EpisodeDataset, list[Attempt], dict[str, int], ImageEncoder | None]:
     """The demonstrations, all attempts to learn from, and what the critics see of them."""
     dataset = bench.demonstrations()
-    vision = bench.policy(VISION).vision if bench.config.observation.vision is not None else None
-    states = observed_widths(bench.config, dataset.schema)
+    vision = bench.policy(VISION).vision if bench.settings.sees else None
+    states = observed_widths(bench.settings.environment, dataset.schema)
     kept = dataset.path.with_name(bench.run.failures.name)
     datasets = [dataset, *([EpisodeDataset(kept).expect(dataset.schema)] if kept.exists() else ())]
     attempts: list[Attempt] = []
@@ -261,9 +264,9 @@ def _fitted(
         discount=1 - 1 / float(np.median(np.diff(ends, prepend=0)[succeeded])),
         demonstration_share=1.0,
     )
-    seed = int(bench.config.seed)
+    seed = bench.settings.seed
     rng = np.random.default_rng(seed)
-    turning = turning_of(bench.config, spec.fields, bench.demonstrations().schema)
+    turning = turning_of(bench.settings.environment, spec.fields, bench.demonstrations().schema)
     normalizer = Normalizer(keys, identity={FEATURES} & set(keys), tail=_TAIL)
     encoder = StateEncoder(keys, normalizer).fit({n: c[rows.indices] for n, c in joined.items()})
     critics, sampler = ProgressCritics(encoder, seed), ReplaySampler(rows, spec, rng)

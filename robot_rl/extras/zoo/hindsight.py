@@ -21,7 +21,6 @@ from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
 from robot_rl.env.factory import make_env
 from robot_rl.env.gym import ACHIEVED, DESIRED, GoalReward, GymRobot
 from robot_rl.learning.algorithms.base import Algorithm, Batch
-from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.workbench import Rows, Workbench
 from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.rows import EpisodeRows
@@ -77,18 +76,18 @@ class Hindsight:
             return None
         if spec.returns:  # those towards another goal are not worked out
             return None
-        with closing(make_env(bench.config)) as env:
+        with closing(make_env(bench.settings.environment)) as env:
             goal_reward = env.robot.goal_reward if isinstance(env.robot, GymRobot) else None
         if goal_reward is None:
             return None
-        recorded = bench.sampler(columns(spec, float(demonstrated(bench.config))))
+        recorded = bench.sampler(columns(spec, float(bench.settings.demonstrated)))
         judged = judgements(recorded.episodes(), goal_reward)
         if judged is None:
             return None
         shares = {SOURCE_DEMONSTRATION: 1.0, SOURCE_POLICY: 0.0}
         sources = {kind: bench.sampler(columns(spec, shown)) for kind, shown in shares.items()}
         bench.say("learner: learns in hindsight too, as if what was reached had been the goal")
-        return cls(sources, spec, share, goal_reward, judged, int(bench.config.seed), base)
+        return cls(sources, spec, share, goal_reward, judged, bench.settings.seed, base)
 
     @property
     def facts(self) -> dict[str, float]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
-
-from omegaconf import DictConfig
 
 from policies import registry
 from policies.behaviour import Behaviour
 from policies.compute import compute_device, explained_memory
-from robot_rl.config import ConfigError
+from robot_rl.config import ConfigError, Settings
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.extras.zoo.denoising_ppo import ChainSettings
 from robot_rl.extras.zoo.online_ppo import OnlinePPO, OnlineSettings, executed_chunks, joined
-from robot_rl.learning.demonstrations import with_what_episodes_tell
+from robot_rl.learning.demonstrations import fill_from_demonstrations
 from robot_rl.learning.gate import Gate
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.gather import (
@@ -40,38 +39,44 @@ class ImproveOnline(Stage):
     Args:
         iterations: How many.
         episodes: In which it acts in each.
-        settings: Of the learning.
+        ppo: Settings of the learning.
         chain: How transitions of the process are scored.
+        settings: Of the run.
     """
 
-    needs = (DEMONSTRATIONS, CLONED)
     makes = (IMPROVED, GATHERED, ACCEPTED)
-    records = "learner"
 
     def __init__(
-        self, iterations: int, episodes: int, settings: OnlineSettings, chain: ChainSettings
+        self,
+        iterations: int,
+        episodes: int,
+        ppo: OnlineSettings,
+        chain: ChainSettings,
+        settings: Settings,
     ) -> None:
         self._iterations, self._episodes = iterations, episodes
-        self._settings, self._chain = settings, chain
+        self._ppo, self._chain, self.settings = ppo, chain, settings
 
-    def check(self, config: DictConfig) -> None:
-        """Check the settings."""
-        check_generative(config)
-        compute_device(config)
-        registry.make(config.gate, Gate)
+    @property
+    def needs(self) -> Sequence[str]:
+        """The clone; raises where something that it is given cannot be used."""
+        check_generative(self.settings)
+        compute_device(self.settings.device)
+        registry.make(self.settings.gate, Gate)
         for name, value in (("iterations", self._iterations), ("episodes", self._episodes)):
             if not (isinstance(value, int) and value > 0):
                 raise ConfigError(f"improve_online.{name} is out of range", got=value)
+        return (DEMONSTRATIONS, CLONED)
 
-    @explained_memory("lower improve_online.settings.batch_size, or add device=cpu")
+    @explained_memory("lower improve_online.ppo.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
         """Act and learn, or go on with that, and let the gate decide."""
         if not bench.run.has_folder(ACCEPTED):
             accept(bench, bench.policy(CLONED), steps=0)
         accepted = bench.policy(ACCEPTED)
-        base, seed = accepted.policy.base, int(bench.config.seed)
+        base, seed = accepted.policy.base, self.settings.seed
         assert base is not None
-        ppo, version = OnlinePPO(base, self._settings, self._chain, seed), accepted.version
+        ppo, version = OnlinePPO(base, self._ppo, self._chain, seed), accepted.version
         ppo.to(bench.device)
         if bench.run.has_folder(IMPROVED):
             tensors, state = bench.training_state(IMPROVED)
@@ -96,7 +101,7 @@ class ImproveOnline(Stage):
                 ended, rest = divmod(count, self._episodes)
                 if rest == 0 and ended > ppo.iterations:
                     metrics = self._learn(bench, ppo, who(count - 1))
-                    bench.note({**metrics, "success": won / self._episodes})
+                    bench.note({**metrics, "success": won / self._episodes}, "learner")
                     bench.checkpoint(
                         IMPROVED,
                         accepted.learned(ppo.policy(), version + ppo.iterations),
@@ -105,13 +110,15 @@ class ImproveOnline(Stage):
                         | {"environment_steps": recorded_steps(bench.run.gathered)},
                     )
                 won = won if rest else 0
-        gate = registry.make(bench.config.gate, Gate)
+        gate = registry.make(self.settings.gate, Gate)
         decided(bench, gate, accepted.learned(ppo.policy(), version + ppo.iterations), 0)
 
     def _learn(self, bench: Workbench, ppo: OnlinePPO, acted: Behaviour) -> dict[str, Any]:
         """Learn from the episodes of one iteration."""
-        config, dataset = bench.config, EpisodeDataset(bench.run.gathered)
-        described = with_what_episodes_tell(config, bench.demonstrations())
+        settings, dataset = self.settings, EpisodeDataset(bench.run.gathered)
+        annotation = settings.reward["annotation"]
+        shown = bench.demonstrations()
+        filled = fill_from_demonstrations(settings.algorithm, annotation, shown)
         first = ppo.iterations * self._episodes
         places = recorded(bench, Purpose.ITERATIONS, 0)[first : first + self._episodes]
         parts = [
@@ -120,7 +127,7 @@ class ImproveOnline(Stage):
                 acted,
                 int(dataset.seeds[at]),
                 dataset.instructions[at],
-                float(described.schedule.discount),
+                float(filled["schedule"]["discount"]),
             )
             for at in places
         ]

@@ -25,7 +25,7 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.extras.zoo.implicit_q import expectile_loss
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, check_settings
 from robot_rl.learning.algorithms.training import Training, adam, step
-from robot_rl.learning.demonstrations import with_what_episodes_tell
+from robot_rl.learning.demonstrations import fill_from_demonstrations
 from robot_rl.learning.gate import Candidate, Verdict
 from robot_rl.learning.stages.offline import recorded
 from robot_rl.learning.workbench import Rows, Workbench
@@ -198,11 +198,13 @@ class ModelGate:
 
     def judge_each(self, bench: Workbench, candidates: Sequence[Candidate]) -> list[Verdict]:
         """As `judge`, for candidates of one round, beside the same accepted policy."""
-        config, shown = bench.config, bench.demonstrations()
+        settings, shown = bench.settings, bench.demonstrations()
         accepted, round_number = candidates[0].accepted, candidates[0].round_number
-        base, seed = accepted.policy.base, int(config.seed) + round_number
+        base, seed = accepted.policy.base, settings.seed + round_number
         assert base is not None
-        gamma = float(with_what_episodes_tell(config, shown).schedule.discount)
+        annotation = settings.reward["annotation"]
+        filled = fill_from_demonstrations(settings.algorithm, annotation, shown)
+        gamma = float(filled["schedule"]["discount"])
         model = ModelJudge(base, self.model, accepted.execute_steps, gamma, seed)
         model.to(bench.device)
 

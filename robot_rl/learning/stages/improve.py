@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
-
-from omegaconf import DictConfig
 
 from policies import registry
 from policies.behaviour import Behaviour
 from policies.compute import explained_memory
-from robot_rl.config import ConfigError, check_least
+from robot_rl.config import ConfigError, Settings
 from robot_rl.evaluation.ledger import open_policy
 from robot_rl.learning.algorithms import improves_clone
 from robot_rl.learning.algorithms.generative import Generative
 from robot_rl.learning.gate import Candidate, Decision, Gate
-from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.gather import accept, check_generative, recorded_steps
 from robot_rl.learning.stages.offline import Offline, OfflineTraining
 from robot_rl.learning.workbench import Workbench
@@ -34,52 +32,50 @@ class ImproveOffline(Offline):
     """
 
     datasets = (GATHERED,)
-    wanted = Stage.wanted  # `check` refuses what would do nothing
+
+    def __init__(self, settings: Settings, round: int = 0) -> None:
+        super().__init__(settings)
+        self._round = max(1, round)
+        # The first is what it has given to the gate.
+        self.makes = (candidate_name(self._round), OFFLINE, CANDIDATE, ACCEPTED)
 
     @property
-    def makes(self) -> tuple[str, ...]:  # type: ignore[override]  # by round
-        """What it leaves, and among that what it has given to the gate."""
-        return (candidate_name(max(1, self.round)), OFFLINE, CANDIDATE, ACCEPTED)
+    def needs(self) -> Sequence[str]:
+        """What it learns from, and improves; raises where algorithm or gate cannot be made.
 
-    def needed(self, config: DictConfig) -> tuple[str, ...]:
-        """What it learns from, and improves; later rounds go on with the training."""
-        later = (OFFLINE,) if self.round > 1 else ()
-        return (*super().needed(config), ACCEPTED, *later)
-
-    def check(self, config: DictConfig) -> None:
-        """Check the settings of algorithm and gate."""
-        super().check(config)
-        check_generative(config)
-        if not improves_clone(config):
+        Later rounds go on with the training.
+        """
+        needs, settings, schedule = super().needs, self.settings, self.settings.schedule
+        check_generative(settings)
+        if not improves_clone(settings.algorithm):
             raise ConfigError(
-                f"the recipe {config.choices.recipe!r} improves the cloned policy itself",
-                got=f"algorithm={config.choices.algorithm}",
+                f"the recipe {settings.choices['recipe']!r} improves the cloned policy itself",
+                got=f"algorithm={settings.choices['algorithm']}",
                 hint="leave it out, or add algorithm=denoising_ppo or algorithm=action_gradient",
             )
-        check_least(config, {"algorithm.schedule.offline_updates": 1})
-        schedule = config.algorithm.schedule
-        if int(schedule.offline_updates) <= int(schedule.critic_only_updates):
+        if schedule.offline_updates <= schedule.critic_only_updates:
             raise ConfigError(
                 "the first round would leave the policy as it is, as only its critics would learn",
                 got=f"recipe.offline_updates={schedule.offline_updates}, and"
                 f" algorithm.schedule.critic_only_updates={schedule.critic_only_updates}",
                 hint="raise the first, or lower the second",
             )
-        registry.make(config.gate, Gate)
+        registry.make(settings.gate, Gate)
+        return (*needs, ACCEPTED, *((OFFLINE,) if self._round > 1 else ()))
 
     @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
         """Learn, or go on with that, and let the gate decide."""
-        gate = registry.make(bench.config.gate, Gate)
+        gate = registry.make(self.settings.gate, Gate)
         start = bench.policy(CANDIDATE if bench.run.has_folder(CANDIDATE) else ACCEPTED)
-        each, out = int(bench.config.algorithm.schedule.offline_updates), gate.held_out
+        each, out = self.settings.schedule.offline_updates, gate.held_out
         training = OfflineTraining(
             bench, self.datasets, start, lambda number: not out or number % out != 0
         )
         with closing(training):
             algorithm = training.algorithm
             assert isinstance(algorithm, Generative)
-            rounds = max(1, self.round)
+            rounds = self._round
             if bench.run.has_folder(OFFLINE):
                 training.load(OFFLINE)
                 # What this training itself has left goes on as it is.
@@ -134,7 +130,7 @@ def decided(
             "round": round_number,
             "candidate": name,
             "gathered_steps": steps,
-            "gate": bench.config.choices.gate,
+            "gate": bench.settings.choices["gate"],
             **asdict(verdict),
         }
         bench.run.append_jsonl(VERDICTS, record)

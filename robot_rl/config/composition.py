@@ -1,4 +1,4 @@
-"""Compose and check configurations: Hydra, with messages that name the way out.
+"""Compose a configuration: Hydra, with messages that name the way out.
 
 Hydra composes `configs/config.yaml` and its groups, to which folders of the user's own and plug-ins
 add. Then come the values of a cell, the user's robot in one file, and the overrides of the command
@@ -11,127 +11,42 @@ from __future__ import annotations
 import copy
 import functools
 import operator
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType, ValueType
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import MarkedYAMLError, YAMLError
+from yaml import YAMLError
 
 from policies import registry
-from robot_rl.errors import RobotRLError, did_you_mean, in_shell, shown
+from robot_rl.config.cells import Cell, name_environment, named_cell
+from robot_rl.config.values import (
+    NOT_GIVEN,
+    ConfigError,
+    check_key,
+    check_value,
+    check_values,
+    flatten,
+    of_same_type,
+    parse,
+)
 from robot_rl.processes.resources import choice_file, config_places, find_resource
 from robot_rl.ros.nodes import joined
-from robot_rl.run import CELL_FILE, POLICIES
+from robot_rl.run import POLICIES
 
-# Strings of which only some are valid.
-VALUES = {
-    "clock": ("stepped", "realtime"),
-    "device": ("auto", "cpu", "cuda"),
-    "evaluation.policy": POLICIES,
-    "proof.score": ("success", "return"),
-}
-_SEEDS = ("seed", "evaluation.seed", "evaluation.final_seed", "proof.seed")
-_SEEDS_END = 1 << 31  # where the seeds of training's episodes begin
-# Keys whose value is a path: it is taken as it stands, whatever signs it has; `null` is none.
-PATHS = frozenset(
-    (
-        "artifacts",
-        "cell",
-        "classifier.test",
-        "console.certificate",
-        "console.model",
-        "console.token_file",
-        "dataset",
-        "policy.path",
-        "policy.tokenizer",
-        "replay.keys",
-        "resume",
-        "reward.source.path",
-        "robot.model",
-        "run",
-        "runs_directory",
-        "teleop.device.path",
-        "teleop.device.port",
-    )
-)
 # How a value that must be given is written, by the last word of its key.
 _WRITTEN = {"pose": "[x,y,z,qx,qy,qz,qw]", "names": "[NAME,NAME,...]"}
-NOT_GIVEN = "not given"
-_TWICE = "found duplicate key "  # in what YAML says
 # What each of `arms` may have of its own.
 _OF_ARM = ("robot", "nodes", "simulation", "task", "observation")
 # What an entry of `observation.cameras` is that does not say so.
 _CAMERA = "robot_rl.env.sim.cameras.CameraOptions"
-
-
-class ConfigError(RobotRLError):
-    """An override, a configuration file or a run's configuration that cannot be used."""
-
-
-class Cell(NamedTuple):
-    """A robot in a file of its owner's."""
-
-    path: Path  # absolute
-    choices: Mapping[str, str]  # the choice of each group that it names
-    values: Mapping[str, Any]  # of the configuration, nested
-
-
-def own_file(named: str | Path) -> Path:
-    """A file of the user's own, `cell.yaml` of a folder; `ConfigError` where it is in robot_rl."""
-    path = Path(os.path.expanduser(named)).resolve()
-    path = path / CELL_FILE if path.is_dir() else path
-    own, code = find_resource("configs"), Path(__file__).resolve().parent
-    if path.parent == own.parent or path.is_relative_to(own) or path.is_relative_to(code):
-        raise ConfigError(
-            f"{path} is inside robot_rl", hint="put it into a folder of its own, such as lab"
-        )
-    return path
-
-
-def read_cell(named: str) -> Cell:
-    """Read a cell, and nothing beside it; `ConfigError` where it is not there or none."""
-    path = Path(os.path.expanduser(named)).resolve()
-    path = own_file(path) if path.exists() else path
-    if not path.is_file():
-        hint = f"write one: {in_shell('robot-rl', 'cell', named, 'arm=ur')}"
-        raise ConfigError("there is no such cell", got=path, expected="a YAML file", hint=hint)
-    try:
-        found = OmegaConf.load(path)
-        plain = flatten(found) if isinstance(found, DictConfig) else {}
-    except Exception as error:  # OSError, or whatever YAML and OmegaConf raise
-        if isinstance(error, MarkedYAMLError) and _TWICE in str(error.problem):
-            raise _stands_twice(path, error) from error
-        problem = " ".join(str(error).split())
-        raise ConfigError(f"the cell {path} is no YAML", got=problem) from error
-    nested = OmegaConf.create()
-    for key, value in plain.items():  # also of a key such as nodes.arm.parameters
-        OmegaConf.update(nested, key, value)
-    values: dict[str, Any] = OmegaConf.to_container(nested)  # type: ignore[assignment]
-    choices = values.pop("choices", {})
-    if not plain or not isinstance(choices, dict):
-        expected = "a mapping, with `choices: {robot: ur}` and values such as `robot: ...`"
-        raise ConfigError(f"{path} is no cell", got=found, expected=expected)
-    return Cell(path, {group: str(choice) for group, choice in choices.items()}, values)
-
-
-def _stands_twice(path: Path, error: MarkedYAMLError) -> ConfigError:
-    """Which key of a cell YAML has found twice in one mapping, and where."""
-    key, mark = str(error.problem).removeprefix(_TWICE), error.problem_mark
-    assert mark is not None
-    begin, lines = f"{' ' * mark.column}{key}:", path.read_text(encoding="utf-8").splitlines()
-    above = [n for n, line in enumerate(lines[: mark.line], 1) if line.startswith(begin)]
-    where = f"lines {above[-1]} and {mark.line + 1}" if above else f"line {mark.line + 1}"
-    return ConfigError(f"{key} stands twice in {path}: {where}", hint="delete the first")
 
 
 def group_choices() -> dict[str, tuple[str, ...]]:
@@ -183,7 +98,7 @@ def composed(overrides: Sequence[str | Override], cell: Cell | None = None) -> D
     given = [override for override in parsed if override.key_or_group not in groups]
     for override in given:
         if override.key_or_group == "robot.id":
-            _name_environment(override.value())
+            name_environment(override.value())
     for override in given:
         _apply(override, config, defaults)
     if cell is not None:
@@ -198,42 +113,6 @@ def composed(overrides: Sequence[str | Override], cell: Cell | None = None) -> D
                 OmegaConf.update(result, key, _checked(key, now[key], defaults))
     check_values(result)
     return result
-
-
-def check_values(config: DictConfig) -> None:
-    """Raise `ConfigError` for a value that its key does not take, whatever the choices are."""
-    flat = flatten(config)
-    for key, value in flat.items():
-        if shown(text := f"{key}: {value}") != text:
-            raise ConfigError("a value has control characters", got=shown(text))
-    for key in VALUES.keys() & flat.keys():  # a run of another version may lack some
-        check_value(key, flat[key], VALUES[key])
-    for key in _SEEDS:
-        seed, expected = OmegaConf.select(config, key), f"0 to {_SEEDS_END - 1}"
-        if seed is not None and (type(seed) is not int or not 0 <= seed < _SEEDS_END):
-            raise ConfigError(f"{key} is out of range", got=seed, expected=expected)
-    for key in PATHS:
-        if not isinstance(path := OmegaConf.select(config, key), str | None):
-            raise ConfigError(f"{key} is no path", got=path, expected="a path, or null")
-
-
-def check_types(config: DictConfig, made: DictConfig) -> None:
-    """Raise `ConfigError` where a value of a run is of another type than one that was `made`.
-
-    That is what its choices make without the values that were given.
-    """
-    defaults, values = (OmegaConf.to_container(each) for each in (made, config))
-    assert isinstance(defaults, dict)
-    assert isinstance(values, dict)
-    for key, value in values.items():
-        _of_same_type(str(key), defaults.get(key), value)
-    for arm, own in values.get("arms", {}).items():
-        whole = defaults["arms"].get(arm) or defaults
-        try:
-            for key, value in _of_same_type(arm, {}, own).items():
-                _of_same_type(key, whole.get(key), value)
-        except ConfigError as error:
-            raise ConfigError(f"arms.{arm}: {error}") from error
 
 
 def file_defaults() -> DictConfig:
@@ -291,8 +170,8 @@ def _checked(key: str, value: Any, defaults: Mapping[str, Any], *, in_cell: bool
         except ConfigError as error:
             raise ConfigError(f"arms.{arm}: {error}") from error
     if in_cell and (key == "nodes" or first == "arms"):
-        return _of_same_type(key, defaults.get(key), value)
-    return _of_same_type(key, check_key(key, value, defaults), value)
+        return of_same_type(key, defaults.get(key), value)
+    return of_same_type(key, check_key(key, value, defaults), value)
 
 
 def _chosen_by_task(task: str) -> set[str]:
@@ -356,35 +235,6 @@ def missing_keys(config: DictConfig) -> list[str]:
     return sorted(key for key in OmegaConf.missing_keys(config) if not key.startswith(shared))
 
 
-def named_cell(overrides: Sequence[str]) -> Cell | None:
-    """Read the cell that overrides name last, if any; its folder joins the registry.
-
-    No other cell brings code: a run keeps a copy of its own, and may be from another machine.
-    """
-    named = [o.value() for o in map(parse, overrides) if o.key_or_group == "cell"][-1:]
-    if not named or named[0] is None:
-        return None
-    cell = read_cell(str(named[0]))
-    folder = cell.path.parent
-    if (folder / "configs").is_dir() or any(folder.glob("*.py")):
-        registry.add_folder(str(folder))
-    robot = cell.values.get("robot")
-    _name_environment(robot.get("id") if isinstance(robot, dict) else None)
-    return cell
-
-
-def _name_environment(id: object) -> None:
-    """Let the package of a Gymnasium environment be imported, whose id the user has given."""
-    if isinstance(id, str) and (package := re.match(r"[\w.]+(?=[:/])", id)):
-        registry.add_package(package[0])
-
-
-def is_task_named(overrides: Sequence[str], cell: Cell | None) -> bool:
-    """Whether somebody has named the task: typed it, or in the cell."""
-    typed = any(parse(text).key_or_group == "task" for text in overrides)
-    return typed or (cell is not None and "task" in cell.choices)
-
-
 def on_stepped_clock(config: DictConfig) -> DictConfig:
     """The same configuration in simulated time; a robot that has only the wall clock keeps it."""
     if config.robot.get("clock") is not None:
@@ -403,21 +253,9 @@ def changed_settings(config: DictConfig) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def flatten(config: DictConfig | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a configuration by dotted key; a list is one value."""
-    plain = OmegaConf.to_container(config) if isinstance(config, DictConfig) else config
-    flat: dict[str, Any] = {}
-    for key, value in dict(plain).items():  # type: ignore[arg-type]
-        if isinstance(value, Mapping) and value:
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
 def _compose(overrides: Sequence[str]) -> DictConfig:
     config = copy.deepcopy(_composed_once(config_places(), tuple(overrides)))
-    _name_environment(config.robot.get("id"))  # of a file of robot_rl or of the user's own
+    name_environment(config.robot.get("id"))  # of a file of robot_rl or of the user's own
     return config
 
 
@@ -500,129 +338,3 @@ def check_missing(config: DictConfig) -> None:
             into = "name the file of your robot with cell=PATH, or "
         problem = f"these values have no default and must be given: {', '.join(missing)}"
         raise ConfigError(problem, hint=f"{into}add {' '.join(given)}")
-
-
-@functools.cache  # each is read several times: for the cell, the task and the value
-def parse(text: str) -> Override:
-    """Read an override in Hydra's grammar, but a path as it stands: see `PATHS`.
-
-    `ConfigError` where it gives no value, or several.
-    """
-    key, equals, value = text.partition("=")
-    if equals and key in PATHS:
-        return given(key, None if value == "null" else check_path(value))
-    try:
-        override = OverridesParser.create().parse_override(text)
-    except HydraException as error:
-        key, equals, value = text.partition("=") if "=" in text else ("key", "=", "value")
-        raise ConfigError(
-            f"the override {text!r} cannot be read",
-            got=" ".join(str(error).split()),
-            expected="key=value",
-            hint="put a value that holds spaces, = or , in two pairs of quotes:"
-            f" \"{key}{equals}'{value}'\"",
-        ) from error
-    if override.is_sweep_override():
-        raise ConfigError(
-            f"the override {text!r} gives several values",
-            expected="one value: a command makes one run",
-            hint="give the command once for each value",
-        )
-    return override
-
-
-def given(key: str, value: Any) -> Override:
-    """An override that gives a key this very value, whatever signs a text has."""
-    line = f"{key}={value}"
-    return Override(OverrideType.CHANGE, key, ValueType.ELEMENT, value, input_line=line)
-
-
-def check_path(path: str | Path) -> str:
-    """Return a path as text; `ConfigError` where the configuration could not keep it."""
-    if "${" in (text := str(path)) or text == "???":
-        problem = "a path must not hold ${ or be ???, which configuration files read otherwise"
-        raise ConfigError(problem, got=text, hint="rename that folder or file")
-    return text
-
-
-def check_value(
-    key: str, value: object, valid: Sequence[str], searched: str = "", further: str = ""
-) -> None:
-    """Raise `ConfigError`, which suggests a near one, where a value is not among the valid ones.
-
-    `searched` says where else it might have been, `further` what else may be missing.
-    """
-    if value not in valid:
-        raise ConfigError(
-            f"unknown {key} {value!r}",
-            got=f"{key}={value}{searched and f' ({searched})'}",
-            expected=f"one of {', '.join(valid)}",
-            hint="; ".join(filter(None, (did_you_mean(str(value), valid, f"{key}="), further)))
-            or None,
-        )
-
-
-def check_least(config: DictConfig, least: Mapping[str, int]) -> None:
-    """Raise `ConfigError` for the first dotted key whose number is below the least it may be."""
-    for key, bound in least.items():
-        if (value := OmegaConf.select(config, key)) is None:
-            hint = "write it into the configuration of your own part, as the others have it"
-            raise ConfigError(f"{key} is missing", expected=f">= {bound}", hint=hint)
-        if value < bound:
-            raise ConfigError(f"{key} is out of range", got=value, expected=f">= {bound}")
-
-
-def check_key(key: str, value: object, defaults: Mapping[str, Any]) -> Any:
-    """Return the default of a dotted key; `ConfigError`, with the valid names, for one too many."""
-    level: Any = defaults
-    parts = key.split(".")
-    for depth, part in enumerate(parts):
-        if not isinstance(level, Mapping) or part not in level:
-            above = ".".join(parts[:depth])
-            names = sorted(level) if isinstance(level, Mapping) else []
-            below = f"below {above}, " if above else ""
-            raise ConfigError(
-                f"unknown key {key!r}",
-                got=part if names else f"{above} is one value and has no parts",
-                expected=f"{below}one of {', '.join(names)}" if names else None,
-                hint=did_you_mean(part, names, above and f"{above}."),
-            )
-        level = level[part]
-    if isinstance(value, Mapping) and isinstance(level, Mapping):
-        for name, item in value.items():
-            check_key(f"{key}.{name}", item, defaults)
-    return level
-
-
-def _of_same_type(key: str, default: Any, value: Any) -> Any:
-    if default in (None, "???", NOT_GIVEN) or (value is None and key.startswith("nodes.")):
-        return value
-    if isinstance(value, str) and ("${" in value or value == "???"):
-        return value  # in a cell, whose references are resolved later
-    if isinstance(default, Mapping) and isinstance(value, Mapping):
-        return {k: _of_same_type(f"{key}.{k}", default.get(k), v) for k, v in value.items()}
-    if isinstance(default, list) and isinstance(value, list):
-        if value == default:
-            return default  # its items may differ from the first one
-        first = default[0] if len({type(item) for item in default}) == 1 else None
-        return [_of_same_type(f"{key}[{i}]", first, item) for i, item in enumerate(value)]
-    if isinstance(default, float) and type(value) is int:
-        return float(value)
-    if type(value) is type(default):
-        return value
-    composite = isinstance(default, Mapping | list)
-    hint = "robot-rl train --help all says what each setting means"
-    if type(default) is int and isinstance(value, float) and value.is_integer():
-        hint = f"write {key}={int(value)}"
-    elif isinstance(default, str) and value is not None:
-        hint = f"put it in two pairs of quotes: \"{key}='{value}'\""
-    raise ConfigError(
-        f"{key} has another type than its default",
-        got=f"{'null' if value is None else value} ({_type_name(value)})",
-        expected=_type_name(default) + ("" if composite else f", as in {key}={default}"),
-        hint=hint,
-    )
-
-
-def _type_name(value: object) -> str:
-    return {dict: "mapping", type(None): "null"}.get(type(value), type(value).__name__)
