@@ -8,7 +8,7 @@ import torch
 from tiny_runs import TINY, lines
 
 from robot_rl import cli
-from robot_rl.config import compose
+from robot_rl.config import Settings, compose
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.errors import RobotRLError
@@ -134,4 +134,4 @@ def test_a_way_back_is_found_and_said(folder, with_detours, capsys, monkeypatch)
 def test_impossible_settings_are_refused_before_anything_is_made(words, problem):
     config = compose(["recipe=curated", f"recipe.stages.clone.{words}"])
     with pytest.raises(RobotRLError, match=problem):
-        Recipe(config)
+        Recipe(Settings.of(config))
