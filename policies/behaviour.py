@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from policies.columns import (
     ENCODER_ID,
     FEATURES,
     INSTRUCTION_FEATURES,
-    LATENT,
+    PLAN,
     instruction_features,
 )
 from policies.errors import CheckpointError, PolicyError, RobotRLError
@@ -26,10 +26,21 @@ if TYPE_CHECKING:  # torch takes seconds, and a policy that was exported does wi
     from policies.policy import ChunkPolicy, Policy
     from policies.vision import ImageEncoder
 
+Floats = npt.NDArray[np.float32]
 MODES = ("mean", "sample", "base", "noise")
 NOISES = ("none", "normal", "uniform")
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _INTERFACE = ("task", "control_rate_hz", "action_names")
+
+
+def plans_chunks(policy: Policy) -> TypeGuard[ChunkPolicy]:
+    """Whether a policy is a `ChunkPolicy`, or stands for one; torch is not loaded."""
+    return hasattr(policy, "plan")
+
+
+def normal(sources: Sequence[np.random.Generator], shape: tuple[int, ...]) -> Floats:
+    """Draw N(0, 1) from n sources: (n, *shape) float32."""
+    return np.stack([source.standard_normal(shape, np.float32) for source in sources])
 
 
 @dataclass(frozen=True)
@@ -60,11 +71,23 @@ class Exploration:
                     expected=known,
                 )
 
-    def in_episode(self, lot: float) -> Exploration:
-        """How an episode explores whose lot, uniform in [0, 1), was drawn for that."""
-        if lot < self.base_share:
+    def in_episode(self, draw: float) -> Exploration:
+        """How an episode explores for which this number, uniform in [0, 1), was drawn."""
+        if draw < self.base_share:
             return Exploration("base")
-        return Exploration() if lot < self.base_share + self.mean_share else self
+        return Exploration() if draw < self.base_share + self.mean_share else self
+
+    def noisy(self, action: Floats, sources: Sequence[np.random.Generator]) -> Floats:
+        """Actions (n, d) with the extra noise, drawn from n sources, within ±1."""
+        noise: Floats
+        if self.noise == "normal":
+            noise = normal(sources, action.shape[1:])
+        elif self.noise == "uniform":
+            drawn = [source.random(action.shape[1], np.float32) for source in sources]
+            noise = 2 * np.stack(drawn) - np.float32(1)
+        else:
+            return action.clip(-1, 1)
+        return (action + np.float32(self.noise_scale) * noise).clip(-1, 1)
 
     @property
     def noiseless(self) -> bool:
@@ -145,6 +168,28 @@ class Behaviour:
         return 0 if self.vision is None else self.vision.identifier
 
     @property
+    def held_back(self) -> bool:
+        """Whether its policy only corrects a base, and is not to: then the base acts alone."""
+        return not getattr(self.policy, "corrects", True)
+
+    def hold_back(self, held: bool = True) -> None:
+        """Let the base act alone; or, not `held`, what corrects it too."""
+        if hasattr(self.policy, "corrects"):
+            setattr(self.policy, "corrects", not held)  # noqa: B010  # of these policies alone
+
+    @property
+    def acting(self) -> Policy:
+        """The policy that acts: its base, where it is held back."""
+        base = self.policy.base
+        return base if self.held_back and base is not None else self.policy
+
+    @property
+    def extras(self) -> Mapping[str, int]:
+        """See `ChunkPolicy.extras`; nothing without plans of its own."""
+        found: Mapping[str, int] = getattr(self.policy, "extras", {})
+        return found
+
+    @property
     def tells_instruction(self) -> bool:
         """Whether rows carry what tells the episode's instruction apart.
 
@@ -170,8 +215,8 @@ class Behaviour:
         """What n rows carry beside their observations: of their images, and of their instructions.
 
         With an image encoder ``features/image`` (n, F) float16 and ``encoder_id`` (n,) int64; where
-        the behaviour `tells_instruction`, ``features/instruction`` (n, 16) float16. Where its
-        policy chooses latents, ``latent`` (n, w) float32, 0 until it does.
+        the behaviour `tells_instruction`, ``features/instruction`` (n, 16) float16. Of what its
+        policy's plans leave, ``plan/<name>`` (n, width) float32: 0 until it plans.
 
         Args:
             images: Camera → uint8 (n, H, W, 3); other observations are ignored.
@@ -183,8 +228,8 @@ class Behaviour:
             found[ENCODER_ID] = np.full(len(instructions), self.encoder_id, np.int64)
         if self.tells_instruction:
             found[INSTRUCTION_FEATURES] = instruction_features(instructions)
-        if width := self.policy.latent_columns:
-            found[LATENT] = np.zeros((len(instructions), width), np.float32)
+        for name, width in self.extras.items():
+            found[PLAN + name] = np.zeros((len(instructions), width), np.float32)
         return found
 
     def exploring(
@@ -257,13 +302,15 @@ class Behaviour:
             got = " ".join(repr(error).split())[:300]
             raise CheckpointError("the policy's description is damaged", got=got) from error
         made = cls(policy, interface, execute_steps, exploration, version, vision)
-        for key, told, found in (
+        for key, described, found in (
             ("action_names", len(interface.action_names), policy.action_dimension),
             ("observation", content.get("observation"), made.observation),
         ):
-            if told != found:
+            if described != found:
                 raise CheckpointError(
-                    f"the policy's {key} is not that of its networks", got=told, expected=found
+                    f"the policy's {key} is not that of its networks",
+                    got=described,
+                    expected=found,
                 )
         return made
 
@@ -273,9 +320,10 @@ class Behaviour:
         task: str | None = None,
         control_rate_hz: float | None = None,
         action_names: Iterable[str] | None = None,
+        encoder_id: int | None = None,
         observation: Mapping[str, int] | None = None,
     ) -> Behaviour:
-        """Check that the policy fits where it shall run, as far as that is told; returns itself.
+        """Check that the policy fits what is given of where it is to run; returns itself.
 
         `observation` is name → width of everything the environment gives, which may be more than
         the policy uses.
@@ -288,17 +336,18 @@ class Behaviour:
             ("task", mine.task, task),
             ("control_rate_hz", mine.control_rate_hz, control_rate_hz),
             ("action_names", mine.action_names, action_names and tuple(action_names)),
+            ("image encoder", self.encoder_id, encoder_id),
         ]
         if observation is not None:
             for name, width in self.observation.items():
                 given = f"width {observation[name]}" if name in observation else "absent"
                 fields.append((f"observation {name!r}", f"width {width}", given))
-        for what, got, wanted in fields:
-            if wanted is not None and got != wanted:
+        for what, got, expected in fields:
+            if expected is not None and got != expected:
                 raise PolicyError(
                     f"the policy's {what} differs",
                     got=got,
-                    expected=wanted,
+                    expected=expected,
                     hint="use a policy that was trained for this configuration",
                 )
         return self

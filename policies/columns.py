@@ -1,22 +1,27 @@
-"""What a policy sees, by name, also beside the environment's observations. It loads no torch."""
+"""What a policy sees and makes, by name. It loads no torch."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from policies.errors import PolicyError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Values = npt.NDArray[Any] | Tensor
+
 FEATURES = "features/image"
 """What an image encoder makes of a row's images."""
 ENCODER_ID = "encoder_id"
 
-LATENT = "latent"
-"""What a `LatentPolicy` chose for a plan, in the row in which the plan begins; 0 in all others."""
+PLAN = "plan/"
+"""Prefix of what a plan leaves in the row where it begins: see `Plan`. In other rows it is 0."""
 
 INSTRUCTION = "instruction"
 """Name under which a conditioned policy finds the instructions (B,) or (B, n) of its episodes."""
@@ -24,11 +29,39 @@ INSTRUCTION_FEATURES = "features/instruction"
 INSTRUCTION_WIDTH = 16
 
 
+class Plan(NamedTuple):
+    """What a chunk policy means to do: arrays, or tensors where networks made it."""
+
+    actions: Values  # (B, H, d) in [-1, 1]
+    # Name → (B, width), as `ChunkPolicy.extras` says: what rows keep of the plan.
+    extras: Mapping[str, Values] = {}  # never changed
+
+
 def looked_up(observation: Mapping[str, Any], name: str) -> Any:
     """What was observed under a name; a `PolicyError` where nothing was."""
     if name not in observation:
         raise PolicyError(f"the observation lacks {name!r}", got=sorted(observation), expected=name)
     return observation[name]
+
+
+def check_numbers(name: str, values: npt.NDArray[Any]) -> None:
+    """Raise `PolicyError` where an observation (n, ...) holds what is no number, or is infinite."""
+    if values.dtype.kind in "iub":
+        return
+    if values.dtype.kind != "f":
+        found = f"dtype {values.dtype}"
+    else:
+        with np.errstate(over="ignore"):  # networks compute in float32
+            bad = ~np.isfinite(values.astype(np.float32, copy=False))
+        if not bad.any():
+            return
+        found = f"{values[bad].flat[0]!r}, {bad.sum()} of {bad.size} values"
+    raise PolicyError(
+        f"the observation {name!r} is not finite",
+        got=found,
+        expected="numbers that float32 can hold",
+        hint="check the sensor or the environment that gave it",
+    )
 
 
 def instruction_features(instructions: Sequence[str]) -> npt.NDArray[np.float16]:

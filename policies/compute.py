@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig
-
 from policies.errors import RobotRLError
 
 if TYPE_CHECKING:  # an exported policy acts where there is no torch
@@ -20,19 +18,18 @@ class ComputeError(RobotRLError):
     """A device that is not there, or has too little memory."""
 
 
-def compute_device(config: DictConfig) -> torch.device:
-    """The device that `device` of the configuration names; auto takes a CUDA card if there is one.
+def compute_device(name: str) -> torch.device:
+    """The device cpu, cuda or auto, which takes a CUDA card if there is one.
 
     Raises:
         ComputeError: `device=cuda`, and there is none.
     """
     import torch
 
-    wanted = str(config.device)
-    if wanted == "cpu":
+    if name == "cpu":
         return torch.device("cpu")
     available = torch.cuda.is_available()
-    if wanted == "cuda" and not available:
+    if name == "cuda" and not available:
         raise ComputeError(
             "there is no CUDA device",
             got="device=cuda",
@@ -42,8 +39,8 @@ def compute_device(config: DictConfig) -> torch.device:
     return torch.device("cuda") if available else torch.device("cpu")
 
 
-def ready(behaviour: Behaviour, config: DictConfig) -> Behaviour:
-    """Make a behaviour ready to act: on the configured device, with one thread of the CPU.
+def ready(behaviour: Behaviour, device: str) -> Behaviour:
+    """Make a behaviour ready to act: on a device, with one thread of the CPU.
 
     An exported policy is ready.
 
@@ -55,7 +52,7 @@ def ready(behaviour: Behaviour, config: DictConfig) -> Behaviour:
     import torch
 
     torch.set_num_threads(1)
-    return behaviour.to(compute_device(config))
+    return behaviour.to(compute_device(device))
 
 
 @contextmanager

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from policies import registry
+from policies.columns import Plan
 from policies.denoisers import MLPDenoiser
-from policies.encoders import Normalizer, ObservationBatch, StateEncoder, build_encoder
+from policies.encoders import Array, Normalizer, ObservationBatch, StateEncoder, build_encoder
 from policies.errors import PolicyError
 from policies.networks import seeded, to_device
 from policies.policy import ChunkPolicy
@@ -46,7 +47,7 @@ class DiffusionPolicy(ChunkPolicy):
             raise PolicyError(
                 "exploration_std is out of range", got=exploration_std, expected="above 0, or null"
             )
-        self.exploration_std, self.stochastic = exploration_std, exploration_std is not None
+        self.exploration_std = exploration_std
         self.action_normalizer = action_normalizer
         self.horizon, self.action_dimension = process.horizon, process.action_dimension
         self.noise_shape = process.noise_shape
@@ -150,10 +151,10 @@ class DiffusionPolicy(ChunkPolicy):
         """Compile the denoiser, which is nearly all of the work."""
         self.process.denoiser.compile(*arguments, **options)
 
-    def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
+    def plan(self, observation: ObservationBatch, noise: Array | Tensor) -> Plan:
         """Map observations (B, n, ...) and noise (B, *noise_shape) to chunks (B, H, d) in ±1."""
         features = self.encoder(observation)
-        return self.chunks(features, noise.to(features.device))
+        return Plan(self.chunks(features, torch.as_tensor(noise).to(features.device)))
 
     def chunks(self, features: Tensor, noise: Tensor) -> Tensor:
         """Map encoded observations (B, F) and noise (B, *noise_shape) to chunks as `plan` does."""

@@ -1,7 +1,6 @@
 """The one place where an observation becomes a tensor: states normalised, images scaled.
 
-Two things are read elsewhere, for they are neither: what a gripper was told last
-(`policies.gripper`), and an instruction (`policies.instructions`).
+An instruction, which is neither, is read by `policies.instructions`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Policies with a tanh-squashed Gaussian (SAC, Haarnoja et al. 2018, appendix C)."""
+"""The tanh-squashed Gaussian of SAC (Haarnoja et al. 2018, appendix C), and its policy."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from policies.critics import CriticEnsemble, prefers
-from policies.encoders import ObservationBatch, StateEncoder, build_encoder
+from policies.encoders import Array, ObservationBatch, StateEncoder, build_encoder
 from policies.errors import PolicyError
 from policies.networks import mlp, seeded, standard_normal
 from policies.policy import ChunkPolicy, Policy
@@ -82,6 +81,12 @@ class GaussianTanh(nn.Module):
         output: Tensor = self.network(features)
         return torch.tanh(output[..., : self.action_dimension])
 
+    def output(self, features: Tensor, noise: Array | Tensor | None) -> Tensor:
+        """Draw the action of `sample` with noise (B, d), or give the squashed mean."""
+        return (
+            self.mean(features) if noise is None else self.action(features, torch.as_tensor(noise))
+        )
+
     def sample(self, features: Tensor, noise: Tensor | torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw actions (B, d) in (-1, 1) with their log-densities (B,), both differentiable.
 
@@ -112,25 +117,19 @@ class GaussianTanh(nn.Module):
 
 
 class GaussianPolicy(Policy):
-    """A `GaussianTanh` on encoded observations, and on the base's proposal where there is a base.
-
-    The base is a chunk policy, which is frozen.
-    """
+    """A `GaussianTanh` on encoded observations."""
 
     kind: ClassVar[str] = "gaussian"
 
-    def __init__(
-        self, encoder: StateEncoder, actor: GaussianTanh, base: ChunkPolicy | None = None
-    ) -> None:
+    def __init__(self, encoder: StateEncoder, actor: GaussianTanh) -> None:
         super().__init__()
         self.encoder, self.actor = encoder, actor
         self.action_dimension = actor.action_dimension
-        self.base_policy = None if base is None else base.requires_grad_(False)
 
     @property
     def base(self) -> ChunkPolicy | None:
-        """The frozen chunk policy, where there is one."""
-        return self.base_policy
+        """There is none."""
+        return None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -145,89 +144,15 @@ class GaussianPolicy(Policy):
     def from_config(cls, config: Mapping[str, Any]) -> GaussianPolicy:
         """Make a policy of the configured shape; its weights are then loaded."""
         parts = dict(config)
-        encoder = build_encoder(parts.pop("encoder"))
-        width = int(parts.pop("action_dimension"))
-        seen = encoder.features + (width if "base" in parts else 0)
-        actor = GaussianTanh(seen, width, generator=seeded(0), **parts.pop("actor"))
+        encoder, width = build_encoder(parts.pop("encoder")), int(parts.pop("action_dimension"))
+        actor = GaussianTanh(encoder.features, width, generator=seeded(0), **parts.pop("actor"))
         return cls(encoder, actor, **parts)
 
     def act(
-        self, observation: ObservationBatch, base_action: Tensor | None, noise: Tensor | None
+        self,
+        observation: ObservationBatch,
+        base_action: Array | Tensor | None,
+        noise: Array | Tensor | None,
     ) -> Tensor:
         """Choose one action (B, d)."""
-        return self.output(self.encoder(observation), noise)
-
-    def output(self, seen: Tensor, noise: Tensor | None) -> Tensor:
-        """The actor's output (B, d) in (-1, 1), drawn with noise (B, d) or its mean."""
-        return self.actor.mean(seen) if noise is None else self.actor.sample(seen, noise)[0]
-
-
-class ResidualPolicy(GaussianPolicy):
-    """A correction of the base's action, where critics hold it for better than that action.
-
-    corrected = clip(base_action + scale · tanh(Gaussian(features, base_action)), ±1), as in ResFiT
-    (Ankile et al. 2025, arXiv 2509.19301). The choice between the two by their values is that of
-    IBRL (Hu et al. 2023, arXiv 2311.02198).
-    A residual of zero is exactly the base; an actor with a zero last layer starts there.
-
-    Args:
-        encoder: What the residual sees beside the base action.
-        actor: From `encoder.features` + d to the residual's direction in (-1, 1).
-        base: The chunk policy, which is frozen.
-        critics: From `encoder.features` + 2 d (base action, then action) to values.
-        scale: Largest residual s, in action units.
-        corrects: Whether residuals act at all; without, the base acts alone.
-    """
-
-    kind: ClassVar[str] = "residual"
-    base_policy: ChunkPolicy
-
-    def __init__(
-        self,
-        encoder: StateEncoder,
-        actor: GaussianTanh,
-        base: ChunkPolicy,
-        critics: CriticEnsemble,
-        scale: float = 0.5,
-        corrects: bool = True,
-    ) -> None:
-        super().__init__(encoder, actor, base)
-        if not 0 < scale <= 2:
-            raise PolicyError("the residual scale is out of range", got=scale, expected="(0, 2]")
-        self.critics, self.scale, self.corrects = critics, float(scale), bool(corrects)
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """JSON values from which `from_config` makes a policy of the same shape."""
-        return {
-            **super().config,
-            "critics": self.critics.config,
-            "scale": self.scale,
-            "corrects": self.corrects,
-        }
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> GaussianPolicy:
-        """Make a policy of the configured shape; its weights are then loaded."""
-        critics = CriticEnsemble(**config["critics"], generator=seeded(0))
-        return super().from_config({**config, "critics": critics})
-
-    def combine(self, base_action: Tensor, residual: Tensor) -> Tensor:
-        """Add a residual in (-1, 1) to the base action, both (B, d), and clip."""
-        return (base_action + self.scale * residual).clamp(-1, 1)
-
-    def act(
-        self, observation: ObservationBatch, base_action: Tensor | None, noise: Tensor | None
-    ) -> Tensor:
-        """Choose one action (B, d): the base's proposal (B, d), or that with a correction."""
-        if base_action is None:
-            raise PolicyError("a residual policy needs the base action", got="none")
-        if not self.corrects:
-            return base_action
-        features = self.encoder(observation)
-        base_action = base_action.to(features.device)
-        seen = torch.cat([features, base_action], -1)
-        corrected = self.combine(base_action, self.output(seen, noise))
-        values, of_base = (self.critics(torch.cat([seen, a], -1)) for a in (corrected, base_action))
-        better = prefers(values, of_base)
-        return torch.where(better[:, None], corrected, base_action)
+        return self.actor.output(self.encoder(observation), noise)

@@ -1,4 +1,4 @@
-"""A chunk policy that was improved, beside the clone that it was made from."""
+"""What was learned on top of a clone, beside the clone, which acts where that is held back."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from policies.encoders import ObservationBatch, StateEncoder
+from policies.columns import Plan
+from policies.critics import CriticEnsemble, prefers
+from policies.encoders import Array, ObservationBatch, StateEncoder, build_encoder
 from policies.errors import PolicyError
-from policies.policy import ChunkPolicy, Floats, build, describe
+from policies.gaussian import GaussianTanh
+from policies.networks import seeded
+from policies.policy import ChunkPolicy, Policy, build, describe
 
 
 class ImprovedPolicy(ChunkPolicy):
@@ -31,7 +35,7 @@ class ImprovedPolicy(ChunkPolicy):
         self.policy, self.base_policy = policy, base.requires_grad_(False)
         self.corrects = bool(corrects)
         self.horizon, self.action_dimension = policy.horizon, policy.action_dimension
-        self.stochastic = policy.stochastic
+        self.extras = policy.extras  # also where the clone plans: all rows have the same columns
         if (self.horizon, self.action_dimension) != (base.horizon, base.action_dimension):
             raise PolicyError(
                 "the improved policy has other chunks than its clone",
@@ -60,14 +64,10 @@ class ImprovedPolicy(ChunkPolicy):
         return self.acting.noise_shape
 
     @property
-    def latent_columns(self) -> int:  # type: ignore[override]
-        """Those of the improved policy, whoever plans: all rows of a run have the same columns."""
-        return self.policy.latent_columns
-
-    @property
     def exploring(self) -> ChunkPolicy:
         """What plans while it explores."""
-        return self.acting.exploring
+        explores: ChunkPolicy = getattr(self.acting, "exploring", self.acting)
+        return explores
 
     @property
     def config(self) -> dict[str, Any]:
@@ -82,16 +82,97 @@ class ImprovedPolicy(ChunkPolicy):
             raise PolicyError("an improved policy plans chunks", got=policy.kind)
         return cls(policy, config["base"], config["corrects"])
 
-    def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
-        """Map observations (B, n, ...) and noise (B, *noise_shape) to (B, H, d) in [-1, 1]."""
+    def plan(self, observation: ObservationBatch, noise: Array | Tensor) -> Plan:
+        """Map observations (B, n, ...) and noise (B, *noise_shape) to chunks (B, H, d)."""
         return self.acting.plan(observation, noise)
-
-    def planned(self, observation: ObservationBatch, noise: Floats) -> tuple[Floats, Floats]:
-        """Give what the policy that plans gives; its latents are 0 where it is the clone."""
-        if self.corrects:
-            return self.policy.planned(observation, noise)
-        return super().planned(observation, noise)
 
     def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
         """Give the imitation loss (scalar) of the improved policy."""
         return self.policy.loss(batch, generator)
+
+
+class ResidualPolicy(Policy):
+    """A correction of the base's action, where critics prefer it to that action.
+
+    corrected = clip(base_action + scale · tanh(Gaussian(features, base_action)), ±1), as in ResFiT
+    (Ankile et al. 2025, arXiv 2509.19301). The choice between the two by their values is that of
+    IBRL (Hu et al. 2023, arXiv 2311.02198).
+    A residual of zero is exactly the base; an actor with a zero last layer starts there.
+
+    Args:
+        encoder: What the residual sees beside the base action.
+        actor: From `encoder.features` + d to the residual's direction in (-1, 1).
+        base: The chunk policy, which is frozen.
+        critics: From `encoder.features` + 2 d (base action, then action) to values.
+        scale: Largest residual s, in action units.
+        corrects: Whether residuals act at all; without, the base acts alone.
+    """
+
+    kind: ClassVar[str] = "residual"
+
+    def __init__(
+        self,
+        encoder: StateEncoder,
+        actor: GaussianTanh,
+        base: ChunkPolicy,
+        critics: CriticEnsemble,
+        scale: float = 0.5,
+        corrects: bool = True,
+    ) -> None:
+        super().__init__()
+        if not 0 < scale <= 2:
+            raise PolicyError("the residual scale is out of range", got=scale, expected="(0, 2]")
+        self.encoder, self.actor, self.critics = encoder, actor, critics
+        self.base_policy = base.requires_grad_(False)
+        self.action_dimension = actor.action_dimension
+        self.scale, self.corrects = float(scale), bool(corrects)
+
+    @property
+    def base(self) -> ChunkPolicy:
+        """The frozen chunk policy."""
+        return self.base_policy
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """JSON values from which `from_config` makes a policy of the same shape."""
+        return {
+            "encoder": self.encoder.config,
+            "actor": self.actor.config,
+            "critics": self.critics.config,
+            "scale": self.scale,
+            "corrects": self.corrects,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ResidualPolicy:
+        """Make a policy of the configured shape; its weights are then loaded."""
+        encoder, base = build_encoder(config["encoder"]), config["base"]
+        width = base.action_dimension
+        actor = GaussianTanh(
+            encoder.features + width, width, generator=seeded(0), **config["actor"]
+        )
+        critics = CriticEnsemble(**config["critics"], generator=seeded(0))
+        return cls(encoder, actor, base, critics, config["scale"], config["corrects"])
+
+    def combine(self, base_action: Tensor, residual: Tensor) -> Tensor:
+        """Add a residual in (-1, 1) to the base action, both (B, d), and clip."""
+        return (base_action + self.scale * residual).clamp(-1, 1)
+
+    def act(
+        self,
+        observation: ObservationBatch,
+        base_action: Array | Tensor | None,
+        noise: Array | Tensor | None,
+    ) -> Tensor:
+        """Choose one action (B, d): the base's proposal (B, d), or that with a correction."""
+        if base_action is None:
+            raise PolicyError("a residual policy needs the base action", got="none")
+        proposal = torch.as_tensor(base_action)
+        if not self.corrects:
+            return proposal
+        features = self.encoder(observation)
+        proposal = proposal.to(features.device)
+        seen = torch.cat([features, proposal], -1)
+        corrected = self.combine(proposal, self.actor.output(seen, noise))
+        values, of_base = (self.critics(torch.cat([seen, a], -1)) for a in (corrected, proposal))
+        return torch.where(prefers(values, of_base)[:, None], corrected, proposal)

@@ -6,17 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from policies import registry
-from policies.columns import INSTRUCTION
-from policies.encoders import ObservationBatch, StateEncoder
+from policies.columns import INSTRUCTION, Plan
+from policies.encoders import Array, ObservationBatch, StateEncoder
 from policies.errors import PolicyError
-
-Floats = npt.NDArray[np.float32]
 
 
 class Policy(nn.Module, ABC):
@@ -25,20 +21,12 @@ class Policy(nn.Module, ABC):
     Attributes:
         kind: Short name for records and reports; the class's name, where it has none.
         encoder: What the per-step part sees.
-        base: The chunk policy under it; a chunk policy is its own base; None without one.
-        stochastic: Whether it can sample an action, other than the mean or the plan of its noise.
-        plans_chunks: Whether it is a `ChunkPolicy`, for who does not load torch.
+        action_dimension: Number of action columns d.
         on_torch: Whether it is a module of torch, which computes on a device.
-        corrects: False where what was learned on top of the base is held back: the base acts alone.
-        latent_columns: Columns of the `LATENT` that rows carry; 0 where they carry none.
     """
 
     kind: ClassVar[str]
-    stochastic: bool = True
-    plans_chunks = False
     on_torch = True
-    corrects: bool = True
-    latent_columns: int = 0
     encoder: StateEncoder
     action_dimension: int
 
@@ -51,7 +39,7 @@ class Policy(nn.Module, ABC):
     @property
     @abstractmethod
     def base(self) -> ChunkPolicy | None:
-        """The chunk policy whose proposal is `base_action`."""
+        """The chunk policy whose proposal is `base_action`; a chunk policy is its own base."""
 
     @property
     @abstractmethod
@@ -65,7 +53,10 @@ class Policy(nn.Module, ABC):
 
     @abstractmethod
     def act(
-        self, observation: ObservationBatch, base_action: Tensor | None, noise: Tensor | None
+        self,
+        observation: ObservationBatch,
+        base_action: Array | Tensor | None,
+        noise: Array | Tensor | None,
     ) -> Tensor:
         """Choose one action (B, d) in [-1, 1].
 
@@ -74,15 +65,6 @@ class Policy(nn.Module, ABC):
             base_action: (B, d) proposal of the base at this step, where there is a base.
             noise: (B, d) of N(0, 1) to sample with; None for the mean.
         """
-
-    def chosen(
-        self, observation: ObservationBatch, base_action: Floats | None, noise: Floats | None
-    ) -> Floats:
-        """Choose as `act` does, of arrays: what a runner asks, and an exported policy answers."""
-        with torch.inference_mode():
-            given = (None if a is None else torch.from_numpy(a) for a in (base_action, noise))
-            action: Floats = self.act(observation, *given).cpu().numpy()
-        return action
 
     def acts_as(self, other: object) -> bool:
         """Whether another policy is of the same class and has the same weights."""
@@ -109,20 +91,22 @@ class Policy(nn.Module, ABC):
 
 
 class ChunkPolicy(Policy):
-    """A policy that proposes H actions at a time, and so can be a base.
+    """A policy that plans H actions at a time, and so can be a base.
+
+    One that can explore has another chunk policy as its attribute `exploring`.
 
     Attributes:
         horizon: Number of actions H of a chunk.
         noise_shape: Shape of the N(0, 1) noise of one plan; none where it is not set.
         conditioned: Whether plans depend on the episode's instruction; it is then found in
             observations and batches under `INSTRUCTION`.
+        extras: Name → width of what rows keep of a plan, beside its actions: as `plan/<name>`.
     """
 
-    stochastic = False
-    plans_chunks = True
     conditioned: ClassVar[bool] = False
     horizon: int
     noise_shape: tuple[int, ...] = (0,)
+    extras: Mapping[str, int] = {}  # never changed
 
     @property
     def base(self) -> ChunkPolicy:
@@ -140,27 +124,19 @@ class ChunkPolicy(Policy):
         return (*self.observation, *instruction, "action", "valid")
 
     def act(
-        self, observation: ObservationBatch, base_action: Tensor | None, noise: Tensor | None
+        self,
+        observation: ObservationBatch,
+        base_action: Array | Tensor | None,
+        noise: Array | Tensor | None,
     ) -> Tensor:
-        """Give the chunk's action at this step (B, d) unchanged; its noise is in the plan."""
+        """Give the plan's action at this step (B, d) unchanged; its noise is in the plan."""
         if base_action is None:
             raise PolicyError("a chunk policy acts by its planned action", got="none")
-        return base_action
+        return torch.as_tensor(base_action)
 
     @abstractmethod
-    def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
-        """Map observations (B, n, ...) and noise (B, *noise_shape) to (B, H, d) in [-1, 1]."""
-
-    def planned(self, observation: ObservationBatch, noise: Floats) -> tuple[Floats, Floats]:
-        """Give what `plan` gives, of arrays, and what was chosen for it: (B, latent_columns)."""
-        with torch.inference_mode():
-            chunks: Floats = self.plan(observation, torch.from_numpy(noise)).cpu().numpy()
-        return chunks, np.zeros((len(noise), self.latent_columns), np.float32)
-
-    @property
-    def exploring(self) -> ChunkPolicy:
-        """What plans while it explores: itself, unless it is `stochastic`."""
-        return self
+    def plan(self, observation: ObservationBatch, noise: Array | Tensor) -> Plan:
+        """Map observations (B, n, ...) and noise (B, *noise_shape) to chunks (B, H, d)."""
 
     @abstractmethod
     def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:

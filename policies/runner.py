@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from policies.behaviour import Behaviour, Exploration
-from policies.columns import FEATURES, INSTRUCTION, LATENT, looked_up
+from policies.behaviour import Behaviour, Exploration, normal, plans_chunks
+from policies.columns import FEATURES, INSTRUCTION, PLAN, check_numbers, looked_up
 from policies.errors import PolicyError
 
 if TYPE_CHECKING:  # see policies.behaviour
@@ -51,25 +53,26 @@ class RunningEpisode:
     # Source of the noise of plans, which alone can be repeated along a recording.
     plan_noise: np.random.Generator
     step_noise: np.random.Generator  # source of the noise of steps
-    lot: float  # uniform in [0, 1); tells how this episode explores: see `Exploration.in_episode`
+    exploration_draw: float  # uniform in [0, 1): see `Exploration.in_episode`
     instruction: str  # what is to be done; empty where nothing was said
     # (execute_steps or more, d), what was planned; None before the first plan.
     chunk: Floats | None = None
     position: int = 0  # of the next action in the chunk
-    latent: Floats | None = None  # (w,), what the planner chose for that chunk; w may be 0
+    # Name → (width,), what rows keep of that plan: see `ChunkPolicy.extras`.
+    extras: dict[str, Floats] = field(default_factory=dict)
     # Name → (n, ...shape), the latest observations that its policies have seen, oldest first.
     seen: dict[str, Array] = field(default_factory=dict)
 
     @classmethod
     def begin(cls, behaviour: Behaviour, seed: int, instruction: str) -> RunningEpisode:
         """Begin an episode whose noise follows from a seed."""
-        plan, step, lot = map(np.random.default_rng, np.random.SeedSequence(int(seed)).spawn(3))
-        return cls(behaviour, plan, step, lot.random(), instruction)
+        plan, step, draw = map(np.random.default_rng, np.random.SeedSequence(int(seed)).spawn(3))
+        return cls(behaviour, plan, step, draw.random(), instruction)
 
     @property
     def exploration(self) -> Exploration:
         """How it explores."""
-        return self.behaviour.exploration.in_episode(self.lot)
+        return self.behaviour.exploration.in_episode(self.exploration_draw)
 
     @property
     def at_boundary(self) -> bool:
@@ -98,15 +101,10 @@ class PolicyRunner:
         Raises:
             PolicyError: The new behaviour has other action columns, or another image encoder.
         """
-        behaviour.expect(action_names=self.behaviour.interface.action_names)
-        if behaviour.encoder_id != self.behaviour.encoder_id:
-            raise PolicyError(
-                "the new weights have another image encoder",
-                got=behaviour.encoder_id,
-                expected=self.behaviour.encoder_id,
-                hint="an image encoder is frozen when online learning begins",
-            )
-        self.behaviour = behaviour
+        now = self.behaviour
+        self.behaviour = behaviour.expect(
+            action_names=now.interface.action_names, encoder_id=now.encoder_id
+        )
 
     def reset(
         self,
@@ -115,12 +113,10 @@ class PolicyRunner:
         seeds: Sequence[int],
         instructions: Sequence[str] | None = None,
     ) -> None:
-        """Start episodes: history and chunk queue are emptied, after a truncation too.
+        """Start episodes in some slots, or all: history and chunk queue are emptied.
 
-        Args:
-            slots: Which slots; None for all.
-            seeds: One episode seed per slot, non-negative.
-            instructions: What is to be done, one text per slot; conditioned policies need it.
+        Each slot gets its episode's seed, non-negative, and its instruction, which conditioned
+        policies need.
         """
         rows = self._all if slots is None else np.asarray(slots, np.intp)
         texts = [""] * len(rows) if instructions is None else list(instructions)
@@ -135,16 +131,14 @@ class PolicyRunner:
     def act(
         self, observation: Mapping[str, Array], active: npt.NDArray[np.bool_] | None = None
     ) -> Decision:
-        """Choose the actions of one step.
+        """Choose the actions of one step in the `active` (slots,) of them, or all.
 
-        Args:
-            observation: Name → (slots, ...shape); rows of inactive slots are not read.
-            active: (slots,) bool; None for all.
+        Observations are (slots, ...shape) by name; rows of inactive slots are not read.
 
         Raises:
             PolicyError: A slot was not reset, or the observation or what the policy makes of it
                 cannot be used: of another shape, or not finite. Chunks are dropped then, so that
-                the next call plans anew.
+                the next call plans again.
         """
         rows = self._all if active is None else np.flatnonzero(active)
         dimension = self.behaviour.policy.action_dimension
@@ -159,13 +153,17 @@ class PolicyRunner:
         )
         if not len(rows):
             return acted
-        episodes = self._episodes(rows)
-        latest = self.behaviour
+        episodes, latest = self._episodes(rows), self.behaviour
         for episode in episodes:
             if episode.behaviour is not latest and episode.at_boundary:
                 episode.behaviour, episode.chunk = latest, None
-        acted.features.update(self._features(observation, rows, episodes))
-        windows = self._windows({**observation, **acted.features}, rows, episodes)
+        try:
+            features, windows = self._see(observation, rows, episodes)
+        except PolicyError:
+            for episode in episodes:
+                episode.chunk = None
+            raise
+        acted.features.update(features)
         for part in _by_behaviour(episodes):
             members = [episodes[index] for index in part]
             seen = windows if len(part) == len(rows) else _parts(windows, part)
@@ -178,7 +176,7 @@ class PolicyRunner:
         """Tell that an operator's actions (slots given, d) were executed in place of the policy's.
 
         The chunk was planned for another course, so it is dropped: while the take-over lasts
-        `act` plans anew at every step, and the hand-back starts from the fresh history.
+        `act` plans at every step, and the hand-back starts from the fresh history.
         """
         rows = self._all if slots is None else np.asarray(slots, np.intp)
         for episode in self._episodes(rows):
@@ -189,89 +187,72 @@ class PolicyRunner:
     ) -> Conclusion:
         """Give the base's proposals and the features for observations that are not acted on.
 
-        It is for the final observation of an episode, whose row needs a true base action. It
-        changes nothing: history, queue and generators stay as they are.
-
-        Args:
-            observation: Name → (slots, ...shape).
-            active: (slots,) bool; None for all; the others' values are zero.
+        It takes what `act` takes. It is for the final observation of an episode, whose row needs a
+        true base action, and changes nothing: history, queue and generators stay as they are.
         """
         rows = self._all if active is None else np.flatnonzero(active)
         proposals = np.zeros((self.slots, self.behaviour.policy.action_dimension), np.float32)
         if not len(rows):
             return Conclusion(proposals, {})
         # Copies: planning for them draws from copied generators and fills copied queues.
-        episodes = [copy.copy(episode) for episode in self._episodes(rows)]
-        for episode in episodes:
-            episode.plan_noise = copy.deepcopy(episode.plan_noise)
-        features = self._features(observation, rows, episodes)
-        windows = self._windows({**observation, **features}, rows, episodes)
+        episodes = [
+            replace(episode, plan_noise=copy.deepcopy(episode.plan_noise))
+            for episode in self._episodes(rows)
+        ]
+        features, windows = self._see(observation, rows, episodes)
         for part in _by_behaviour(episodes):
             members = [episodes[index] for index in part]
-            planner = _planner(members[0])
-            if planner is not None:
+            if (planner := _planner(members[0])) is not None:
                 proposals[rows[part]] = _advance(planner, members, _parts(windows, part))
         return Conclusion(proposals, features)
 
     def label(self, observations: Mapping[str, Array], seed: int, instruction: str = "") -> Floats:
         """Give the base's proposals (T + 1, d) along a recorded episode, at the deployed cadence.
 
-        It equals running the base from a reset with `seed` while the observations come from
-        the recording; all plans are one network call.
-
-        Args:
-            observations: Name → (T + 1, ...shape), the final observation included.
-            seed: Episode seed.
-            instruction: The recorded episode's; conditioned policies need it.
+        It equals running the base from a reset with that seed and instruction while the
+        observations come from the recording, (T + 1, ...shape) by name, the final one included; all
+        plans are one network call.
 
         Raises:
             PolicyError: The recording lacks an observation, or one is not finite.
         """
-        behaviour = self.behaviour
-        base = behaviour.policy.base
+        behaviour, base = self.behaviour, self.behaviour.policy.base
         assert base is not None
         if behaviour.vision is not None and FEATURES not in observations:
             observations = {**observations, FEATURES: behaviour.vision.encode(observations)}
         columns = {n: np.asarray(looked_up(observations, n)) for n in base.observation}
         for name, values in columns.items():
-            _check_numbers(name, values, ())
+            check_numbers(name, values)
         rows = min(map(len, columns.values()))
         at = np.arange(0, rows, behaviour.execute_steps)
         # Before the episode its first row is repeated.
         seen = np.maximum(at[:, None] + np.arange(1 - base.encoder.observation_steps, 1), 0)
-        windows = _parts(columns, seen)
         episode = RunningEpisode.begin(behaviour, seed, instruction)
-        chunks, _ = _plan(base, [episode] * len(at), windows)
+        chunks, _ = _plan(base, [episode] * len(at), _parts(columns, seen))
         labels = chunks[:, : behaviour.execute_steps].reshape(-1, base.action_dimension)
         return np.ascontiguousarray(labels[:rows])
 
-    def _features(
+    def _see(
         self, observation: Mapping[str, Array], rows: Rows, episodes: Sequence[RunningEpisode]
-    ) -> dict[str, Array]:
-        """`Behaviour.features` of the slots `rows`; those of other slots are zero."""
-        vision = self.behaviour.vision
-        cameras = [] if vision is None else [name for name in vision.cameras if name in observation]
-        images = {name: _of_rows(observation[name], rows) for name in cameras}
-        found = {}
-        texts = [episode.instruction for episode in episodes]
-        for name, values in self.behaviour.features(images, texts).items():
-            found[name] = np.zeros((self.slots, *values.shape[1:]), values.dtype)
-            found[name][rows] = values
-        return found
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """`Behaviour.features` of the slots `rows` (r,), and the histories of what policies see.
 
-    def _windows(
-        self, observation: Mapping[str, Array], rows: Rows, episodes: Sequence[RunningEpisode]
-    ) -> dict[str, Array]:
-        """Give the histories that end with this observation, without keeping it.
-
-        Of each array (slots, ...shape) the `rows` (r,) are looked at: name → (r, n, ...shape).
+        Features are (slots, ...), zero in other slots. A history ends with this observation, and is
+        not kept: name → (r, n, ...shape).
         """
+        behaviour, found = self.behaviour, dict(observation)
+        cameras = () if behaviour.vision is None else behaviour.vision.cameras
+        images = {n: _of_rows(observation[n], rows) for n in cameras if n in observation}
+        features = {}
+        for name, values in behaviour.features(images, [e.instruction for e in episodes]).items():
+            features[name] = found[name] = np.zeros((self.slots, *values.shape[1:]), values.dtype)
+            features[name][rows] = values
         policies = {id(e.behaviour): e.behaviour.policy for e in episodes}.values()
         steps = max(policy.observation_steps for policy in policies)
         windows = {}
         for name in {name: None for policy in policies for name in policy.observation}:
             known = [episode.seen.get(name) for episode in episodes]
-            array = np.asarray(looked_up(observation, name))
+            array = np.asarray(looked_up(found, name))
             shape = next((seen.shape for seen in known if seen is not None), array.shape)[1:]
             if array.shape != (self.slots, *shape):
                 raise PolicyError(
@@ -280,21 +261,23 @@ class PolicyRunner:
                     expected=(self.slots, *shape),
                 )
             new = _of_rows(array, rows)
-            _check_numbers(name, new, episodes)
+            check_numbers(name, new)
             if steps == 1:
                 windows[name] = new[:, None]  # not copied
-            else:
-                pairs = zip(known, new, strict=True)
-                windows[name] = np.stack([_lengthened(*pair, steps) for pair in pairs])
-        return windows
+                continue
+            # The last observations with the new one; the first that is known is repeated.
+            pairs = [(seen, new[at : at + 1]) for at, seen in enumerate(known)]
+            joined = [one if seen is None else np.concatenate([seen, one]) for seen, one in pairs]
+            last = np.arange(-steps, 0)
+            windows[name] = np.stack([each[np.maximum(len(each) + last, 0)] for each in joined])
+        return features, windows
 
     def _episodes(self, rows: Rows) -> list[RunningEpisode]:
-        for row in rows:
-            if self._running[row] is None:
-                raise PolicyError(
-                    f"slot {row} has no episode", hint="call reset(seeds=...) before act"
-                )
-        return [episode for row in rows if (episode := self._running[row]) is not None]
+        found = [episode for row in rows if (episode := self._running[row]) is not None]
+        if idle := [row for row in rows if self._running[row] is None]:
+            hint = "call reset(seeds=...) before act"
+            raise PolicyError(f"slot {idle[0]} has no episode", hint=hint)
+        return found
 
 
 def _by_behaviour(episodes: Sequence[RunningEpisode]) -> list[Rows]:
@@ -316,34 +299,24 @@ def _act_in(
     policy, exploration = behaviour.policy, episodes[0].exploration
     sources, width = [episode.step_noise for episode in episodes], policy.action_dimension
     proposal = None
-    planner = _planner(episodes[0])
-    if planner is not None:
+    if (planner := _planner(episodes[0])) is not None:
         proposal = _advance(planner, episodes, windows)
         acted.base_action[rows] = proposal
-        places = [episode.position - 1 for episode in episodes]
-        acted.chunk_index[rows] = places
-        if planner.latent_columns:
-            for row, place, episode in zip(rows, places, episodes, strict=True):
-                if place == 0:
-                    acted.features[LATENT][row] = episode.latent
+        for row, episode in zip(rows, episodes, strict=True):
+            acted.chunk_index[row] = place = episode.position - 1
+            for name, values in episode.extras.items() if place == 0 else ():
+                acted.features[PLAN + name][row] = values
     if exploration.mode == "noise":
         action = np.zeros((len(episodes), width), np.float32)
-    elif proposal is not None and (exploration.mode == "base" or policy.plans_chunks):
+    elif proposal is not None and (exploration.mode == "base" or plans_chunks(policy)):
         action = proposal
     else:
-        noise = None
-        if exploration.mode == "sample" and policy.stochastic:
-            noise = _normal(sources, (width,))
+        noise = normal(sources, (width,)) if exploration.mode == "sample" else None
         seen = _parts(windows, np.s_[:, -policy.encoder.observation_steps :])
-        chosen = policy.chosen(seen, proposal, noise)
-        action = _checked(policy, "actions", chosen, (len(episodes), width))
-    scale = np.float32(exploration.noise_scale)
-    if exploration.noise == "normal":
-        action = action + scale * _normal(sources, (width,))
-    elif exploration.noise == "uniform":
-        drawn = np.stack([source.random(width, np.float32) for source in sources])
-        action = action + scale * (2 * drawn - 1)
-    acted.action[rows] = action.clip(-1, 1)
+        with _inference():
+            chosen = policy.act(seen, proposal, noise)
+        action = _made(policy, "actions", chosen, (len(episodes), width))
+    acted.action[rows] = exploration.noisy(action, sources)
     acted.version[rows] = behaviour.version
     acted.base_alone[rows] = exploration.base_alone
     acted.noiseless[rows] = exploration.noiseless
@@ -352,22 +325,24 @@ def _act_in(
 def _planner(episode: RunningEpisode) -> ChunkPolicy | None:
     """Whose chunks an episode executes or corrects, None without chunks."""
     policy, mode = episode.behaviour.policy, episode.exploration.mode
-    if not policy.plans_chunks or mode == "base":
+    if mode == "base" or not plans_chunks(policy):
         return policy.base
-    planner = cast("ChunkPolicy", policy)
-    return planner.exploring if mode == "sample" else planner
+    exploring: ChunkPolicy = getattr(policy, "exploring", policy)
+    return exploring if mode == "sample" else policy
 
 
 def _advance(
-    base: ChunkPolicy, episodes: Sequence[RunningEpisode], windows: dict[str, Array]
+    planner: ChunkPolicy, episodes: Sequence[RunningEpisode], windows: dict[str, Array]
 ) -> Floats:
     """Plan where a chunk is used up, and take the next proposal (r, d) of each episode."""
     due = np.array([episode.at_boundary for episode in episodes])
     if due.any():
         planning = [episode for episode in episodes if episode.at_boundary]
-        plans = _plan(base, planning, windows if due.all() else _parts(windows, due))
-        for episode, chunk, latent in zip(planning, *plans, strict=True):
-            episode.chunk, episode.latent, episode.position = chunk, latent, 0
+        seen = windows if due.all() else _parts(windows, due)
+        chunks, extras = _plan(planner, planning, seen)
+        for index, episode in enumerate(planning):
+            episode.chunk, episode.position = chunks[index], 0
+            episode.extras = {name: values[index] for name, values in extras.items()}
     proposals = []
     for episode in episodes:
         assert episode.chunk is not None
@@ -377,58 +352,41 @@ def _advance(
 
 
 def _plan(
-    base: ChunkPolicy, episodes: Sequence[RunningEpisode], windows: dict[str, Array]
-) -> tuple[Floats, Floats]:
+    planner: ChunkPolicy, episodes: Sequence[RunningEpisode], windows: dict[str, Array]
+) -> tuple[Floats, dict[str, Floats]]:
     """Plan chunks (r, H, d) for r episodes in one network call; one may stand there twice.
 
-    With them their latents (r, w).
+    With them what rows keep of each, by name: (r, width).
     """
-    sources = [episode.plan_noise for episode in episodes]
-    noise = _normal(sources, base.noise_shape)
-    seen = _parts(windows, np.s_[:, -base.encoder.observation_steps :])
-    if base.conditioned:
+    noise = normal([episode.plan_noise for episode in episodes], planner.noise_shape)
+    seen = _parts(windows, np.s_[:, -planner.encoder.observation_steps :])
+    if planner.conditioned:
         seen[INSTRUCTION] = np.array([episode.instruction for episode in episodes])
-    chunks, latents = base.planned(seen, noise)
-    shape = (len(episodes), base.horizon, base.action_dimension)
-    return _checked(base, "plans", chunks, shape), latents
+    with _inference():
+        plan = planner.plan(seen, noise)
+    count, shape = len(noise), (len(noise), planner.horizon, planner.action_dimension)
+    extras = {
+        name: _made(planner, name, made, (count, planner.extras[name]))
+        for name, made in plan.extras.items()
+    }
+    return _made(planner, "plans", plan.actions, shape), extras
 
 
-def _check_numbers(name: str, new: Array, episodes: Sequence[RunningEpisode]) -> None:
-    """Refuse what is no finite number (r, ...shape); the r episodes then drop their plans."""
-    if new.dtype.kind in "iub":
-        return
-    with np.errstate(over="ignore"):  # networks compute in float32
-        bad = ~np.isfinite(new.astype(np.float32, copy=False)) if new.dtype.kind == "f" else None
-    if bad is None or bad.any():
-        for episode in episodes:
-            episode.chunk = None
-        found = "" if bad is None else f"{new[bad].flat[0]!r}, {bad.sum()} of {bad.size} values"
-        raise PolicyError(
-            f"the observation {name!r} is not finite",
-            got=found or f"dtype {new.dtype}",
-            expected="numbers that float32 can hold",
-            hint="check the sensor or the environment that gave it",
-        )
+def _inference() -> AbstractContextManager[Any]:
+    """Compute without gradients; an exported policy does so without torch."""
+    return torch.inference_mode() if (torch := sys.modules.get("torch")) else nullcontext()
 
 
-def _checked(policy: Policy, what: str, made: Floats, shape: tuple[int, ...]) -> Floats:
-    """What a policy has made, whoever wrote it: of this shape, and finite."""
-    if np.shape(made) != shape:
-        problem = f"{type(policy).__name__} made {what} of another shape"
-        raise PolicyError(problem, got=np.shape(made), expected=shape)
-    if not (finite := np.isfinite(made)).all():
-        raise PolicyError(
-            f"{type(policy).__name__} made {what} that are not finite",
-            got=made[~finite][0],
-            hint="its weights are damaged, or its training has diverged",
-        )
-    return made
-
-
-def _lengthened(seen: Array | None, new: Array, steps: int) -> Array:
-    """The last observations (steps, ...shape) with a new one; the first known one is repeated."""
-    known = new[None] if seen is None else np.concatenate([seen, new[None]])
-    return known[np.maximum(np.arange(len(known) - steps, len(known)), 0)]
+def _made(policy: Policy, what: str, made: Any, shape: tuple[int, ...]) -> Floats:
+    """What a policy has made, as an array of this shape, and finite."""
+    array: Floats = made if isinstance(made, np.ndarray) else made.cpu().numpy()
+    who = f"{type(policy).__name__} made {what}"
+    if array.shape != shape:
+        raise PolicyError(f"{who} of another shape", got=array.shape, expected=shape)
+    if not (finite := np.isfinite(array)).all():
+        hint = "its weights are damaged, or its training has diverged"
+        raise PolicyError(f"{who} that are not finite", got=array[~finite][0], hint=hint)
+    return array
 
 
 def _of_rows(array: Array, rows: Rows) -> Array:
@@ -439,7 +397,3 @@ def _of_rows(array: Array, rows: Rows) -> Array:
 def _parts(windows: dict[str, Array], part: Any) -> dict[str, Array]:
     """Take a part, such as some rows by position or mask, of every observation."""
     return {name: window[part] for name, window in windows.items()}
-
-
-def _normal(sources: Sequence[np.random.Generator], shape: tuple[int, ...]) -> Floats:
-    return np.stack([source.standard_normal(shape, np.float32) for source in sources])

@@ -16,8 +16,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from policies import registry
-from policies.columns import INSTRUCTION
-from policies.encoders import Normalizer, ObservationBatch, StateEncoder, camera_image, image_pixels
+from policies.columns import INSTRUCTION, Plan
+from policies.encoders import (
+    Array,
+    Normalizer,
+    ObservationBatch,
+    StateEncoder,
+    camera_image,
+    image_pixels,
+)
 from policies.errors import PolicyError
 from policies.instructions import InstructionTokenizer
 from policies.networks import standard_normal
@@ -144,20 +151,20 @@ class VLAPolicy(ChunkPolicy):
         valid = torch.as_tensor(batch["valid"]).to(data.device)
         return masked_mean_square(error[..., : self.action_dimension], valid)
 
-    def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
+    def plan(self, observation: ObservationBatch, noise: Array | Tensor) -> Plan:
         """Integrate the flow from noise (B, H, action_width) at t = 1 to chunks (B, H, d) in ±1.
 
         Columns that the robot lacks follow the path they had in training, t · noise.
         """
         prompt, state = self._see(observation)
-        start = noise.to(state)
+        start = torch.as_tensor(noise).to(state)
         x, used = start, self.action_dimension
         for step in range(self.steps):
             time = torch.full((len(x),), 1 - step / self.steps, device=x.device)
             velocity = self.backbone.velocity(prompt, state, x, time)
             velocity = torch.cat([velocity[..., :used], start[..., used:]], -1)
             x = x - velocity / self.steps
-        return self.action_normalizer.denormalize(x[..., :used]).clamp(-1, 1)
+        return Plan(self.action_normalizer.denormalize(x[..., :used]).clamp(-1, 1))
 
     def _see(self, observation: Mapping[str, Any]) -> tuple[Any, Tensor]:
         """Run the vision-language part: the prompt, and the state (B, state_width)."""

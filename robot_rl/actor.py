@@ -110,7 +110,7 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
     past = _episodes_before(run, number)
     coach = Coach(past, _note) if config.clock == "realtime" else Coach(past)
     session = make_session(config, run, coach=coach, episodes=len(past), stopped=stop.is_set)
-    place = ServerPlace.of(config, run)
+    place = ServerPlace.of(run, config.replay.connect, config.replay["keys"])
     place.wait(stop)
     with closing(session), _spooling_client(config, run, place, session, stop) as client:
         receiver = WeightsReceiver(run)
@@ -129,7 +129,8 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
             folder = run.spool(number).with_suffix(".weights")
             kept = KeptWeights(folder, receiver, session.task.time_limit_steps)
         source = _weight_source(config, client, receiver, place, first, stop, kept)
-        runner = ActingRunner(first.behaviour, source, step, compute_device(config))
+        device = compute_device(config.device)
+        runner = ActingRunner(first.behaviour, source, step, device)
         stream = SeedStream.ACTING + opened.session + (number - 1) * _SESSIONS
         console = ConsoleFeed(session, run, number)
         seeds = _seeds(int(config.seed), stream, client, session, stop, finished)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,24 +15,26 @@ from torch import Tensor
 
 from policies.behaviour import Behaviour
 from policies.compute import compute_device, explained_memory
+from robot_rl.config import Settings
 from robot_rl.data.policy_columns import check_features, check_fit
+from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
 from robot_rl.errors import in_shell
 from robot_rl.learning.algorithms import check_algorithm, make_algorithm
-from robot_rl.learning.algorithms.base import Correction, check_finite
+from robot_rl.learning.algorithms.base import Batch, Correction, check_finite
 from robot_rl.learning.algorithms.encoding import trains_on
 from robot_rl.learning.algorithms.training import finite_means
-from robot_rl.learning.blocks import Blocks, offline_updates, unevaluated
+from robot_rl.learning.blocks import Blocks, unevaluated
 from robot_rl.learning.demonstrations import (
-    demonstrated,
+    fill_from_demonstrations,
     first_episodes,
-    with_what_episodes_tell,
+    insert_episodes,
 )
-from robot_rl.learning.hindsight import Hindsight
 from robot_rl.learning.recipe import Recipe, Stage
 from robot_rl.learning.symmetry import turning_of
 from robot_rl.learning.trial import Trial
 from robot_rl.learning.weights import BEHAVIOUR
 from robot_rl.learning.workbench import Workbench
+from robot_rl.plugins import plugins, resolve
 from robot_rl.processes.machine import yield_to_control_loop
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import Stopped, stop_event
@@ -51,15 +53,17 @@ from robot_rl.run import (
 )
 from robot_rl.wire import ServerUnreachable, WireError
 
+RECORDS = "learner"  # the run's records of blocks
+
 
 def run(config: DictConfig) -> None:
     """Learn in the run directory `config.run`; `KeyboardInterrupt` after a stop, with all saved."""
     directory = RunDirectory.open(config.run, config.runs_directory)
     yield_to_control_loop(config.clock)
     torch.set_num_threads(1)
-    recipe = Recipe(config)
+    recipe = Recipe(Settings.of(config))
     with stop_event() as stop, directory.claim("learner", 1.0):
-        for name in recipe.left_with_actors(directory):
+        for name in recipe.online(directory):
             with suppress(Stopped):
                 recipe.perform(name, directory, stop)
             if stop.is_set():
@@ -78,33 +82,55 @@ _BLOCK_SECONDS = 20.0
 class Online(Stage):
     """Improves the cloned policy by the configured algorithm, while actors act with it."""
 
-    needs = (DEMONSTRATIONS, CLONED)
     makes = (LAST,)
-    with_actors = True
-    records = "learner"
 
-    def needed(self, config: DictConfig) -> tuple[str, ...]:
-        """Without demonstrations the exploration instead; and what was learned offline."""
-        needs = self.needs if demonstrated(config) else (EXPLORATION, UNTRAINED)
-        return (*needs, OFFLINE) if offline_updates(config) else needs
+    @property
+    def needs(self) -> Sequence[str]:
+        """What it improves; raises where steps, device or algorithm do not fit.
 
-    def check(self, config: DictConfig) -> None:
-        """Check steps, updates, the device and the algorithm's settings."""
-        Blocks.of(config).check_learning()
-        compute_device(config)
-        trains_on(config.observation)
-        check_algorithm(config)
+        Without demonstrations that is the exploration. What was learned offline comes with it.
+        """
+        settings = self.settings
+        Blocks.of(settings).check_learning()
+        compute_device(settings.device)
+        trains_on(settings.observation)
+        check_algorithm(settings)
+        first = (DEMONSTRATIONS, CLONED) if settings.demonstrated else (EXPLORATION, UNTRAINED)
+        return (*first, OFFLINE) if settings.schedule.offline_updates else first
 
-    def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
+    def done(self, run: RunDirectory, *, recorded: bool) -> bool:
         """As soon as all steps are learned from and evaluated; a run may be asked for more."""
-        return learned_steps(run) >= int(config.environment_steps) and not unevaluated(config, run)
+        settings = self.settings
+        return learned_steps(run) >= settings.environment_steps and not unevaluated(settings, run)
 
     @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
         """Learn until the configured number of environment steps, or until the bench's `stop`."""
-        with WorkProgress(int(bench.config.environment_steps)) as progress:
+        with WorkProgress(self.settings.environment_steps) as progress:
             progress.phase("learning")
             Learner(bench).learn(progress)
+
+
+class BatchMap(Protocol):
+    """What a plug-in makes of each batch before the algorithm sees it.
+
+    Attributes:
+        facts: What the run's records say of it.
+    """
+
+    facts: Mapping[str, float]
+
+    def count(self, steps: int) -> None:
+        """Take in the episodes that ended within the first `steps` environment steps."""
+
+    def mixed(self, batch: Batch) -> Batch:
+        """Give the batch to learn from; the one given stays as it is."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs, as JSON."""
+
+    def load_state_dict(self, state: Mapping[str, Any], steps: int) -> None:
+        """Go on where `state_dict` was taken, after so many environment steps."""
 
 
 class Learner:
@@ -115,43 +141,53 @@ class Learner:
     """
 
     def __init__(self, bench: Workbench) -> None:
-        self._bench, config = bench, bench.config
-        self._blocks = Blocks.of(config)
+        self._bench, settings = bench, bench.settings
+        self._blocks = Blocks.of(settings)
         # Only one actor can be made to act on the weights of a certain block.
-        self._stepped = config.clock == "stepped" and self._blocks.actors == 1
-        self._cloned = bench.cloned
-        first = first_episodes(config, bench.run)
+        self._stepped = settings.clock == "stepped" and self._blocks.actors == 1
+        self._cloned, self._demonstrated = bench.cloned, settings.demonstrated
+        first = first_episodes(settings, bench.run)
         check_fit(self._cloned, first.schema)
-        algorithm = with_what_episodes_tell(config, first)
-        self._seed = int(config.seed)
-        self._algorithm = make_algorithm(algorithm, self._cloned, self._seed, config.observation)
-        self._algorithm.to(bench.device, compiled=bool(config.get("compile", False)))
+        self._annotation = settings.reward["annotation"]
+        algorithm = fill_from_demonstrations(settings.algorithm, self._annotation, first)
+        self._seed, observation = settings.seed, settings.observation
+        self._algorithm = make_algorithm(algorithm, self._cloned, self._seed, observation)
+        self._algorithm.to(bench.device, compiled=settings.compile)
         self.environment_steps = self.updates = 0
-        bench.store_first_episodes(self._first())
+        source = SOURCE_DEMONSTRATION if self._demonstrated else SOURCE_POLICY
+        insert_episodes(bench.client, first, self._first(), bench.stop, source)
         self._rows = bench.sampler(self._algorithm.required)
         self._trial = Trial(bench) if isinstance(self._algorithm, Correction) else None
-        share = self._algorithm.schedule.hindsight_share
-        self._hindsight = Hindsight.of(bench, self._algorithm.required, share)
-        self._turning = turning_of(config, self._algorithm.required.fields, first.schema)
-        settings = algorithm.get("settings", {})
-        bounds = settings.get("value_range")
+        made = {
+            name: resolve(function)(bench, self._algorithm)
+            for plugin in plugins()
+            for name, function in plugin.batch_maps.items()
+        }
+        self._maps: dict[str, BatchMap] = {n: each for n, each in made.items() if each is not None}
+        self._turning = turning_of(
+            settings.environment, self._algorithm.required.fields, first.schema
+        )
+        options = algorithm.get("settings", {})
+        bounds = options.get("value_range")
         self._taken = {
             "discount": self._algorithm.schedule.gamma,
             "value_range": None if bounds is None else list(bounds),
-            "hindsight_share": share if self._hindsight is not None else 0.0,
-            "imitation_updates": settings.get("imitation_updates", 0),
+            "imitation_updates": options.get("imitation_updates", 0),
             "symmetric_views": 1 if self._turning is None else self._turning.views,
         }
+        for each in self._maps.values():
+            self._taken |= each.facts
         told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self._taken.items())
         print(f"learner: {told}", flush=True)
         # A learner that was killed learns from some blocks again, but has noted them already.
-        self._noted_steps = max((note["environment_steps"] for note in bench.notes()), default=0)
+        noted = (record["environment_steps"] for record in bench.run.read_jsonl(RECORDS))
+        self._noted_steps = max(noted, default=0)
         self._saved_steps = 0
         # The first block of each start is saved at once: a learner that is killed again and again
         # gets on nevertheless.
         self._saved_at = -math.inf
         self._wait = QuietWait(lambda text: bench.say(f"learner: {text}"))
-        self._taught = offline_updates(config) > 0
+        self._taught = settings.schedule.offline_updates > 0
         if bench.run.has_folder(LAST):
             self._load()
         elif self._taught:
@@ -165,8 +201,12 @@ class Learner:
         nothing is kept. `LearningDiverged` where a loss is not finite.
         """
         total = self._blocks.total
-        if waits_for := _waits_for_annotation(self._bench.config, self._bench.run):
-            self._bench.say(f"learner: {waits_for}")
+        if self._annotation not in (None, LABELS):
+            annotate = in_shell("robot-rl", "annotate", self._bench.run.path, "ADDRESS")
+            self._bench.say(
+                f"learner: learns only from steps with the annotation {self._annotation!r}, and"
+                f" waits until there are some: {annotate}"
+            )
         # A resumed run on the stepped clock goes on with the weights whose turn it is.
         if not self._stepped or self._bench.client.get_weights(BEHAVIOUR) is None:
             self._publish(self.environment_steps)
@@ -218,9 +258,9 @@ class Learner:
         if count and not self._blocks.updates_at(self.environment_steps):
             self._bench.say(f"learner: the warm-up is over; {count:,} updates come at once now")
         batches = self._rows.batches(count)
-        if self._hindsight is not None:
-            self._hindsight.count(target)
-            batches = map(self._hindsight.mixed, batches)
+        for each in self._maps.values():
+            each.count(target)
+            batches = map(each.mixed, batches)
         metrics: list[dict[str, Tensor]] = []
         for number, batch in enumerate(batches, self.updates):
             if self._bench.stop.is_set() and time.monotonic() - started > _BLOCK_SECONDS:
@@ -237,7 +277,7 @@ class Learner:
             self._judge(self._trial)
         record = self._record(count, time.monotonic() - started, metrics)
         if target > self._noted_steps:
-            self._bench.note(record)
+            self._bench.note(record, RECORDS)
         return record
 
     def _judge(self, trial: Trial) -> None:
@@ -288,7 +328,7 @@ class Learner:
         noiseless = self._trial.noiseless_share if self._trial is not None else 0.0
         if not self.updates and not self._taught:
             noise = self._algorithm.schedule.warmup_noise
-            if not demonstrated(self._bench.config):
+            if not self._demonstrated:
                 return self._cloned  # it acts at random
             if noise is not None:
                 return self._first().exploring("base", "normal", noise, share)
@@ -300,14 +340,14 @@ class Learner:
     def _first(self) -> Behaviour:
         """The clone; as a part of what learns, where it is one: rows then have all columns."""
         acting = self._acting()
-        based = demonstrated(self._bench.config) and acting.policy.base is not None
+        based = self._demonstrated and acting.policy.base is not None
         return acting if based else self._cloned
 
     def _deployed(self) -> Behaviour:
         """What was learned; its corrections act only if they are held for better than the clone."""
         learned = self._cloned.learned(self._algorithm.policy(), self.updates)
         if self._trial is not None:
-            learned.policy.corrects = self._trial.proved
+            learned.hold_back(not self._trial.proved)
         return learned
 
     @contextmanager
@@ -331,7 +371,7 @@ class Learner:
             "taken": self._taken,
             "sampler": self._rows.state_dict(),
             "trial": None if self._trial is None else self._trial.state_dict(),
-            "hindsight": None if self._hindsight is None else self._hindsight.state_dict(),
+            "batch_maps": {name: each.state_dict() for name, each in self._maps.items()},
         }
         self._bench.checkpoint(LAST, self._deployed(), self._algorithm.state_dict(), state)
         self._saved_steps, self._saved_at = self.environment_steps, time.monotonic()
@@ -343,18 +383,7 @@ class Learner:
         if self._trial is not None:
             self._trial.load_state_dict(state["trial"])
         self.environment_steps = int(state["environment_steps"])
-        if self._hindsight is not None:
-            self._hindsight.load_state_dict(state["hindsight"], self.environment_steps)
+        for name, each in self._maps.items():
+            each.load_state_dict(state["batch_maps"][name], self.environment_steps)
         self.updates = int(state["gradient_updates"])
         self._saved_steps = self.environment_steps
-
-
-def _waits_for_annotation(config: DictConfig, run: RunDirectory) -> str | None:
-    """Say what learning waits for where annotations are its only reward, None where not."""
-    name = config.reward.annotation
-    if name in (None, LABELS):
-        return None
-    return (
-        f"learns only from steps with the annotation {name!r}, and waits until there are some:"
-        f" {in_shell('robot-rl', 'annotate', run.path, 'ADDRESS')}"
-    )

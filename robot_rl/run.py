@@ -318,8 +318,9 @@ def taken_by_learner(run: RunDirectory) -> dict[str, Any]:
     """What the learner took where the configuration may leave it open; empty before it has saved.
 
     `discount` γ per step; `value_range`, the lowest and highest return, None without limits;
-    `hindsight_share` of each batch; `imitation_updates`, after which demonstrations do not pull any
-    more, 0 where that does not end; `symmetric_views` in which each step is seen, 1 without others.
+    `imitation_updates`, after which demonstrations do not pull any more, 0 where that does not end;
+    `symmetric_views` in which each step is seen, 1 without others; and what plug-ins say of their
+    batch maps, such as `hindsight_share`.
     """
     if not run.has_folder(LAST):
         return {}

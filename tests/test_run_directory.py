@@ -18,7 +18,7 @@ import pytest
 from robot_rl import actor, cli, learner
 from robot_rl.commands.runs import save_resolved
 from robot_rl.config import compose
-from robot_rl.evaluation.ledger import proved_checkpoint
+from robot_rl.evaluation.ledger import made
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.files import CheckpointError
 from robot_rl.run import RunDirectory, RunError
@@ -283,7 +283,7 @@ def test_the_checkpoint_that_is_measured_at_the_end(run: RunDirectory, successes
     for place, count in enumerate(successes, start=1):
         _write(run, "snapshot", run.snapshot_name(1000 * place))
         evaluate(1000 * place, count)
-    assert proved_checkpoint(run) == expected
+    assert made(run)["learned"] == expected
 
 
 _WRITER = """

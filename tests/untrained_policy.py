@@ -10,7 +10,8 @@ import torch
 from policies.behaviour import Behaviour, Interface
 from policies.critics import CriticEnsemble
 from policies.diffusion import DiffusionPolicy
-from policies.gaussian import GaussianTanh, ResidualPolicy
+from policies.gaussian import GaussianTanh
+from policies.improved import ResidualPolicy
 from policies.networks import seeded
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from policies import registry
-from policies.encoders import Normalizer, ObservationBatch, StateEncoder, build_encoder
+from policies.columns import Plan
+from policies.encoders import Array, Normalizer, ObservationBatch, StateEncoder, build_encoder
 from policies.networks import mlp, seeded
 from policies.policy import ChunkPolicy
 
@@ -27,7 +28,6 @@ class RegressionPolicy(ChunkPolicy):
     """
 
     kind = "regression"  # in records and reports
-    stochastic = False
     noise_shape = (0,)  # of N(0, 1) noise, of which it needs none
 
     def __init__(
@@ -62,17 +62,20 @@ class RegressionPolicy(ChunkPolicy):
         sizes = int(config["horizon"]), int(config["action_dimension"])
         return cls(encoder, *sizes, config["hidden"], seeded(0))
 
-    def plan(self, observation: ObservationBatch, noise: Tensor) -> Tensor:
+    def plan(self, observation: ObservationBatch, noise: Array | Tensor) -> Plan:
         """Map observations (B, n, ...) to chunks (B, H, d) in [-1, 1]."""
-        chunk = torch.tanh(self.network(self.encoder(observation)))
-        return chunk.reshape(-1, self.horizon, self.action_dimension)
+        return Plan(self._chunks(observation))
 
     def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
         """The squared error of the actions that count, "valid" (B, H)."""
-        planned = self.plan(batch, torch.zeros(0))
+        planned = self._chunks(batch)
         error = (planned - torch.as_tensor(batch["action"]).to(planned)).square().mean(-1)
         valid = torch.as_tensor(batch["valid"]).to(error)
         return (error * valid).sum() / valid.sum().clamp(min=1)
+
+    def _chunks(self, observation: ObservationBatch) -> Tensor:
+        chunk = torch.tanh(self.network(self.encoder(observation)))
+        return chunk.reshape(-1, self.horizon, self.action_dimension)
 
 
 @registry.factory

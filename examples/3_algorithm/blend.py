@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from policies.gaussian import ResidualPolicy
+from policies.improved import ResidualPolicy
 from robot_rl.learning.algorithms.residual import Residual
 
 

@@ -24,7 +24,6 @@ class Rehearse(Stage):
 
     needs = (DEMONSTRATIONS, CLONED)
     makes = (EPISODES, CLONED)
-    records = "rehearsal"
 
     def __init__(self, episodes: int, noise: float, judged: int) -> None:
         self._episodes, self._noise, self._judged = episodes, noise, judged
@@ -41,6 +40,6 @@ class Rehearse(Stage):
         shown = [demonstrations, EpisodeDataset(path)]  # of both, only what has succeeded
         after = clone(bench, shown, before.vision, bench.generator("rehearse"))
         old, new = (bench.evaluate(policy, self._judged) for policy in (before, after))
-        bench.note({"before": old.success_rate, "after": new.success_rate})
+        bench.note({"before": old.success_rate, "after": new.success_rate}, "rehearsal")
         if new.successes >= old.successes:
             bench.checkpoint(CLONED, after)

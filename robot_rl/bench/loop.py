@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 
 from robot_rl.actor import act
 from robot_rl.commands.runs import save_resolved
+from robot_rl.config import Settings
 from robot_rl.learning.stages.clone import Clone
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.workbench import Workbench
@@ -112,8 +113,9 @@ def measure(
     The server is killed every so many seconds; `beside` is what else goes on in the run.
     """
     run = RunDirectory.create(config.task.name, config.runs_directory)
-    for stage in (Collect(), Clone()):
-        stage.run(Workbench(config, run))
+    settings = Settings.of(config)
+    for stage in (Collect(settings), Clone(settings)):
+        stage.run(Workbench(settings, run))
     config.clock = "realtime"
     save_resolved(config, run.path)
     place = [f"run={run.path}", f"runs_directory={config.runs_directory}"]

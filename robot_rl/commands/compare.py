@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
@@ -14,11 +15,13 @@ from omegaconf import DictConfig
 from policies.behaviour import Behaviour
 from policies.errors import PolicyError
 from robot_rl.commands.evaluate import circumstances, evaluator_of, keep, note
+from robot_rl.config import section
+from robot_rl.config.sections import ProofSection
 from robot_rl.data.intervals import anytime_interval
 from robot_rl.env.rollout import Seeds
 from robot_rl.env.session import EpisodeResult
 from robot_rl.errors import RobotRLError
-from robot_rl.evaluation.evaluate import Evaluator, check_proof, conditions, summarised
+from robot_rl.evaluation.evaluate import Evaluator, conditions, summarised
 from robot_rl.evaluation.ledger import open_policy
 from robot_rl.evaluation.statistics import Comparison, EvaluationResult
 from robot_rl.run import RunDirectory
@@ -49,12 +52,14 @@ class Contest:
     comparisons (Bonferroni), so that the confidence is of all of them together.
     """
 
-    def __init__(self, rivals: Sequence[Rival], config: DictConfig) -> None:
-        proof, self._conditions = config.proof, conditions(config)
+    def __init__(
+        self, rivals: Sequence[Rival], proof: ProofSection, conditions: Mapping[str, Any]
+    ) -> None:
+        self._conditions = conditions  # of the scenes: see `robot_rl.evaluation.evaluate`
         self.first, *self.others = rivals
         self._open = list(self.others)
-        self._level = (1.0 - float(proof.confidence)) / len(self.others)
-        self._most, self._first_seed = int(proof.scenes), int(proof.seed)
+        self._level = (1.0 - proof.confidence) / len(self.others)
+        self._most, self._first_seed = proof.scenes, proof.seed
         self._by_return = proof.score == "return"
         self._began = time.monotonic()
         self._rng = np.random.default_rng([self._first_seed, len(rivals)])
@@ -133,7 +138,7 @@ def check_rivals(rivals: Sequence[Rival]) -> None:
     """Raise `CompareError` where two are the same, or made for another task, rate or action."""
     for one, other in itertools.combinations(rivals, 2):
         if _alike(one.behaviour, other.behaviour):
-            held_back = [r.name for r in (one, other) if not r.behaviour.policy.corrects]
+            held_back = [r.name for r in (one, other) if r.behaviour.held_back]
             why = f": {' and '.join(held_back)} is held back, its clone acts" if held_back else ""
             raise CompareError(
                 f"{one.name} and {other.name} are the same policy{why}",
@@ -151,11 +156,10 @@ def check_rivals(rivals: Sequence[Rival]) -> None:
 
 def _alike(one: Behaviour, other: Behaviour) -> bool:
     """Whether two policies always act alike: whatever their versions are."""
-    acting = [b.policy if b.policy.corrects else b.policy.base for b in (one, other)]
-    first, second = acting
+    first, second = one.acting, other.acting
     if (one.execute_steps, one.encoder_id) != (other.execute_steps, other.encoder_id):
         return False
-    return first is second if first is None else first.acts_as(second)
+    return first.acts_as(second)
 
 
 def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
@@ -163,7 +167,7 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
 
     What was found is said and kept too where a person ends the comparison, or the robot fails.
     """
-    check_proof(config)
+    proof = section(config, "proof", ProofSection)
     which = config.evaluation.policy
     rivals = [
         Rival(chr(letter), path, *open_policy(path, which, config.runs_directory))
@@ -171,12 +175,12 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
     ]
     check_rivals(rivals)
     for rival in rivals:
-        if not rival.behaviour.policy.corrects:
+        if rival.behaviour.held_back:
             note(
                 f"{rival.name} ({rival.path}) is held back: training had not shown that it is"
                 " better, so the policy it began with acts"
             )
-    contest = Contest(rivals, config)
+    contest = Contest(rivals, proof, conditions(config))
     with evaluator_of(config) as evaluator:
         for rival in rivals:
             evaluator.check_fit(rival.behaviour)
@@ -184,10 +188,10 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
             contest.run(evaluator, note)
         finally:
             if contest.first.episodes:
-                _conclude(config, contest, overrides)
+                _conclude(RunDirectory(Path(config.run)), contest, proof.score, overrides)
 
 
-def _conclude(config: DictConfig, contest: Contest, overrides: Sequence[str]) -> None:
+def _conclude(run: RunDirectory, contest: Contest, score: str, overrides: Sequence[str]) -> None:
     for rival in (contest.first, *contest.others):
         print(f"{rival.name} ({rival.path}): {contest.result(rival)}")
     for rival in contest.others:
@@ -197,11 +201,11 @@ def _conclude(config: DictConfig, contest: Contest, overrides: Sequence[str]) ->
         {
             **facts,
             "policies": [contest.first.path, rival.path],
-            "score": config.proof.score,
+            "score": score,
             "evaluations": [contest.result(each).to_json() for each in (contest.first, rival)],
             "comparison": asdict(contest.comparison(rival)),
             "words": contest.sentence(rival),
         }
         for rival in contest.others
     ]
-    keep(RunDirectory(Path(config.run)), "compare", *records)
+    keep(run, "compare", *records)

@@ -14,7 +14,8 @@ from policies.behaviour import Behaviour
 from policies.compute import ready
 from policies.runner import PolicyRunner
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
-from robot_rl.config import check_least
+from robot_rl.config import section
+from robot_rl.config.sections import DeploymentSection
 from robot_rl.console.feed import ConsoleFeed
 from robot_rl.data.policy_columns import check_fit
 from robot_rl.env.factory import make_session
@@ -88,7 +89,7 @@ class Deployment:
         most = int(self._config.deployment.most_failures)
         for result in rollout(
             [self._session],
-            PolicyRunner(ready(behaviour.exploring("mean"), self._config)),
+            PolicyRunner(ready(behaviour.exploring("mean"), self._config.device)),
             self._session.once_free(self._seeds(), self._note, self._stop.is_set),
             on_late_label=lambda success: self._note("a label came too late to count"),
             stop=self._stop.is_set,
@@ -145,7 +146,7 @@ class Deployment:
 
 def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
     """Let the policy of a run, or of a path in it, work on the robot; see `Deployment`."""
-    check_least(config, {"deployment.episodes": 0, "deployment.most_failures": 1})
+    section(config, "deployment", DeploymentSection)
     directory = RunDirectory(Path(config.run))
     (path,) = paths or [config.run]
     behaviour, steps = open_policy(path, config.evaluation.policy, config.runs_directory)

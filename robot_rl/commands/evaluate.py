@@ -15,30 +15,22 @@ import torch
 from omegaconf import DictConfig
 
 from policies import checkpoint
-from policies.behaviour import Behaviour
-from policies.compute import ready
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
-from robot_rl.config import ConfigError, on_stepped_clock
+from robot_rl.config import ConfigError, Settings, on_stepped_clock, section
+from robot_rl.config.sections import EvaluationSection, ProofSection
 from robot_rl.data.intervals import clopper_pearson, failures_allowed, trials_needed
-from robot_rl.env.factory import make_env
-from robot_rl.env.gym import GymError
-from robot_rl.env.sim.cameras import CameraError
-from robot_rl.errors import installing
-from robot_rl.evaluation.evaluate import Evaluator, check_counts, check_proof, first_scene
+from robot_rl.evaluation.evaluate import Evaluator, first_scene
 from robot_rl.evaluation.ledger import (
     CHECKSUM,
     began_with,
-    could_deploy,
     deployed_policy,
-    held_back,
-    load_policy,
     open_policy,
     policy_checkpoint,
     policy_checksum,
 )
-from robot_rl.evaluation.records import VIDEOS, read_run
-from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.evaluation.records import read_run
 from robot_rl.learning.blocks import EVALUATIONS, Blocks, unevaluated
+from robot_rl.learning.stages.decide import film
 from robot_rl.processes.machine import source_commit, yield_to_control_loop
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.run import (
@@ -62,9 +54,10 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
     What was evaluated before is not repeated, so that a resumed run goes on with its curve.
     """
     torch.set_num_threads(1)
-    looks = len(Blocks.of(config).evaluation_points()) - 1
+    settings = Settings.of(config)
+    looks = len(Blocks.of(settings).evaluation_points()) - 1
     with closing(Evaluator(config, run, note)) as evaluator:
-        for steps in unevaluated(config, run):
+        for steps in unevaluated(settings, run):
             which = began_with(run) if steps == 0 else LEARNED_POLICY
             name = run.snapshot_name(steps) if steps else CHECKPOINTS[which]
             while not run.has_folder(name) and learned_steps(run) <= steps:
@@ -75,7 +68,8 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
                 continue
             behaviour = checkpoint.load(run.complete_folder(name) / "policy")
             # What is held back acts as what learning began with, whose evaluation is known.
-            deployed, behaviour.policy.corrects = behaviour.policy.corrects, True
+            deployed = not behaviour.held_back
+            behaviour.hold_back(False)
             result = evaluator.evaluate(behaviour, steps, "periodic", stop)
             result = replace(result, policy_name=which, deployed=deployed)
             curve = read_run(run).periodic()
@@ -83,57 +77,6 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
             if cloned and not result.cloned:
                 result = replace(result, against_cloned=result.beside(cloned[-1], looks))
             run.append_jsonl(EVALUATIONS, result.to_json())
-
-
-def evaluate_final(config: DictConfig, run: RunDirectory) -> dict[str, EvaluationResult]:
-    """Evaluate on the final seeds what a run could deploy; without `evaluation.compare` what acts.
-
-    Beside others even what training has held back acts: so many scenes can show what its few
-    episodes could not. Returns the results by name of `POLICIES`, in the order of their making.
-    """
-    torch.set_num_threads(1)
-    made = {name: load_policy(run, name) for name in could_deploy(run)}
-    if not config.evaluation.compare:
-        back = held_back(run)
-        acting = [name for name in made if not (back and name == LEARNED_POLICY)] or list(made)
-        made = {acting[-1]: made[acting[-1]]}
-    results: dict[str, EvaluationResult] = {}
-    with closing(Evaluator(config, run, note)) as evaluator:
-        count = config.evaluation.final_episodes
-        for name, (behaviour, steps) in made.items():
-            print(f"final evaluation of {count} episodes: the {name} policy", flush=True)
-            result = evaluator.evaluate(behaviour, steps, "final")
-            results[name] = result = replace(result, policy_name=name)
-            print(f"{result.name}: {result}", flush=True)  # whatever becomes of the files
-            known = map(EvaluationResult.from_json, run.read_jsonl(EVALUATIONS))
-            if all(replace(other, wall_seconds=result.wall_seconds) != result for other in known):
-                run.append_jsonl(EVALUATIONS, result.to_json())
-    return results
-
-
-def film_final(
-    config: DictConfig, run: RunDirectory, behaviour: Behaviour, result: EvaluationResult
-) -> None:
-    """Film some episodes of a final evaluation, its first failures among them, if that works here.
-
-    `evaluation.videos` says how many; they go to the run's `videos`.
-    """
-    if (count := int(config.evaluation.videos)) == 0:
-        return
-    try:
-        from robot_rl.evaluation import videos
-    except ModuleNotFoundError as error:
-        note(f"no videos without {error.name!r}: {installing('video')}")
-        return
-    first = first_scene(config, final=True)
-    seeds = videos.chosen_seeds(first, result.failures, result.episodes, count)
-    folder = run.path / VIDEOS
-    with closing(make_env(on_stepped_clock(config))) as env:
-        try:
-            acting = ready(behaviour, config)
-            videos.save_clips(videos.film(env, acting, seeds, folder), folder)
-        except (CameraError, GymError, *videos.WRITE_ERRORS) as problem:
-            note(f"no videos: {problem}")
 
 
 def note(words: str) -> None:
@@ -152,7 +95,7 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
             except Stopped:
                 raise KeyboardInterrupt from None
         return
-    check_counts(config)
+    section(config, "evaluation", EvaluationSection)
     which = str(config.evaluation.policy)
     (path,) = paths or [config.run]
     folder = policy_folder(path)
@@ -186,7 +129,7 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
             f" (sign test, p = {compared.chance:.2g})"
         )
     if not changed and folder is None:  # RUN/videos shows what was trained
-        film_final(config, directory, behaviour, result)
+        film(config, directory, behaviour, result, int(config.evaluation.videos), note)
 
 
 def certify(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
@@ -195,10 +138,9 @@ def certify(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) 
     The number of episodes is fixed before the first, and with it how many of them may fail; the
     next failure ends it. So the bound is exact: that of Clopper and Pearson, one-sided.
     """
-    check_proof(config)
-    proof = config.proof
-    claim, confidence = float(proof.claim), float(proof.confidence)
-    count = trials_needed(claim, confidence) if proof.episodes is None else int(proof.episodes)
+    proof = section(config, "proof", ProofSection)
+    claim, confidence = proof.claim, proof.confidence
+    count = proof.episodes or trials_needed(claim, confidence)
     allowed = failures_allowed(count, claim, confidence)
     needed = ", ".join(f"{trials_needed(claim, confidence, k):,} with {k}" for k in range(4))
     stated = f"a success rate of {100 * claim:g} % at {100 * confidence:g} % confidence"

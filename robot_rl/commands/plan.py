@@ -15,9 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from robot_rl.commands.preparation import companions
 from robot_rl.commands.train import check_alone, check_run, prepare, processes
-from robot_rl.config import on_stepped_clock
+from robot_rl.config import Settings, on_stepped_clock
 from robot_rl.evaluation.ledger import steps_behind
-from robot_rl.learning.blocks import evaluates_periodically
 from robot_rl.learning.recipe import Recipe
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.ros.nodes import node_table
@@ -30,7 +29,7 @@ def train(config: DictConfig) -> None:
     if ready.finished:
         print(f"{config.resume} is finished: nothing would run", flush=True)
         return
-    if (inputs := check_run(config, ready.known, ready.recipe)) is not None:
+    if (inputs := check_run(ready.settings, ready.known, ready.recipe)) is not None:
         print(inputs)
     _tell(config, ready.recipe, ready.left, ready.known)
 
@@ -60,8 +59,8 @@ def _tell(
 def _processes(config: DictConfig, recipe: Recipe, left: Sequence[str]) -> list[str]:
     """Names of all processes, this one first."""
     names = ["this one"]
-    if any(recipe.stages[name].with_actors for name in left):
-        names += processes(int(config.actors), evaluates_periodically(config))
+    if any(map(recipe.beside_actors, left)):
+        names += processes(Settings.of(config))
         names += ["console"] * bool(config.console.open)
     nodes = node_table(config) if config.start_nodes else ()
     return [*names, *(node.process for node in nodes), *companions(config)]
@@ -88,7 +87,7 @@ def _robot_time(
     of_up_to = f" of up to {_time(limit / rate)}" if limit else ""
     if any(DEMONSTRATIONS in recipe.stages[name].makes for name in left):
         yield f"{config.demonstrations} demonstrations{of_up_to} each, and the attempts that fail"
-    if any(recipe.stages[name].with_actors for name in left):
+    if any(map(recipe.beside_actors, left)):
         total = int(config.environment_steps)
         steps = total - (0 if known is None else min(steps_behind(known), total))
         yield f"{steps:,} steps of online learning at {rate:g} Hz: {_time(steps / rate)}"
@@ -100,7 +99,7 @@ def _robot_time(
 
 def _former_runs(config: DictConfig, recipe: Recipe, left: Sequence[str]) -> Iterator[str]:
     """How long the newest finished run of this task and algorithm has taken here."""
-    if not any(recipe.stages[name].with_actors for name in left):
+    if not any(map(recipe.beside_actors, left)):
         return
     found = Path(config.runs_directory).glob(f"*/*/{SUMMARY}")
     for file in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):

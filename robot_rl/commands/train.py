@@ -1,72 +1,50 @@
-"""`robot-rl train`: the stages of a recipe, through the processes; then evaluation and report.
+"""`robot-rl train`: the stages of a recipe, through the processes; then card and report.
 
 And `collect`, `pretrain`, `distil`, `collect-reward` and `train-reward`: some stages, alone.
 """
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from omegaconf import DictConfig
 
-from robot_rl.commands.evaluate import evaluate_final, film_final
 from robot_rl.commands.preparation import check_robot, robot_nodes, try_environment
-from robot_rl.commands.runs import SAME_COMMAND, load_resolved, save_resolved, working_run
-from robot_rl.config import ConfigError
+from robot_rl.commands.runs import SAME_COMMAND, save_resolved, working_run
+from robot_rl.config import ConfigError, Settings
 from robot_rl.env.factory import make_source
 from robot_rl.env.policy_inputs import PolicyInputs
 from robot_rl.errors import in_shell
-from robot_rl.evaluation.evaluate import check_counts
-from robot_rl.evaluation.ledger import (
-    decide,
-    deployed_policy,
-    enter,
-    held_back,
-    load_policy,
-    read_ledger,
-    steps_behind,
-)
-from robot_rl.evaluation.records import inputs_of, intervention_rates, read_run
+from robot_rl.evaluation.ledger import read_ledger, steps_behind
+from robot_rl.evaluation.records import inputs_of
 from robot_rl.evaluation.report import write_report
-from robot_rl.evaluation.statistics import EvaluationResult, first_confirmed, worse_than_start
-from robot_rl.learning.blocks import evaluates_periodically
-from robot_rl.learning.demonstrations import check_demonstrations, demonstrated, open_demonstrations
+from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.learning.demonstrations import check_demonstrations, open_demonstrations
 from robot_rl.learning.recipe import Recipe, Stage
-from robot_rl.learning.stages.clone import Clone, check_networks, check_policy, check_unused
+from robot_rl.learning.stages.clone import check_networks, check_policy, check_unused
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.stages.collect_reward import CollectReward
-from robot_rl.learning.stages.curate import Curate
-from robot_rl.learning.stages.dagger import Dagger
 from robot_rl.learning.stages.distil import Distil
-from robot_rl.learning.stages.gather import recorded_steps
 from robot_rl.learning.stages.reward import Reward
-from robot_rl.learning.stages.vision import Vision
 from robot_rl.plugins import added, plugins, resolve
 from robot_rl.processes.group import ProcessGroup
-from robot_rl.processes.machine import MemorySampler, describe_machine
-from robot_rl.processes.progress import RECENT_EPISODES, WorkProgress
+from robot_rl.processes.machine import MemorySampler
+from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.catalogue import is_store
 from robot_rl.run import (
     ACCEPTED,
-    ACCEPTED_POLICY,
     CANDIDATE,
     CLONED,
-    CLONED_POLICY,
     DEMONSTRATIONS,
     LAST,
-    LEARNED_POLICY,
     SUMMARY,
     UNTRAINED,
     RunDirectory,
     RunError,
     policy_folder,
-    taken_by_learner,
 )
 
 _POLL_SECONDS = 0.25
@@ -108,44 +86,51 @@ class Feed:
 class Prepared(NamedTuple):
     """A run that may begin, or go on: what could be checked before anything is made is in order."""
 
+    settings: Settings
     recipe: Recipe
     known: RunDirectory | None  # that `config.resume` names
     left: list[str]  # names of its stages with something left to do
-    finished: bool  # whether nothing at all is left
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing at all is left: no stage, and a summary with the costs of all."""
+        if self.known is None or self.left:
+            return False
+        return "wall_seconds" in self.known.read_summary()
 
 
 def prepare(config: DictConfig) -> Prepared:
     """Check all of a run that can be checked before anything is made."""
-    recipe = Recipe(config)
-    check_counts(config)
-    check_robot(config)
-    try_environment(config)
     known = RunDirectory.open(config.resume, config.runs_directory) if config.resume else None
     if known is not None and policy_folder(known.path) is not None:
         raise RunError(f"{known.path} is a policy, not a run", hint="name the run with resume=RUN")
-    left = recipe.left(known)
-    if known is not None and not left and _is_finished(config, known):
-        return Prepared(recipe, known, left, finished=True)
-    anyway = [n for n, s in recipe.stages.items() if s.with_actors and config.stage is None]
-    recipe.check(known, [name for name in recipe.stages if name in (*left, *anyway)])
     if config.replay.connect:
         raise ConfigError(
             "train starts a replay server of its own",
             got=f"replay.connect={config.replay.connect}",
             hint="start robot-rl actor or robot-rl learner alone on this machine",
         )
-    if not config.resume:
-        _check_sources(config)
-    return Prepared(recipe, known, left, finished=False)
+    check_robot(config)
+    try_environment(config)
+    settings = _with_sources(config) if known is None else Settings.of(config)
+    recipe = Recipe(settings)
+    ready = Prepared(settings, recipe, known, recipe.left(known))
+    if not ready.finished:
+        online = [n for n in recipe.stages if recipe.beside_actors(n) and settings.stage is None]
+        recipe.check(known, [n for n in recipe.stages if n in (*ready.left, *online)])
+        if known is None:
+            _check_sources(settings)
+    return ready
 
 
 def run(config: DictConfig) -> None:
     """Run the stages of the recipe, or those that are left in the run `config.resume`."""
-    recipe, known, left, finished = prepare(config)
-    if known is not None and finished:
+    ready = prepare(config)
+    settings, recipe, known = ready.settings, ready.recipe, ready.known
+    if known is not None and ready.finished:
         print(f"{known.path} is finished: {read_ledger(known)}", flush=True)
         again = f"to measure its policy again: {in_shell('robot-rl', 'evaluate', known.path)}"
-        print(f"{again}; {_further(config, recipe, known)}", flush=True)
+        print(f"{again}; {_further(settings, recipe, known)}", flush=True)
         return
     with (
         working_run(config, "resume", "robot-rl train") as directory,
@@ -153,56 +138,55 @@ def run(config: DictConfig) -> None:
         robot_nodes(config, directory.path / "logs"),
         MemorySampler() as memory,
     ):
-        recipe.borrow(directory, left)
-        inputs = check_run(config, directory, recipe)
+        recipe.borrow(directory, ready.left)
+        inputs = check_run(settings, directory, recipe)
         try:
             if config.resume:
                 save_resolved(config, directory.path)
             print("\n".join(recipe.table(directory)), flush=True)
             if inputs is not None:
                 print(inputs, flush=True)
-            before, _ = recipe.left_around_decision(directory)
-            _go_through(config, directory, recipe, lock, before)
-            if config.stage is None and directory.has_policy():
-                _decide(config, directory, memory)
-                _, after = recipe.left_around_decision(directory)
-                _go_through(config, directory, recipe, lock, after)
-                written = {"summary": directory.path / SUMMARY}
-                for name, write in added("after_run").items():
-                    written[name] = resolve(write)(directory, config)
-                written["report"] = write_report(directory)
-                for name, path in written.items():
-                    print(f"{name + ':':<8} {path}", flush=True)
+            for name in recipe.in_turn(directory):
+                if recipe.beside_actors(name):
+                    if not directory.has_folder(LAST):
+                        _warn(config, directory)
+                    _learn_online(settings, directory, lock, console=config.console.open)
+                else:
+                    recipe.perform(name, directory)
+            print("\n".join(recipe.table(directory)), flush=True)
         except BaseException:
             with suppress(RunError):  # a full disk: the error that the run ends with says so
                 directory.append_jsonl(_TIMES, memory.costs())
             raise
         directory.append_jsonl(_TIMES, memory.costs())
+        if settings.stage is None and (summary := directory.read_summary()):
+            starts = directory.read_jsonl(_TIMES)
+            seconds = sum(float(start["wall_seconds"]) for start in starts)
+            most = max(int(start["peak_memory_bytes"]) for start in starts)
+            directory.save_summary({**summary, "wall_seconds": seconds, "peak_memory_bytes": most})
+            written = {"summary": directory.path / SUMMARY}
+            for name, write in added("after_run").items():
+                written[name] = resolve(write)(directory, config)
+            written["report"] = write_report(directory)
+            for name, path in written.items():
+                print(f"{name + ':':<8} {path}", flush=True)
 
 
-def _further(config: DictConfig, recipe: Recipe, run: RunDirectory) -> str:
+def _further(settings: Settings, recipe: Recipe, run: RunDirectory) -> str:
     """How to learn more than a finished run has, in words."""
-    if any(stage.with_actors for stage in recipe.stages.values()):
-        steps = 2 * max(int(config.environment_steps), steps_behind(run))
-        words = (f"resume={config.resume}", f"environment_steps={steps}")
+    if any(map(recipe.beside_actors, recipe.stages)):
+        steps = 2 * max(settings.environment_steps, steps_behind(run))
+        words = (f"resume={run.path}", f"environment_steps={steps}")
         return f"to learn on: {in_shell('robot-rl', 'train', *words)}"
     longer = [
-        f"recipe.stages.{name}.repeat={2 * stage.repeat}"
-        for name, stage in config.recipe.stages.items()
+        f"recipe.stages.{name}.repeat={2 * stage['repeat']}"
+        for name, stage in settings.recipe["stages"].items()
         if "repeat" in stage
     ]
     return f"to learn more takes a new run{', with ' * bool(longer)}{' '.join(longer)}"
 
 
-def _is_finished(config: DictConfig, run: RunDirectory) -> bool:
-    """Whether a run without stages left has its summary, and is asked for no other evaluation."""
-    summary = read_run(run).summary
-    judged = (summary.get("environment_steps"), summary.get("evaluation_episodes"))
-    wanted = (steps_behind(run), int(config.evaluation.final_episodes))
-    return judged == wanted and load_resolved(run.path).evaluation == config.evaluation
-
-
-def check_run(config: DictConfig, run: RunDirectory | None, recipe: Recipe) -> PolicyInputs | None:
+def check_run(settings: Settings, run: RunDirectory | None, recipe: Recipe) -> PolicyInputs | None:
     """Look for damage, and for what cannot be made, before anything is collected.
 
     Returns what the policy will see, or sees; None where neither is known.
@@ -219,56 +203,46 @@ def check_run(config: DictConfig, run: RunDirectory | None, recipe: Recipe) -> P
         )
     made = {made for name in recipe.left(run) for made in recipe.stages[name].makes}
     recorded = run is not None and run.demonstrations.exists()
-    if DEMONSTRATIONS not in made and (config.dataset or recorded):
-        check_demonstrations(config, run)
+    if DEMONSTRATIONS not in made and (settings.dataset or recorded):
+        check_demonstrations(settings.environment, open_demonstrations(settings.dataset, run))
     if made & {CLONED, UNTRAINED}:
-        return check_networks(config)
-    return None if run is None else inputs_of(run, config)
+        return check_networks(settings)
+    return None if run is None else inputs_of(run, settings.dataset)
 
 
-def _go_through(
-    config: DictConfig, run: RunDirectory, recipe: Recipe, lock: int, names: Sequence[str]
-) -> None:
-    """Run stages: those that learn beside actors in processes of their own."""
-    for beside, together in groupby(names, lambda name: recipe.stages[name].with_actors):
-        if beside:
-            if not run.has_folder(LAST):
-                for check in (name for plugin in plugins() for name in plugin.checks):
-                    for warning in resolve(check)(run, config):
-                        print(warning, flush=True)
-            _learn_online(config, run, lock)
-        else:
-            for name in together:
-                recipe.perform(name, run)
-    if names:
-        print("\n".join(recipe.table(run)), flush=True)
+def _warn(config: DictConfig, run: RunDirectory) -> None:
+    """Print what plug-ins find wrong, before a robot is worn in vain."""
+    for check in (name for plugin in plugins() for name in plugin.checks):
+        for warning in resolve(check)(run, config):
+            print(warning, flush=True)
 
 
-def processes(actors: int, periodic: bool) -> dict[str, list[str]]:
+def processes(settings: Settings) -> dict[str, list[str]]:
     """Names and arguments in the order of their start; they are ended in the reverse one."""
+    actors = settings.actors
     acting = {
         f"actor-{n}" if actors > 1 else "actor": ["actor", f"actor={n}"]
         for n in range(1, actors + 1)
     }
+    periodic = settings.evaluation.periodic
     evaluator = {"evaluator": ["evaluate", "evaluation.follow=true"]} if periodic else {}
     return {"replay": ["replay"], "learner": ["learner"], **acting, **evaluator}
 
 
-def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
+def _learn_online(settings: Settings, run: RunDirectory, lock: int, *, console: bool) -> None:
     """Start the processes and wait until all steps are learned from and evaluated."""
-    total = int(config.environment_steps)
-    place = [f"run={run.path}", f"runs_directory={config.runs_directory}"]
-    if config.stage is not None:
-        place.append(f"stage={config.stage}")
+    place = [f"run={run.path}", f"runs_directory={settings.runs_directory}"]
+    if settings.stage is not None:
+        place.append(f"stage={settings.stage}")
     with (
-        WorkProgress(total, "environment steps") as progress,
+        WorkProgress(settings.environment_steps, "environment steps") as progress,
         ProcessGroup(run.path / "logs", [lock], progress.note) as group,
     ):
         progress.phase("online learning")
-        started = processes(int(config.actors), evaluates_periodically(config))
+        started = processes(settings)
         for name, arguments in started.items():
             group.start(name, [*arguments, *place])
-        if config.console.open:  # learning does not need it, and goes on where it fails
+        if console:  # learning does not need it, and goes on where it fails
             group.start("console", ["console", *place], needed=False)
             progress.note(f"console: its address is in {run.path}/logs/console.log")
         feed = Feed(run, progress)
@@ -276,71 +250,10 @@ def _learn_online(config: DictConfig, run: RunDirectory, lock: int) -> None:
         while waiting:
             group.require("replay")
             waiting = [name for name in waiting if group.running(name)]
-            if config.console.open:
+            if console:
                 group.running("console")
             feed.show()
             time.sleep(_POLL_SECONDS)
-
-
-def _decide(config: DictConfig, run: RunDirectory, memory: MemorySampler) -> None:
-    """Evaluate what was cloned and learned, decide for one, and write the summary."""
-    results = evaluate_final(config, run)
-    decided = decide(run, results, held_back=held_back(run))
-    print(decided, flush=True)  # whatever becomes of the files
-    enter(run, decided)
-    starts = [*run.read_jsonl(_TIMES), memory.costs()]
-    costs = {
-        "wall_seconds": sum(float(start["wall_seconds"]) for start in starts),
-        "peak_memory_bytes": max(int(start["peak_memory_bytes"]) for start in starts),
-    }
-    run.save_summary({**summarize(config, run, results), **costs})
-    film_final(config, run, load_policy(run)[0], results[deployed_policy(run)])
-
-
-def summarize(
-    config: DictConfig, run: RunDirectory, results: Mapping[str, EvaluationResult]
-) -> dict[str, Any]:
-    """The figures of a run that has decided: `summary.json`, but for time and memory."""
-    records = read_run(run)
-    chosen = records.ledger.deployed
-    assert chosen is not None
-    deployed = results[chosen.policy]
-    inputs = inputs_of(run, config)
-    blocks = run.read_jsonl("learner")
-    intervened = intervention_rates(records.episodes, RECENT_EPISODES)
-    return {
-        "task": config.task.name,
-        "algorithm": config.choices.algorithm,
-        "seed": int(config.seed),
-        "deployed": chosen.policy,
-        "decision": str(records.ledger),
-        "held_back": held_back(run),
-        "checkpoint": chosen.checkpoint,
-        **_rate("bc", results.get(CLONED_POLICY) or records.final(CLONED_POLICY)),
-        **_rate("accepted", results.get(ACCEPTED_POLICY)),
-        **_rate("rl", results.get(LEARNED_POLICY)),
-        "worse_than_start": worse_than_start(records.learned_curve()),
-        "evaluation_episodes": deployed.episodes,
-        "mean_seconds_to_success": deployed.mean_seconds_to_success,
-        "longest_success_run": deployed.longest_success_run,
-        "inputs": None if inputs is None else inputs._asdict(),
-        "demonstrations": len(open_demonstrations(config, run)) if demonstrated(config) else 0,
-        "environment_steps": steps_behind(run),
-        "exploration_steps": recorded_steps(run.exploration),
-        "gathered_steps": recorded_steps(run.gathered),
-        "intervention_rate": intervened[-1][1] if intervened else 0.0,
-        "steps_to_97": first_confirmed(records.deployed_curve()),
-        "gradient_updates": blocks[-1]["gradient_updates"] if blocks else 0,
-        "taken_by_learner": taken_by_learner(run),
-        "machine": describe_machine(),
-    }
-
-
-def _rate(method: str, result: EvaluationResult | None) -> dict[str, Any]:
-    return {
-        f"{method}_success_rate": result.success_rate if result else None,
-        f"{method}_confidence": [result.confidence_low, result.confidence_high] if result else None,
-    }
 
 
 def collect(config: DictConfig) -> None:
@@ -351,16 +264,26 @@ def collect(config: DictConfig) -> None:
 
 
 def pretrain(config: DictConfig) -> None:
-    """Clone the demonstrations of `run`, or of `dataset` into a new run directory."""
+    """Clone the demonstrations of `run`, or of `dataset` into a new run directory.
+
+    That takes all stages of the recipe up to the last one that clones, but for the recording.
+    """
     try_environment(config)
-    recipe, names = _checked(config, Vision, Curate, Clone, Dagger)
-    if config.run:
-        check_demonstrations(config, RunDirectory.open(config.run, config.runs_directory))
-    else:
-        _check_sources(config)
+    settings = Settings.of(config) if config.run else _with_sources(config)
+    recipe = Recipe(settings)
+    names = [n for n in recipe.up_to(CLONED) if DEMONSTRATIONS not in recipe.stages[n].makes]
+    if not names:
+        got = f"demonstrations={settings.demonstrations}, dataset={settings.dataset}"
+        raise ConfigError("there is nothing to do", got=got, hint="leave these out")
+    known = RunDirectory.open(config.run, config.runs_directory) if config.run else None
+    for name in names:
+        recipe.stages[name].needs  # noqa: B018  # it raises where the stage could not do its work
+    check_demonstrations(settings.environment, open_demonstrations(settings.dataset, known))
+    if known is None:
+        _check_sources(settings)
     with working_run(config) as directory, directory.claim("train"):
-        check_unused(config, directory)
-        print(check_policy(config), flush=True)
+        check_unused(directory, settings.dataset)
+        print(check_policy(settings), flush=True)
         for name in names:
             recipe.perform(name, directory)
         written = f"written to {directory.path / CLONED}"
@@ -401,38 +324,37 @@ def _alone(
 def check_alone(
     config: DictConfig, kind: type[Stage], *, on_robot: bool
 ) -> tuple[Recipe, list[str]]:
-    """As `_checked`, before anything is made; first the robot, where it moves."""
+    """The recipe, and the names in it of the stages of a kind, which could do their work.
+
+    First the robot is checked, where it moves.
+    """
     if on_robot:
         check_robot(config)
         try_environment(config)
-    return _checked(config, kind)
+    recipe = Recipe(Settings.of(config))
+    names = recipe.of_kind(kind)
+    for name in names:
+        recipe.stages[name].needs  # noqa: B018  # it raises where the stage could not do its work
+    return recipe, names
 
 
-def _check_sources(config: DictConfig) -> None:
-    """Check what a new run reads from elsewhere, and note where that is from any folder."""
+def _with_sources(config: DictConfig) -> Settings:
+    """The settings of a new run, with the places of what it reads from elsewhere in full.
+
+    It is gone on with from other folders too, and will be the latest itself.
+    """
     if config.dataset:
-        # Resolved: the run is gone on with from other folders too, and will be the latest itself.
         config.dataset = str(Path(config.dataset).resolve())
-        check_demonstrations(config, None)
     if "path" in config.reward.source:
         path = Path(config.reward.source.path)
         # But for its last part, which is a link to the newest generation.
         config.reward.source.path = str(path.parent.resolve() / path.name)
-    make_source(config)
+    return Settings.of(config)
 
 
-def _checked(config: DictConfig, *kinds: type[Stage]) -> tuple[Recipe, list[str]]:
-    """The recipe, and the names in it of the wanted stages of these kinds, added or its own."""
-    recipe, names = Recipe(config), []
-    for kind in kinds:
-        own = [name for name, stage in recipe.stages.items() if isinstance(stage, kind)]
-        if not own and (stage := kind()).wanted(config):
-            own = [re.sub(r"\B(?=[A-Z])", "_", kind.__name__).lower()]  # as a recipe would say
-            recipe.stages[own[0]] = stage
-        names += own
-    if not names:
-        got = f"demonstrations={config.demonstrations}, dataset={config.dataset}"
-        raise ConfigError("there is nothing to do", got=got, hint="leave these out")
-    for name in names:
-        recipe.stages[name].check(config)
-    return recipe, names
+def _check_sources(settings: Settings) -> None:
+    """Check what a new run reads from elsewhere."""
+    if settings.dataset:
+        shown = open_demonstrations(settings.dataset, None)
+        check_demonstrations(settings.environment, shown)
+    make_source(settings.environment)

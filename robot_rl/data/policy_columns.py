@@ -16,7 +16,7 @@ from policies.columns import (
     FEATURES,
     INSTRUCTION_FEATURES,
     INSTRUCTION_WIDTH,
-    LATENT,
+    PLAN,
 )
 from robot_rl.data.schema import Array, Field, RowSchema
 from robot_rl.errors import RobotRLError
@@ -40,8 +40,7 @@ def stored_schema(schema: RowSchema, behaviour: Behaviour) -> RowSchema:
         added += [Field(ENCODER_ID, "int64"), Field(FEATURES, "float16", (vision.features,))]
     if behaviour.tells_instruction:
         added.append(Field(INSTRUCTION_FEATURES, "float16", (INSTRUCTION_WIDTH,)))
-    if width := behaviour.policy.latent_columns:
-        added.append(Field(LATENT, "float32", (width,)))
+    added += [Field(PLAN + name, "float32", (n,)) for name, n in behaviour.extras.items()]
     return schema.with_fields(added) if added else schema
 
 

@@ -140,7 +140,7 @@ class RowSchema:
     @cached_property
     def recorded(self) -> RowSchema:
         """The same schema without columns that say something of one policy alone."""
-        return self._without("features/", "encoder_id", "latent")
+        return self._without("features/", "encoder_id", "plan/")
 
     def with_annotations(self, names: Iterable[str]) -> RowSchema:
         """The same schema with what was said of rows later, for a copy of a recording.

@@ -153,7 +153,7 @@ def make_reset(config: DictConfig, env: RobotEnv, stopped: Callable[[], bool]) -
             run = RunDirectory.open(reset["run"], config["runs_directory"])
             behaviour, _ = load_policy(run)
             check_fit(behaviour, replace(schema, task=task.name))
-            controller = PolicyRunner(behaviour.exploring("mean").to(compute_device(config)))
+            controller = PolicyRunner(behaviour.exploring("mean").to(compute_device(config.device)))
         further = {"task": task, "controller": controller, "stopped": stopped}
     return registry.make(reset["strategy"], Reset, **further)
 

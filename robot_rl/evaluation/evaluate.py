@@ -14,13 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from policies.behaviour import Behaviour
 from policies.compute import ready
 from policies.runner import PolicyRunner
-from robot_rl.config import (
-    ConfigError,
-    check_least,
-    composed,
-    flatten,
-    on_stepped_clock,
-)
+from robot_rl.config import composed, flatten, on_stepped_clock, section
+from robot_rl.config.sections import EvaluationSection
 from robot_rl.console.feed import ConsoleFeed, jpegs
 from robot_rl.data.policy_columns import check_fit
 from robot_rl.env.factory import has_domain, make_env, make_session
@@ -57,11 +52,11 @@ class Evaluator:
 
     Where a person puts the scene back, who meets a seed first decides what its scene is: what all
     cameras saw as it began is kept in `scenes/SEED/CAMERA.jpg` of the run, and `note` points to it
-    before every further attempt. `ConfigError`: see `check_counts`.
+    before every further attempt. `ConfigError` where a number of `evaluation` is out of range.
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory, note: Callable[[str], None]) -> None:
-        check_counts(config)
+        section(config, "evaluation", EvaluationSection)
         self._config, self._run, self._note = config, run, note
         self._last = EpisodeResult(0)
         self._console: ConsoleFeed | None = None
@@ -153,7 +148,7 @@ class Evaluator:
         is none of its successes. Raises as `evaluate`.
         """
         self.check_fit(behaviour)
-        acting = ready(behaviour.exploring("mean"), self._config)
+        acting = ready(behaviour.exploring("mean"), self._config.device)
         sessions = self._sessions[: len(seeds)]
         runner = PolicyRunner(acting, slots=len(sessions))
         given_up = StopEvent() if stop is None else stop
@@ -235,7 +230,7 @@ def summarised(
         [episode.seconds_to_success for episode in episodes],
         policy=acting.kind,
         gradient_updates=behaviour.version,
-        held_back=not behaviour.policy.corrects,
+        held_back=behaviour.held_back,
         made_again=dict(sum((episode.made_again for episode in episodes), Counter())),
         operated=sum(episode.intervened_steps > 0 for episode in episodes),
         labels=Labels.of([episode.facts for episode in episodes]),
@@ -250,14 +245,6 @@ def first_scene(config: DictConfig, *, final: bool) -> int:
         return int(given)
     # Below 2^31, where the seeds of training begin.
     return 1_000_000 * (int(config.seed) % 2_000) + (20_000 if final else 10_000)
-
-
-def check_counts(config: DictConfig) -> None:
-    """Raise `ConfigError` where there is nothing to evaluate, or nowhere."""
-    names = ("episodes", "final_episodes", "slots")
-    least = {f"evaluation.{name}": 1 for name in names}
-    given = [name for name in ("seed", "final_seed") if config.evaluation[name] is not None]
-    check_least(config, {**least, **{f"evaluation.{name}": 0 for name in given}})
 
 
 def name_of_domain(config: DictConfig) -> str | None:
@@ -284,18 +271,6 @@ def _settings(config: DictConfig, key: str) -> dict[str, Any]:
     section = OmegaConf.select(config, key)
     plain: Any = OmegaConf.to_container(section, resolve=True) if section else {}
     return flatten(plain, f"{key}.")
-
-
-def check_proof(config: DictConfig) -> None:
-    """Raise `ConfigError` where the settings of what is to be proved are not valid."""
-    check_least(config, {"proof.scenes": 1, "proof.seed": 0})
-    for name, low in (("confidence", 0.5), ("claim", 0.0)):
-        if not low < (got := config.proof[name]) < 1.0:
-            wanted = f"more than {low:g}, less than 1"
-            raise ConfigError(f"proof.{name} is out of range", got=got, expected=wanted)
-    if config.proof.episodes is not None and not isinstance(config.proof.episodes, int):
-        wanted = "a number of episodes, or null"
-        raise ConfigError("proof.episodes is no number", got=config.proof.episodes, expected=wanted)
 
 
 def without_training_aids(config: DictConfig) -> DictConfig:

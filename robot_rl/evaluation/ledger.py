@@ -1,4 +1,4 @@
-"""Which policy of a run is which, and which one is deployed: decided here; everything else asks.
+"""Which policy of a run is which, and which one is deployed: everything else asks here.
 
 `RUN/policies.jsonl` is the ledger. When a run has measured its policies, `train` appends one line
 for each, and the line of the deployed one last. Lines that have no such end do not count: a `train`
@@ -22,7 +22,6 @@ from robot_rl.processes.files import newest_folder
 from robot_rl.run import (
     ACCEPTED,
     ACCEPTED_POLICY,
-    CHECKPOINTS,
     CLONED,
     CLONED_POLICY,
     DEPLOYED,
@@ -31,7 +30,6 @@ from robot_rl.run import (
     POLICIES,
     STUDENT,
     STUDENT_POLICY,
-    UNTRAINED,
     RunDirectory,
     RunError,
     policy_folder,
@@ -132,101 +130,61 @@ def enter(run: RunDirectory, decided: Ledger) -> None:
         run.append_jsonl(LEDGER, asdict(entry))
 
 
-def decide(
-    run: RunDirectory, results: Mapping[str, EvaluationResult], *, held_back: bool = False
-) -> Ledger:
-    """Decide which policy of a run is deployed.
+def made(run: RunDirectory) -> dict[str, str]:
+    """The checkpoint of each policy that a run has made, by name of `POLICIES`, in their order.
 
-    What succeeds most often is; of what does equally often, what was made first. What training has
-    held back has to be better, beyond noise, than what it would replace.
-
-    Args:
-        run: The run.
-        results: Final evaluations on the same scenes, by name of `POLICIES`.
-        held_back: Whether training has held back what was learned online.
+    What a gate has accepted last is the learned one as long as nothing has learned online; of what
+    has, it is the latest whose periodic evaluation is not worse, beyond noise, than the best one.
     """
-    could = could_deploy(run)
-    chosen = _best(results, held_back=held_back)
-    made = [name for name in POLICIES if name in results or name in could]
-    why = _why(run, results, chosen, held_back=held_back)
-    entries = {}
-    for name in made:
-        result, back = results.get(name), held_back and name == LEARNED_POLICY
-        checkpoint = CHECKPOINTS.get(name) or proved_checkpoint(run)
-        entries[name] = Entry(
-            policy=name,
-            checkpoint=checkpoint,
-            parent=_parent(run, checkpoint),
-            environment_steps=result.environment_steps if result else _behind(run, checkpoint),
-            successes=result.successes if result else None,
-            episodes=result.episodes if result else None,
-            mean_return=result.mean_return if result else None,
-            verdict="deployed" if name == chosen else "held back" if back else "not deployed",
-            why=why if name == chosen else "",
-            decided_after=steps_behind(run),
-        )
-    return Ledger(entries)
+    accepted = run.has_folder(ACCEPTED) and steps_at(run, ACCEPTED) > 0  # at first it is the clone
+    online = run.has_folder(LAST)
+    learned = _proved(run) if online else ACCEPTED if accepted else None
+    found = {
+        CLONED_POLICY: CLONED if run.has_folder(CLONED) else None,
+        ACCEPTED_POLICY: ACCEPTED if accepted and online else None,
+        LEARNED_POLICY: learned,
+        STUDENT_POLICY: STUDENT if run.has_folder(STUDENT) else None,
+    }
+    return {name: place for name, place in found.items() if place is not None}
 
 
-def _best(results: Mapping[str, EvaluationResult], *, held_back: bool) -> str:
-    names = [name for name in POLICIES if name in results]
-    if held_back and names[-1] == LEARNED_POLICY and len(names) > 1:
-        replaced, learned = (results[name] for name in names[-2:])
-        compared = replaced.beside(learned)
+def _proved(run: RunDirectory) -> str:
+    """The snapshot that is measured at the end; without any periodic evaluation `LAST`."""
+    found: dict[str, EvaluationResult] = {}
+    for line in run.read_jsonl("evaluations"):
+        result = EvaluationResult.from_json(line)
+        name = run.snapshot_name(result.environment_steps)
+        if result.seed_set == "periodic" and result.gradient_updates and run.has_folder(name):
+            found[name] = result
+    best = max(found.values(), key=lambda result: result.score, default=None)
+    for name in sorted(found, reverse=True):
+        compared = None if best is None else found[name].beside(best)
         if compared is None or not compared.worse:
-            names.pop()
-    return max(names, key=lambda name: results[name].score)
+            return name
+    return LAST
 
 
-def _why(
-    run: RunDirectory, results: Mapping[str, EvaluationResult], chosen: str, *, held_back: bool
-) -> str:
-    mine, learned = results[chosen], results.get(LEARNED_POLICY)
-    words = (f"resume={run.path}", "evaluation.compare=true")
-    again = f"{in_shell('robot-rl', 'train', *words)} evaluates both"
-    if learned is None and held_back:
-        return f"training has held back what was learned; {again}"
-    if learned is None:
-        judged = run.read_jsonl("gate")
-        return "the gate has accepted nothing else" if judged else "nothing was learned"
-    others = [result for name, result in results.items() if name != chosen]
-    if not others and not run.has_folder(CLONED):
-        return "nothing was cloned that it could be compared with"
-    if not others:
-        return f"the cloned policy was not evaluated beside it; {again}"
-    if all(other.score == mine.score for other in others):
-        as_good = " and ".join(f"the {other.which} policy" for other in others)
-        return f"{as_good} did as well on the same scenes"
-    compared = [mine.beside(other) for other in others]
-    chance = any(each is not None and not each.beyond_noise for each in compared)
-    verb = "solved" if mine.mean_return is None else "has"
-    counts = " and ".join(f"the {other.which} policy {verb} {other.count}" for other in others)
-    counts += " on the same scenes"
-    if held_back and learned is not mine:
-        more = learned.successes > mine.successes
-        shown = ", and this does not show it to be better beyond noise" if more else ""
-        return f"{counts}; training held the learned policy back{shown}"
-    return f"{counts}, which may be chance" if chance else counts
-
-
-def _parent(run: RunDirectory, checkpoint: str) -> str | None:
-    """The checkpoint that another one was learned from."""
-    if checkpoint == CLONED:
-        return None
-    before = (ACCEPTED,) if _accepted(run) and checkpoint != ACCEPTED else ()
-    return next((name for name in (*before, CLONED, UNTRAINED) if run.has_folder(name)), None)
-
-
-def _behind(run: RunDirectory, checkpoint: str) -> int:
+def steps_at(run: RunDirectory, checkpoint: str) -> int:
     """Environment steps behind a checkpoint; the clone has none."""
-    return 0 if checkpoint == CLONED else steps_of(run.complete_folder(checkpoint))
+    return 0 if checkpoint == CLONED else steps_of(newest_folder(run.path / checkpoint))
+
+
+def steps_behind(run: RunDirectory) -> int:
+    """Environment steps behind what a run has learned last; 0 where it has only cloned."""
+    last = next((name for name in (LAST, ACCEPTED) if run.has_folder(name)), CLONED)
+    return steps_at(run, last)
+
+
+def began_with(run: RunDirectory) -> str:
+    """Which of the `POLICIES` online learning begins with, and goes back to."""
+    return ACCEPTED_POLICY if ACCEPTED in made(run).values() else CLONED_POLICY
 
 
 def held_back(run: RunDirectory) -> bool:
     """Whether training holds back what was learned online, and what it began with acts instead."""
     if not run.has_folder(LAST):
         return False
-    folder = run.complete_folder(proved_checkpoint(run)) / "policy"
+    folder = run.complete_folder(made(run)[LEARNED_POLICY]) / "policy"
     config = json.loads((folder / "policy.json").read_bytes())["policy"]["config"]
     return not config.get("corrects", True)
 
@@ -239,19 +197,48 @@ def deployed_policy(run: RunDirectory) -> str:
     """
     if (decided := read_ledger(run).deployed) is not None:
         return decided.policy
-    if learned_checkpoint(run) is None:
+    there, before = made(run), began_with(run)
+    if LEARNED_POLICY not in there:
         return CLONED_POLICY
-    before = began_with(run)
-    there = run.has_folder(CHECKPOINTS[before])
-    return before if there and held_back(run) else LEARNED_POLICY
+    return before if before in there and held_back(run) else LEARNED_POLICY
+
+
+def policy_checkpoint(run: RunDirectory, which: str = DEPLOYED) -> str:
+    """Name of the checkpoint with one of the `POLICIES` of a run: see `load_policy`.
+
+    Raises:
+        RunError: The run has none of that name.
+    """
+    there = made(run)
+    if which == CLONED_POLICY and CLONED not in there.values() and LEARNED_POLICY in there:
+        raise RunError(f"{run.path} has cloned nothing", hint="evaluation.policy=learned")
+    if not run.has_policy():
+        raise RunError(
+            f"{run.path} has no policy yet",
+            hint=f"go on with {in_shell('robot-rl', 'train', f'resume={run.path}')}",
+        )
+    name = deployed_policy(run) if which == DEPLOYED else which
+    if name == ACCEPTED_POLICY and ACCEPTED in there.values():
+        return ACCEPTED
+    if name in there:
+        return there[name]
+    if name == STUDENT_POLICY:
+        hint = in_shell("robot-rl", "distil", run.path)
+        raise RunError(f"{run.path} has no student", hint=hint)
+    judged = [str(run.path / verdict["candidate"]) for verdict in run.read_jsonl("gate")]
+    instead = f"; or in place of the run what it has judged: {', '.join(judged)}" if judged else ""
+    raise RunError(
+        f"the gate of {run.path} has accepted nothing that was learned"
+        if judged
+        else f"no gate has judged anything in {run.path}",
+        expected=f"the {DEPLOYED} policy{instead}",
+    )
 
 
 def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, int]:
     """Load one of the `POLICIES` of a run, and the environment steps behind it; the clone has none.
 
-    The accepted one is what a gate has accepted last. The learned one is that of
-    `proved_checkpoint`, also where training has held it back. The deployed one is
-    `deployed_policy`.
+    The learned one corrects its base also where training has held that back.
 
     Raises:
         CheckpointError: There is none, or a file of it is damaged.
@@ -262,99 +249,8 @@ def load_policy(run: RunDirectory, which: str = DEPLOYED) -> tuple[Behaviour, in
     name = policy_checkpoint(run, which)
     behaviour = checkpoint.load(run.complete_folder(name) / "policy")
     if which == LEARNED_POLICY or (which == DEPLOYED and read_ledger(run).deployed):
-        behaviour.policy.corrects = True
-    return behaviour, _behind(run, name)
-
-
-def policy_checkpoint(run: RunDirectory, which: str = DEPLOYED) -> str:
-    """Name of the checkpoint with one of the `POLICIES` of a run: see `load_policy`.
-
-    Raises:
-        RunError: The run has none of that name.
-    """
-    if which == CLONED_POLICY and learned_checkpoint(run) and not run.has_folder(CLONED):
-        raise RunError(f"{run.path} has cloned nothing", hint="evaluation.policy=learned")
-    if not run.has_policy():
-        raise RunError(
-            f"{run.path} has no policy yet",
-            hint=f"go on with {in_shell('robot-rl', 'train', f'resume={run.path}')}",
-        )
-    if which == STUDENT_POLICY:
-        if not run.has_folder(STUDENT):
-            hint = in_shell("robot-rl", "distil", run.path)
-            raise RunError(f"{run.path} has no student", hint=hint)
-        return STUDENT
-    judged = [str(run.path / verdict["candidate"]) for verdict in run.read_jsonl("gate")]
-    none_learned = which == LEARNED_POLICY and judged and learned_checkpoint(run) is None
-    if none_learned or (which == ACCEPTED_POLICY and not _accepted(run)):
-        instead = f"; or in place of the run what it has judged: {', '.join(judged)}"
-        raise RunError(
-            f"the gate of {run.path} has accepted nothing that was learned"
-            if judged
-            else f"no gate has judged anything in {run.path}",
-            expected=f"the {DEPLOYED} policy{instead if judged else ''}",
-        )
-    which = deployed_policy(run) if which == DEPLOYED else which
-    return CHECKPOINTS.get(which) or proved_checkpoint(run)
-
-
-def proved_checkpoint(run: RunDirectory) -> str:
-    """Name of the learned checkpoint that is measured at the end, and deployed if it is better.
-
-    It is the latest whose periodic evaluation is not worse, beyond noise, than the best one.
-    Without any evaluation it is the last, or what a gate has accepted where none learned online.
-    """
-    found: dict[str, EvaluationResult] = {}
-    for line in run.read_jsonl("evaluations"):
-        result = EvaluationResult.from_json(line)
-        name = run.snapshot_name(result.environment_steps)
-        if result.seed_set == "periodic" and result.gradient_updates and run.has_folder(name):
-            found[name] = result
-    best = max(found.values(), key=lambda result: result.score, default=None)
-    for name in sorted(found, reverse=True):
-        compared = None if best is None else found[name].beside(best)
-        if compared is None or not compared.worse:
-            return name
-    return learned_checkpoint(run) or LAST
-
-
-def learned_checkpoint(run: RunDirectory) -> str | None:
-    """Name of what a run has learned last: online, else what a gate has accepted in its place.
-
-    None where it has only cloned.
-    """
-    if run.has_folder(LAST):
-        return LAST
-    return ACCEPTED if _accepted(run) else None
-
-
-def steps_behind(run: RunDirectory) -> int:
-    """Environment steps behind what a run has learned last; 0 where it has only cloned."""
-    name = learned_checkpoint(run)
-    return 0 if name is None else steps_of(newest_folder(run.path / name))
-
-
-def could_deploy(run: RunDirectory) -> list[str]:
-    """Names of those `POLICIES` of a run among which `train` decides, in the order of their making.
-
-    What a gate has accepted is the learned one where nothing has learned online since.
-    """
-    made = {
-        CLONED_POLICY: run.has_folder(CLONED),
-        ACCEPTED_POLICY: run.has_folder(LAST) and _accepted(run),
-        LEARNED_POLICY: learned_checkpoint(run) is not None,
-    }
-    return [name for name, there in made.items() if there]
-
-
-def began_with(run: RunDirectory) -> str:
-    """Which of the `POLICIES` online learning begins with, and goes back to."""
-    return ACCEPTED_POLICY if _accepted(run) else CLONED_POLICY
-
-
-def _accepted(run: RunDirectory) -> bool:
-    """Whether a gate has accepted anything; at first the clone is in the place of it."""
-    return run.has_folder(ACCEPTED) and steps_of(run.complete_folder(ACCEPTED)) > 0
+        behaviour.hold_back(False)
+    return behaviour, steps_at(run, name)
 
 
 def open_policy(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import RowSchema
@@ -148,22 +147,22 @@ def read_run(run: RunDirectory) -> RunRecords:
     )
 
 
-def inputs_of(run: RunDirectory, config: DictConfig) -> PolicyInputs | None:
+def inputs_of(run: RunDirectory, dataset: str | None) -> PolicyInputs | None:
     """What the policy of a run sees of what was observed when its first episodes were recorded.
 
     None where the run has no policy, or no longer the episodes.
     """
     folder = next((run.path / n / "policy" for n in (CLONED, UNTRAINED) if run.has_folder(n)), None)
-    schema = recorded_schema(run, config)
+    schema = recorded_schema(run, dataset)
     if folder is None or schema is None:
         return None
     described = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
     return PolicyInputs.of(described["observation"], schema)
 
 
-def recorded_schema(run: RunDirectory, config: DictConfig) -> RowSchema | None:
+def recorded_schema(run: RunDirectory, dataset: str | None) -> RowSchema | None:
     """The schema of the first episodes that a run has recorded; None where it has none."""
-    given = [Path(config.dataset)] if config.dataset else []
+    given = [Path(dataset)] if dataset else []
     places = (path for path in (*given, run.demonstrations, run.exploration) if path.exists())
     found = next(places, None)
     return None if found is None else EpisodeDataset(found).schema

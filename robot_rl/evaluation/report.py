@@ -286,11 +286,11 @@ def _taken(found: Record) -> list[tuple[str, str]]:
     """Say what the learner has taken where the configuration may leave it open."""
     if not found:
         return []
-    bounds = found["value_range"]
+    bounds, share = found["value_range"], found.get("hindsight_share", 0.0)
     return [
         ("Discount per step", f"{found['discount']:.4g}"),
         ("Range of values", f"{bounds[0]:g} to {bounds[1]:g}" if bounds else "no limits"),
-        ("In hindsight", f"{100 * found['hindsight_share']:g} % of each batch"),
+        ("In hindsight", f"{100 * share:g} % of each batch"),
         ("Symmetric views of each step", f"{found['symmetric_views']}"),
     ]
 

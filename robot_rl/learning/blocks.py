@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omegaconf import DictConfig
-
-from robot_rl.config import check_least
+from robot_rl.config.sections import Settings
 from robot_rl.errors import RobotRLError
 from robot_rl.run import CLONED, RunDirectory, learned_steps
 
@@ -35,27 +33,18 @@ class Blocks:
     actors: int = 1  # simulated actors that act at a time
 
     @classmethod
-    def of(cls, config: DictConfig) -> Blocks:
-        """Take the numbers from a configuration and check them.
-
-        Raises:
-            ConfigError: A number is out of range.
-            ScheduleError: Two of them do not fit together.
-        """
-        ones = ("block_steps", "actors", "evaluation.every_steps")
-        least = dict.fromkeys((*ones, "algorithm.schedule.updates_per_step"), 1)
-        zeros = ("warmup_steps", "critic_only_updates")
-        check_least(config, least | {f"algorithm.schedule.{name}": 0 for name in zeros})
-        schedule = config.algorithm.schedule
+    def of(cls, settings: Settings) -> Blocks:
+        """The blocks of a run; `ScheduleError` where two numbers do not fit together."""
+        schedule = settings.schedule
         blocks = cls(
-            block_steps=int(config.block_steps),
-            total=int(config.environment_steps),
-            every_steps=int(config.evaluation.every_steps),
-            warmup_steps=int(schedule.warmup_steps),
+            block_steps=settings.block_steps,
+            total=settings.environment_steps,
+            every_steps=settings.evaluation.every_steps,
+            warmup_steps=schedule.warmup_steps,
             # What was learned offline need not be learned again.
-            critic_only_updates=max(0, int(schedule.critic_only_updates) - offline_updates(config)),
-            updates_per_step=int(schedule.updates_per_step),
-            actors=int(config.actors),
+            critic_only_updates=max(0, schedule.critic_only_updates - schedule.offline_updates),
+            updates_per_step=schedule.updates_per_step,
+            actors=settings.actors,
         )
         if blocks.every_steps % blocks.block_steps:
             raise ScheduleError(
@@ -113,26 +102,16 @@ class Blocks:
         return [*range(0, self.total, self.every_steps), self.total]
 
 
-def offline_updates(config: DictConfig) -> int:
-    """Updates on recorded episodes before online learning."""
-    return int(config.algorithm.schedule.get("offline_updates", 0))
-
-
-def evaluates_periodically(config: DictConfig) -> bool:
-    """Whether checkpoints are evaluated while a run trains."""
-    return bool(config.evaluation.get("periodic", True))
-
-
-def unevaluated(config: DictConfig, run: RunDirectory) -> list[int]:
+def unevaluated(settings: Settings, run: RunDirectory) -> list[int]:
     """Environment steps of the periodic evaluations that are still to be made, or waited for."""
-    if not evaluates_periodically(config):
+    if not settings.evaluation.periodic:
         return []
     records = run.read_jsonl(EVALUATIONS)
     known = {r["environment_steps"] for r in records if r["seed_set"] == "periodic"}
     learned = learned_steps(run)
     return [
         steps
-        for steps in Blocks.of(config).evaluation_points()
+        for steps in Blocks.of(settings).evaluation_points()
         if steps not in known
         and (steps > learned or run.has_folder(run.snapshot_name(steps) if steps else CLONED))
     ]

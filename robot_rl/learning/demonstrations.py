@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
 
 from policies.behaviour import Behaviour
 from policies.runner import PolicyRunner
-from robot_rl.config import ConfigError
+from robot_rl.config.sections import Part, Settings
 from robot_rl.data.episodes import EpisodeDataset, steps_to_success
 from robot_rl.data.policy_columns import stored_schema
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY, SchemaMismatch
@@ -28,59 +28,44 @@ _OWNER = "demonstrations"
 _LEAST_IMITATED_STEPS = 4000  # environment steps in which demonstrations are imitated
 
 
-def demonstrated(config: DictConfig) -> bool:
-    """Whether a run begins with demonstrations: with `demonstrations=0` it explores at random.
-
-    `ConfigError` where it is to have some and none.
-    """
-    recorded = int(config.demonstrations) != 0
-    if config.dataset is not None and not recorded:
-        got, hint = f"demonstrations=0 dataset={config.dataset}", "leave out one of the two"
-        raise ConfigError("a run with and without demonstrations", got=got, hint=hint)
-    return config.dataset is not None or recorded
-
-
-def first_episodes(config: DictConfig, run: RunDirectory) -> EpisodeDataset:
+def first_episodes(settings: Settings, run: RunDirectory) -> EpisodeDataset:
     """The demonstrations, or the exploration in place of them; see `open_demonstrations`."""
-    shown = demonstrated(config)
-    return open_demonstrations(config, run) if shown else EpisodeDataset(run.exploration)
+    if not settings.demonstrated:
+        return EpisodeDataset(run.exploration)
+    return open_demonstrations(settings.dataset, run)
 
 
-def open_demonstrations(config: DictConfig, run: RunDirectory | None) -> EpisodeDataset:
-    """Open the demonstrations of `dataset`, or of the run. No robot is made.
-
-    `run` is not needed where `dataset` names the demonstrations.
+def open_demonstrations(dataset: str | None, run: RunDirectory | None) -> EpisodeDataset:
+    """Open the demonstrations of a path, or of the run. No robot is made.
 
     Raises:
         SchemaMismatch: They are of another schema version.
         RobotRLError: There are none, or none that succeeded.
     """
-    path = Path(str(config.dataset)) if config.dataset or run is None else run.demonstrations
+    path = Path(str(dataset)) if dataset or run is None else run.demonstrations
     if not path.exists():
         raise RobotRLError(
             "there are no demonstrations",
             got=f"nothing at {path}",
             hint="record some with: robot-rl collect; or name some with dataset=PATH",
         )
-    dataset = EpisodeDataset(path)
-    if not dataset.successes.any():
+    found = EpisodeDataset(path)
+    if not found.successes.any():
         raise RobotRLError(
             f"none of the demonstrations in {path} is successful",
-            got=f"{len(dataset)} episodes",
+            got=f"{len(found)} episodes",
             expected="at least one to learn from",
         )
-    return dataset
+    return found
 
 
-def check_demonstrations(config: DictConfig, run: RunDirectory | None) -> None:
-    """Check that the demonstrations fit the task and the robot, which is made for this alone.
+def check_demonstrations(environment: Mapping[str, Any], dataset: EpisodeDataset) -> None:
+    """Check that demonstrations fit the task and the robot, which is made for this alone.
 
     Raises:
         SchemaMismatch: They are of another task, shape, rate or schema version.
-        RobotRLError: There are none, or none that succeeded.
     """
-    dataset = open_demonstrations(config, run)
-    env = make_env(config)
+    env = make_env(environment)
     env.close()
     dataset.expect(env.schema)
     scaled = dataset.metadata.get("action_range")  # where robot-rl import has scaled them
@@ -95,30 +80,34 @@ def check_demonstrations(config: DictConfig, run: RunDirectory | None) -> None:
             )
 
 
-def with_what_episodes_tell(config: DictConfig, first: EpisodeDataset) -> DictConfig:
-    """The algorithm's configuration, with what nobody has given and the first episodes tell.
+def fill_from_demonstrations(
+    algorithm: Part, annotation: str | None, first: EpisodeDataset
+) -> Part:
+    """The algorithm's configuration, with what it leaves open filled in from the first episodes.
 
     With a discount γ the start of an episode must still count its success: the horizon 1 / (1 - γ)
     is two thirds of the steps to it. Demonstrations are imitated as long as 100 of them take.
+
+    Args:
+        algorithm: Its configuration.
+        annotation: Name of the annotations that are its rewards, whose scale is another one; None
+            or `LABELS` where these are of the recorded scale.
+        first: The first episodes of the run.
     """
-    algorithm: DictConfig = config.algorithm
-    schedule, settings = algorithm.schedule, algorithm.get("settings", {})
-    found: dict[str, dict[str, Any]] = {"schedule": {}, "settings": {}}
+    schedule, settings = dict(algorithm["schedule"]), dict(algorithm.get("settings", {}))
     success = first.arrays(("success",))["success"]
     took = steps_to_success(np.split(success, first.episode_ends[:-1]))
-    steps, gamma = float(np.median(took)) if took else 0.0, schedule.discount
-    if gamma is None:
-        gamma = max(LEAST_DISCOUNT, 1.0 - 1.5 / max(steps, 1.0))
-        found["schedule"]["discount"] = gamma
-    # Annotations may be rewards of another scale.
-    known = config.reward.annotation in (None, LABELS) and gamma < 1
+    steps = float(np.median(took)) if took else 0.0
+    if schedule["discount"] is None:
+        schedule["discount"] = max(LEAST_DISCOUNT, 1.0 - 1.5 / max(steps, 1.0))
+    known = annotation in (None, LABELS) and schedule["discount"] < 1
     if known and settings.get("value_range", ()) is None:
-        found["settings"]["value_range"] = list(value_range(first, gamma))
+        settings["value_range"] = list(value_range(first, schedule["discount"]))
     if settings.get("imitation_updates", 0) is None:
         imitated = max(_LEAST_IMITATED_STEPS, round(100 * steps))
-        found["settings"]["imitation_updates"] = schedule.updates_per_step * imitated
-    sections = {name: section for name, section in found.items() if section}
-    return cast("DictConfig", OmegaConf.merge(algorithm, sections))
+        settings["imitation_updates"] = schedule["updates_per_step"] * imitated
+    filled = {**algorithm, "schedule": schedule}
+    return {**filled, "settings": settings} if "settings" in algorithm else filled
 
 
 def value_range(dataset: EpisodeDataset, gamma: float) -> tuple[float, float]:

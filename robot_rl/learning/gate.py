@@ -12,19 +12,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
-import numpy as np
-
 from policies.behaviour import Behaviour
-from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.evaluation.statistics import Comparison
 from robot_rl.learning.algorithms.base import AlgorithmError, check_settings
-from robot_rl.learning.demonstrations import with_what_episodes_tell
-from robot_rl.learning.dynamics import Estimate, ModelJudge, ModelSettings
 from robot_rl.learning.stages.gather import Outcome, Purpose, gathered, outcomes, recorded
-from robot_rl.learning.stages.offline import recorded as recorded_rows
-from robot_rl.learning.workbench import Rows, Workbench
-from robot_rl.processes.progress import WorkProgress
-from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.learning.workbench import Workbench
 
 Decision = Literal["accepted", "reverted", "undecided"]
 Figures = Mapping[str, Any]  # behind a verdict, as JSON
@@ -124,74 +116,6 @@ class EpisodeGate:
         )
         with closing(episodes):
             return test.decide(zip(episodes, episodes, strict=False))
-
-
-@dataclass(frozen=True)
-class ModelGate:
-    """Accepts what a model holds for better by more than its standard error, else reverts.
-
-    As published (ALGORITHMS "OPE gate"), but for data that the candidate was not improved on.
-    """
-
-    model: ModelSettings
-    held_out: int
-
-    def __post_init__(self) -> None:
-        check_settings(self, held_out=0)
-
-    def judge(self, bench: Workbench, candidate: Candidate) -> Verdict:
-        """Fit the model, and roll both out in it from the same observations with the same noise."""
-        return self.judge_each(bench, [candidate])[0]
-
-    def judge_each(self, bench: Workbench, candidates: Sequence[Candidate]) -> list[Verdict]:
-        """As `judge`, for candidates of one round, beside the same accepted policy."""
-        config, shown = bench.config, bench.demonstrations()
-        accepted, round_number = candidates[0].accepted, candidates[0].round_number
-        base, seed = accepted.policy.base, int(config.seed) + round_number
-        assert base is not None
-        gamma = float(with_what_episodes_tell(config, shown).schedule.discount)
-        model = ModelJudge(base, self.model, accepted.execute_steps, gamma, seed)
-        model.to(bench.device)
-
-        def rows(*, held_out: bool) -> Rows:
-            wanted = [EpisodeDataset(bench.run.gathered)]
-            of = self.held_out
-            chosen = recorded_rows(
-                shown,
-                wanted,
-                accepted,
-                model.required,
-                lambda number: not of or (number % of == 0) == held_out,
-            )
-            return Rows(ReplaySampler(chosen, model.required, np.random.default_rng(seed)))
-
-        with closing(rows(held_out=True)) as own, closing(rows(held_out=False)) as others:
-            with WorkProgress(self.model.updates, "model updates") as progress:
-                progress.phase("fitting a model to judge with")
-                for number, batch in enumerate(own.batches(self.model.updates), 1):
-                    model.update(batch)
-                    progress.update(number)
-            for batch in others.batches(1):
-                model.choose_elites(batch)
-            for batch in own.batches(1):
-                old = model.estimate(accepted.policy, batch, seed)
-                found = [model.estimate(each.behaviour.policy, batch, seed) for each in candidates]
-        return [self._verdict(old, new) for new in found]
-
-    def _verdict(self, old: Estimate, new: Estimate) -> Verdict:
-        gain = (new.value - old.value).double()
-        mean, error = float(gain.mean()), float(gain.std() / len(gain) ** 0.5)
-        figures = {
-            "candidate_value": float(new.value.mean()),
-            "accepted_value": float(old.value.mean()),
-            "gain": mean,
-            "standard_error": error,
-            "candidate_return": float(new.predicted_return.mean()),
-            "accepted_return": float(old.predicted_return.mean()),
-            "rollouts": len(gain),
-        }
-        told = f"the model's gain is {mean:.3g}, its standard error {error:.3g}"
-        return Verdict("accepted" if mean > error else "reverted", told, figures)
 
 
 @dataclass

@@ -10,21 +10,21 @@ In place of a stage there may be several that are repeated: `{repeat: 3, of: {ga
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from typing import Any, ClassVar
-
-from omegaconf import DictConfig
+from typing import Any
 
 from policies import registry
+from robot_rl.config import ConfigError, Settings
 from robot_rl.errors import RobotRLError, did_you_mean
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.files import MANIFEST, new_folder, newest_folder, replace_text
 from robot_rl.processes.signals import StopEvent
-from robot_rl.run import DEMONSTRATIONS, RunDirectory, RunError
+from robot_rl.run import DEMONSTRATIONS, LAST, RunDirectory, RunError
 
 RECORDS = "stages"
 
@@ -34,42 +34,33 @@ class RecipeError(RobotRLError):
 
 
 class Stage(ABC):
-    """One step of a recipe; its constructor takes the options of its configuration.
+    """One step of a recipe.
+
+    A constructor of its own takes the options of its configuration; and where it has parameters of
+    these names the settings of the run, and the number of the `round` that it is repeated in.
 
     Attributes:
-        needs: Names of what it starts from: files or folders of the run directory.
-        makes: Names of what it leaves there.
-        with_actors: Whether it learns while actors act: then it runs in the learner's process,
-            beside the replay server.
-        of_deployed: Whether it works on the policy that is deployed: it, and what follows it, runs
-            once that was decided.
-        records: Its notes go to RUN/<records>.jsonl.
-        round: Which repetition of it this is, from 1; 0 where it is not repeated.
+        settings: Of the run.
+        makes: Names of the artifacts that it leaves: files or folders of the run directory. A run
+            does not have a stage that makes none. One that makes `checkpoints/last` runs in the
+            learner's process, beside the actors.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ()
-    makes: ClassVar[tuple[str, ...]] = ()
-    with_actors: ClassVar[bool] = False
-    of_deployed: ClassVar[bool] = False
-    records: ClassVar[str] = "notes"
-    round: int = 0
+    makes: Sequence[str] = ()
 
-    def wanted(self, config: DictConfig) -> bool:
-        """Whether a run of this configuration has this stage."""
-        return True
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
 
-    def needed(self, config: DictConfig) -> tuple[str, ...]:
-        """What a run of this configuration must have before: `needs`, or more of it."""
-        return self.needs
+    @property
+    def needs(self) -> Sequence[str]:
+        """Names of the artifacts that it starts from.
 
-    def check(self, config: DictConfig) -> None:  # noqa: B027  # most have nothing to check
-        """Check what can be checked before anything is made.
-
-        Raises:
-            RobotRLError: The stage could not do its work.
+        They are asked for before any stage of the run starts. A stage that lacks something else,
+        such as a person who drives, raises its `RobotRLError` then.
         """
+        return ()
 
-    def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
+    def done(self, run: RunDirectory, *, recorded: bool) -> bool:
         """Whether nothing is left to do; `recorded`: the stage has run to its end before."""
         return recorded and all((run.path / name).exists() for name in self.makes)
 
@@ -79,7 +70,7 @@ class Stage(ABC):
 
 
 class Recipe:
-    """The stages that a run of this configuration has, in order.
+    """The stages that a run of these settings has, by name and in order.
 
     Raises:
         RecipeError: It has no stage of the name that `stage` asks for.
@@ -87,38 +78,62 @@ class Recipe:
         RegistryError: A stage cannot be made.
     """
 
-    def __init__(self, config: DictConfig) -> None:
-        self._config, self._other = config, None
-        if config.artifacts is not None:  # now: `latest` will soon be another run
-            self._other = RunDirectory.open(config.artifacts, config.runs_directory)
-        self.stages = {n: stage for n, stage in _made(config) if stage.wanted(config)}
-        if config.stage is not None and config.stage not in self.stages:
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._other = settings, None
+        if settings.artifacts is not None:  # now: `latest` will soon be another run
+            self._other = RunDirectory.open(settings.artifacts, settings.runs_directory)
+        self.stages = {name: stage for name, stage in _made(settings) if stage.makes}
+        if settings.stage is not None and settings.stage not in self.stages:
             raise RecipeError(
-                f"the recipe {config.choices.recipe!r} has no stage {config.stage!r} here",
+                f"the recipe {settings.choices['recipe']!r} has no stage {settings.stage!r} here",
                 expected=f"one of {', '.join(self.stages)}",
-                hint=did_you_mean(str(config.stage), list(self.stages)),
+                hint=did_you_mean(settings.stage, list(self.stages)),
             )
+
+    def of_kind(self, kind: type[Stage]) -> list[str]:
+        """The names of the stages of a kind; where the recipe lacks it, it is added.
+
+        Raises:
+            ConfigError: The run has none.
+        """
+        names = [name for name, stage in self.stages.items() if isinstance(stage, kind)]
+        if names:
+            return names
+        stage = _make({registry.TARGET: registry.name_of(kind)}, self._settings)
+        if not stage.makes:
+            count, dataset = self._settings.demonstrations, self._settings.dataset
+            got = f"demonstrations={count}, dataset={dataset}"
+            raise ConfigError("there is nothing to do", got=got, hint="leave these out")
+        name = re.sub(r"\B(?=[A-Z])", "_", kind.__name__).lower()  # as a recipe says it
+        self.stages[name] = stage
+        return [name]
 
     def left(self, run: RunDirectory | None) -> list[str]:
         """Names of the stages with something left to do; all of them where there is no run yet.
 
-        With `stage` in the configuration it is that one, whether it is done or not.
+        With `stage` in the settings it is that one, whether it is done or not.
         """
-        return [str(self._config.stage)] if self._config.stage else self._unfinished(run)
+        return [self._settings.stage] if self._settings.stage else self._unfinished(run)
 
-    def left_around_decision(self, run: RunDirectory) -> tuple[list[str], list[str]]:
-        """The names of `left` to run before it is decided which policy is deployed, and after."""
-        left = self.left(run)
-        if self._config.stage is not None:
-            return left, []
-        before = list(itertools.takewhile(lambda name: not self.stages[name].of_deployed, left))
-        return before, left[len(before) :]
+    def in_turn(self, run: RunDirectory) -> Iterator[str]:
+        """The names of `left`, each looked for when its turn comes: stages depend on each other."""
+        names = [self._settings.stage] if self._settings.stage else list(self.stages)
+        yield from (name for name in names if name in self.left(run))
 
-    def left_with_actors(self, run: RunDirectory) -> list[str]:
-        """Names of the stages left that can learn side by side with actors now, in order."""
-        left = self.left(run)
-        online = itertools.dropwhile(lambda name: not self.stages[name].with_actors, left)
-        return list(itertools.takewhile(lambda name: self.stages[name].with_actors, online))
+    def up_to(self, artifact: str) -> list[str]:
+        """Names of the stages up to the last that makes an artifact; none where none does."""
+        names = list(self.stages)
+        ends = [n for n, s in enumerate(self.stages.values(), 1) if artifact in s.makes]
+        return names[: ends[-1]] if ends else []
+
+    def beside_actors(self, name: str) -> bool:
+        """Whether a stage learns while actors act: in the learner's process."""
+        return LAST in self.stages[name].makes
+
+    def online(self, run: RunDirectory) -> list[str]:
+        """Names of the stages left that can learn beside the actors that act now, in order."""
+        behind = itertools.dropwhile(lambda name: not self.beside_actors(name), self.left(run))
+        return list(itertools.takewhile(self.beside_actors, behind))
 
     def check(self, run: RunDirectory | None, names: Sequence[str]) -> None:
         """Check that each of these stages finds what it needs, before any of them starts.
@@ -129,11 +144,11 @@ class Recipe:
             RecipeError: One needs what no stage before it makes, and what is not there.
             RobotRLError: One could not do its work.
         """
-        made = {DEMONSTRATIONS} if self._config.dataset is not None else set()
+        made = {DEMONSTRATIONS} if self._settings.dataset is not None else set()
         places = [place for place in (run, self._other) if place is not None]
         for name in names:
             stage = self.stages[name]
-            for need in stage.needed(self._config):
+            for need in stage.needs:
                 if need not in made and not any((p.path / need).exists() for p in places):
                     raise RecipeError(
                         f"the stage {name!r} needs {need}, which no stage before it makes",
@@ -141,14 +156,13 @@ class Recipe:
                         hint="put the stage that makes it before it; or name a run that has it"
                         " with artifacts=RUN",
                     )
-            stage.check(self._config)
             made |= set(stage.makes)
 
     def borrow(self, run: RunDirectory, names: Sequence[str]) -> None:
         """Copy what these stages need, and the run lacks, from the run that `artifacts` names."""
         if self._other is None:
             return
-        for need in {n for name in names for n in self.stages[name].needed(self._config)}:
+        for need in {need for name in names for need in self.stages[name].needs}:
             source, target = newest_folder(self._other.path / need), run.path / need
             if target.exists() or not source.exists():
                 continue
@@ -170,10 +184,10 @@ class Recipe:
             RobotRLError: The stage cannot do its work.
             Stopped: `stop` was set, and what could be saved is.
         """
-        stage, started, finished = self.stages[name], time.monotonic(), False
+        started, finished = time.monotonic(), False
         try:
-            with Workbench(self._config, run, stop, records=stage.records) as bench:
-                stage.run(bench)
+            with Workbench(self._settings, run, stop) as bench:
+                self.stages[name].run(bench)
                 finished = not bench.stop.is_set()
         finally:
             record = {"stage": name, "seconds": time.monotonic() - started, "finished": finished}
@@ -200,28 +214,37 @@ class Recipe:
         return [
             name
             for name, stage in self.stages.items()
-            if run is None or not stage.done(self._config, run, recorded=name in ended)
+            if run is None or not stage.done(run, recorded=name in ended)
         ]
 
 
-def _made(config: DictConfig) -> Iterator[tuple[str, Stage]]:
+def _made(settings: Settings) -> Iterator[tuple[str, Stage]]:
     """Make the stages by name, repeated ones for each round."""
-    for name, section in config.recipe.stages.items():
+    for name, section in settings.recipe["stages"].items():
         if "repeat" not in section:
-            yield str(name), registry.make(section, Stage)
+            yield name, _make(section, settings)
             continue
-        count, repeated = section.repeat, section.get("of")
-        if not (isinstance(count, int) and count >= 1 and isinstance(repeated, DictConfig)):
+        count, repeated = section["repeat"], section.get("of")
+        if not (isinstance(count, int) and count >= 1 and isinstance(repeated, dict)):
+            recipe = settings.choices["recipe"]
             raise RecipeError(
-                f"the stages {name!r} of the recipe {config.choices.recipe!r} cannot be repeated",
+                f"the stages {name!r} of the recipe {recipe!r} cannot be repeated",
                 got=f"repeat: {count}, of: {', '.join(map(str, repeated or ()))}",
                 expected="repeat: 1 or more, and of: a mapping of stages",
             )
         for number in range(1, count + 1):
             for inner, options in repeated.items():
-                stage = registry.make(options, Stage)
-                stage.round = number
-                yield f"{inner!s}_{number}", stage
+                yield f"{inner}_{number}", _make(options, settings, number)
+
+
+def _make(section: Mapping[str, Any], settings: Settings, number: int = 0) -> Stage:
+    given = {"settings": settings, "round": number}
+    taken = {
+        name: value
+        for name, value in given.items()
+        if name not in section and registry.takes(section, Stage, name)
+    }
+    return registry.make(section, Stage, **taken)
 
 
 def _records(run: RunDirectory | None) -> list[dict[str, Any]]:

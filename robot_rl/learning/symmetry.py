@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies import registry
-from policies.columns import INSTRUCTION, INSTRUCTION_FEATURES, LATENT
+from policies.columns import INSTRUCTION, INSTRUCTION_FEATURES, PLAN
 from robot_rl.data.schema import LAST_COMMAND, RowSchema
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
 from robot_rl.errors import RobotRLError
@@ -44,7 +44,7 @@ class Symmetry:
     reflection or turn. The clone is frozen, so its turned proposals are roughly what it would say.
 
     Raises:
-        RobotRLError: `turns` or a name in `fields` is none of those below.
+        RobotRLError: `turns` or a name in `fields` is not one of those below.
     """
 
     mirror: bool  # whether left and right are alike: y and -y of the base frame
@@ -116,20 +116,20 @@ def turning_of(
 ) -> Turning | None:
     """What turns rows of these fields as the configured task allows it; None where it does not.
 
-    Nor where a latent is one of them: another view of what it makes the clone do has another one.
+    Nor where they keep something of a plan: nobody knows what that is in another view.
 
     Raises:
         RobotRLError: See `Symmetry`.
     """
     section = config["task"].get("symmetry")
-    if section is None or LATENT in fields:
+    if section is None or any(name.startswith(PLAN) for name in fields):
         return None
     symmetry = registry.make(section, Symmetry)
     if not symmetry.mirror and symmetry.turns == 1:
         return None
     sizes = {field.name: int(np.prod(field.shape)) for field in schema.fields}
-    told = (INSTRUCTION, INSTRUCTION_FEATURES)  # the same in all views
-    observed = [name for name in fields if is_observation(name) and name not in told]
+    same = (INSTRUCTION, INSTRUCTION_FEATURES)  # in all views
+    observed = [name for name in fields if is_observation(name) and name not in same]
     return symmetry.among({name: sizes.get(name, 0) for name in observed}, schema.action_names)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -25,10 +25,11 @@ from policies.checkpoint import StoredBase
 from policies.columns import ENCODER_ID, FEATURES
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
+from robot_rl.config import Settings
 from robot_rl.console.feed import ConsoleFeed
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.rows import RowBuilder
-from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
+from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.env.factory import make_session, observed_widths
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.rollout import Seeds, rollout, training_seed
@@ -36,12 +37,7 @@ from robot_rl.env.session import EpisodeResult, Session
 from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.algorithms.base import Batch
-from robot_rl.learning.demonstrations import (
-    demonstrated,
-    first_episodes,
-    insert_episodes,
-    open_demonstrations,
-)
+from robot_rl.learning.demonstrations import open_demonstrations
 from robot_rl.learning.weights import base_apart, publish
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped
@@ -53,6 +49,7 @@ from robot_rl.wire import KeysRefused, ServerUnreachable
 
 _Answer = TypeVar("_Answer")
 _RETRY_SECONDS = 0.5
+_ROWS = "for rows"  # what waits
 _TENSORS = "algorithm.safetensors"
 # From the policy of a checkpoint to the cloned one of the same run.
 _BASE_FOLDER = f"../../{Path(CLONED).name}/policy"
@@ -61,20 +58,16 @@ _BASE_FOLDER = f"../../{Path(CLONED).name}/policy"
 class Workbench:
     """What a stage of a run works with; a context manager that releases what it has opened.
 
-    `stop` is set when the stage shall save what it has and end. Notes go to RUN/<records>.jsonl.
+    `stop` is set when the stage must save what it has and end.
     """
 
     def __init__(
-        self,
-        config: DictConfig,
-        run: RunDirectory,
-        stop: StopEvent | None = None,
-        *,
-        records: str = "notes",
+        self, settings: Settings, run: RunDirectory, stop: StopEvent | None = None
     ) -> None:
-        self.config, self.run = config, run
+        self.settings, self.run = settings, run
         self.stop = StopEvent() if stop is None else stop
-        self._records = records
+        replay = settings.replay
+        self._place = ServerPlace.of(run, replay.connect, replay.keys)
         self._opened = ExitStack()
         self._base: StoredBase | None = None
 
@@ -87,14 +80,13 @@ class Workbench:
     @cached_property
     def device(self) -> torch.device:
         """Where networks compute."""
-        return compute_device(self.config)
+        return compute_device(self.settings.device)
 
     @cached_property
     def client(self) -> ReplayClient:
         """A client of the run's replay server, which must answer in time unless `stop` is set."""
-        place = ServerPlace.of(self.config, self.run)
-        place.wait(self.stop)
-        return self._opened.enter_context(place.client())
+        self._place.wait(self.stop)
+        return self._opened.enter_context(self._place.client())
 
     @cached_property
     def cloned(self) -> Behaviour:
@@ -103,7 +95,7 @@ class Workbench:
         Where a gate has accepted another one since, it is that. Without demonstrations it is an
         untrained one, with what the exploration says of observations. Raises as `policy`.
         """
-        if not demonstrated(self.config):
+        if not self.settings.demonstrated:
             return self.policy(UNTRAINED)
         if self.run.has_folder(ACCEPTED):
             return self.policy(ACCEPTED)
@@ -117,19 +109,7 @@ class Workbench:
 
     def demonstrations(self) -> EpisodeDataset:
         """The demonstrations of the run, some of them successful; see `open_demonstrations`."""
-        return open_demonstrations(self.config, self.run)
-
-    def store_first_episodes(self, first: Behaviour) -> None:
-        """Put the run's first episodes into the store, with the columns of who acts first.
-
-        Raises:
-            Stopped: `stop` was set.
-            ReplayError: The replay server cannot take them.
-            ServerUnreachable: It does not answer.
-        """
-        dataset = first_episodes(self.config, self.run)
-        source = SOURCE_DEMONSTRATION if demonstrated(self.config) else SOURCE_POLICY
-        insert_episodes(self.client, dataset, first, self.stop, source)
+        return open_demonstrations(self.settings.dataset, self.run)
 
     def sampler(self, spec: SampleSpec) -> Rows:
         """Draw from the rows of the run's first episodes, once they are stored, and of the actors.
@@ -144,13 +124,12 @@ class Workbench:
         spec = replace(
             spec,
             fields=(*spec.fields, *marked),
-            capacity_rows=self.config.replay.get("capacity_rows"),
-            rewards=self.config.reward.annotation,
+            capacity_rows=self.settings.replay.capacity_rows,
+            rewards=self.settings.reward["annotation"],
         )
-        rng = np.random.default_rng(int(self.config.seed))
-        place = ServerPlace.of(self.config, self.run)
-        sampler = place.sampler(self.cloned.interface.task, spec, rng)
-        return self._opened.enter_context(closing(Rows(sampler, self)))
+        rng = np.random.default_rng(self.settings.seed)
+        sampler = self._place.sampler(self.cloned.interface.task, spec, rng)
+        return self._opened.enter_context(closing(Rows(sampler, self._until_answered)))
 
     def gather(
         self,
@@ -180,12 +159,12 @@ class Workbench:
         """
         who = behaviour if callable(behaviour) else lambda number: behaviour
         acting = who(first + done).to(self.device)
-        session = make_watched_session(self.config, self.run, resets=True)
+        session = make_watched_session(self.settings.environment, self.run, resets=True)
         runner = PolicyRunner(acting)
         recorder = RowBuilder(session.schema, SOURCE_POLICY)
         names = [field.name for field in session.schema.fields]
         numbers = range(first + done, first + episodes)
-        run_seed, scenes = int(self.config.seed), (first + (n - first) // tries for n in numbers)
+        run_seed, scenes = self.settings.seed, (first + (n - first) // tries for n in numbers)
         seeds = Seeds(training_seed(run_seed, stream, scene) for scene in scenes)
 
         with closing(session), WorkProgress(episodes, "episodes") as progress:
@@ -206,10 +185,14 @@ class Workbench:
                     runner.set_behaviour(who(first + done).to(self.device))
 
     def publish(self, behaviour: Behaviour, until: int) -> None:
-        """Let the actors act with a behaviour until an environment step; waits as `outlast`."""
-        self.outlast(lambda: publish(self.client, behaviour, until, self._base), "with new weights")
+        """Let the actors act with a behaviour until an environment step.
 
-    def outlast(self, ask: Callable[[], _Answer], what: str) -> _Answer:
+        Waits while the replay server is away. Raises `Stopped` where `stop` is set meanwhile.
+        """
+        weights = partial(publish, self.client, behaviour, until, self._base)
+        self._until_answered(weights, "with new weights")
+
+    def _until_answered(self, ask: Callable[[], _Answer], what: str) -> _Answer:
         """Ask the replay server, again and again while it is away; says `what` waits.
 
         Raises:
@@ -233,8 +216,8 @@ class Workbench:
             Stopped: `stop` was set.
             EvaluationError: The robot cuts an episode again and again.
         """
-        config = OmegaConf.merge(self.config, {"evaluation": {"episodes": episodes}})
-        assert isinstance(config, DictConfig)
+        config = self.settings.environment.copy()
+        config.evaluation.episodes = episodes
         with closing(Evaluator(config, self.run, self.say)) as evaluator:
             return evaluator.evaluate(behaviour, 0, "periodic", self.stop)
 
@@ -265,13 +248,9 @@ class Workbench:
         state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         return load_file(folder / _TENSORS), state
 
-    def note(self, metrics: Mapping[str, Any]) -> None:
-        """Add one record to the notes of the stage, RUN/<records>.jsonl."""
-        self.run.append_jsonl(self._records, metrics)
-
-    def notes(self) -> list[dict[str, Any]]:
-        """What `note` has recorded, also in earlier starts."""
-        return self.run.read_jsonl(self._records)
+    def note(self, metrics: Mapping[str, Any], name: str = "notes") -> None:
+        """Add one record to RUN/<name>.jsonl."""
+        self.run.append_jsonl(name, metrics)
 
     def say(self, text: str) -> None:
         """Print a line for whoever watches the run."""
@@ -279,19 +258,23 @@ class Workbench:
 
     def generator(self, name: str = "") -> torch.Generator:
         """A source of random numbers that follows from the run's seed and a name alone."""
-        return torch.Generator().manual_seed(int(self.config.seed) + zlib.crc32(name.encode()))
+        return torch.Generator().manual_seed(self.settings.seed + zlib.crc32(name.encode()))
 
 
 class Rows:
     """Mini-batches out of a run's store, drawn ahead in a thread.
 
-    With a bench, whatever asks a replay server elsewhere waits as `Workbench.outlast` says.
+    Args:
+        sampler: Watches the store, and is closed with this.
+        until_answered: Asks a replay server elsewhere, and says what waits while it is away.
     """
 
-    def __init__(self, sampler: Sampler, bench: Workbench | None = None) -> None:
-        """Begin to watch the store through a sampler, which is closed with this."""
-        self._sampler = sampler
-        self._bench = bench
+    def __init__(
+        self,
+        sampler: Sampler,
+        until_answered: Callable[[Callable[[], Any], str], Any] = lambda ask, what: ask(),
+    ) -> None:
+        self._sampler, self._until_answered = sampler, until_answered
         self._prefetcher = Prefetcher(sampler)
 
     @property
@@ -302,17 +285,17 @@ class Rows:
 
     def steps(self) -> int:
         """Environment steps of actors in the store now."""
-        return self._outlast(self._sampler.transitions_available)
+        return int(self._until_answered(self._sampler.transitions_available, _ROWS))
 
     def show(self, steps: int) -> None:
         """Draw from exactly the first `steps` environment steps from now on."""
-        self._outlast(partial(self._sampler.refresh, steps))
+        self._until_answered(partial(self._sampler.refresh, steps), _ROWS)
 
     def batches(self, count: int) -> Iterator[Batch]:
         """Give so many batches; the arrays of each are valid until the next."""
         self._prefetcher.start(count)
         for left in range(count, 0, -1):
-            yield self._outlast(partial(self._next, left))
+            yield self._until_answered(partial(self._next, left), _ROWS)
 
     def episodes(self) -> Iterator[dict[str, npt.NDArray[Any]]]:
         """With the order "episodes", each that is still to be given, as columns of its steps."""
@@ -339,9 +322,6 @@ class Rows:
         """End the thread and release the store."""
         self._prefetcher.close()
         self._sampler.close()
-
-    def _outlast(self, ask: Callable[[], _Answer]) -> _Answer:
-        return ask() if self._bench is None else self._bench.outlast(ask, "for rows")
 
     def _next(self, left: int) -> Batch:
         if not self._prefetcher.ordered:  # the server was away, which has ended the order

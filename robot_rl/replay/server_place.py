@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 import numpy as np
-from omegaconf import DictConfig
 
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, Stopped
@@ -58,11 +57,9 @@ class ServerPlace:
     keys: Path | None = None  # folder of this machine's keys
 
     @classmethod
-    def of(cls, config: DictConfig, run: RunDirectory) -> Self:
-        """Take it from ``replay.connect`` and ``replay.keys``."""
-        settings = config.replay
-        keys = Path(settings["keys"]) if settings["keys"] else None
-        return cls(run.store, settings.connect, keys)
+    def of(cls, run: RunDirectory, connect: str | None, keys: str | None) -> Self:
+        """The server of a run, as ``replay.connect`` and ``replay.keys`` name it."""
+        return cls(run.store, connect, Path(keys) if keys else None)
 
     def client(self, **options: Any) -> ReplayClient:
         """Make a client of the server, with further arguments of `ReplayClient`."""

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from policies.behaviour import Behaviour, Interface
-from policies.columns import LATENT
 from policies.diffusion import DiffusionPolicy
 from policies.policy import ChunkPolicy
 from robot_rl.config import compose, flatten, group_choices
@@ -86,7 +85,7 @@ def batch(algorithm, seed=0, size=SIZE, **columns):
         "source": (np.arange(size) % 2).astype("u1"),
     }
     spec = algorithm.required
-    known[LATENT] = rng.uniform(-1, 1, (size, DIMENSION * spec.horizon)).astype("f4")
+    known["plan/latent"] = rng.uniform(-1, 1, (size, DIMENSION * spec.horizon)).astype("f4")
     known |= columns
     required = {*spec.fields, "reward", "discount", "source"}
     content = {name: known[name] for name in required}
@@ -128,7 +127,7 @@ def acts(policy, count=SIZE, noise=None):
         if isinstance(policy, ChunkPolicy):
             seen = {name: column[:, None] for name, column in seen.items() if name in KEYS}
             drawn = torch.Generator().manual_seed(0)
-            policy = policy if noise is None else policy.exploring
+            policy = policy if noise is None else getattr(policy, "exploring", policy)
             noise = torch.randn((count, *policy.noise_shape), generator=drawn)
-            return policy.plan(seen, noise)[:, 0], base
+            return policy.plan(seen, noise).actions[:, 0], base
         return policy.act(seen, base, noise), base

@@ -19,7 +19,7 @@ from algorithm_examples import (
     weights,
 )
 
-from robot_rl.config import compose
+from robot_rl.config import Settings, compose
 from robot_rl.learning.algorithms import check_algorithm
 from robot_rl.learning.algorithms.base import AlgorithmError
 
@@ -148,7 +148,7 @@ def test_a_setting_out_of_range_is_named(setting, value, expected):
     name = setting.split(".")[1]
     config = compose(["algorithm=rlpd_gripper", f"algorithm.{setting}={value}"])
     with pytest.raises(AlgorithmError, match=f"'{name}' is .*{value}.*{expected}"):
-        check_algorithm(config)
+        check_algorithm(Settings.of(config))
 
 
 @pytest.mark.parametrize("choice", ACTOR_CRITIC)

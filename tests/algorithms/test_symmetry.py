@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from policies.columns import LATENT
-from robot_rl.config import compose
+from robot_rl.config import Settings, compose
 from robot_rl.env.factory import make_env
 from robot_rl.env.sim.tasks import peg_insert
 from robot_rl.errors import RobotRLError
@@ -98,7 +97,7 @@ def test_a_latent_and_what_was_seen_with_it_are_not_turned() -> None:
     config = compose([])
     fields = [str(name) for name in config.task.observation]
     with closing(make_env(config)) as env:
-        assert turning_of(config, [*fields, LATENT], env.schema) is None
+        assert turning_of(config, [*fields, "plan/latent"], env.schema) is None
 
 
 def test_rows_turn_with_what_follows_and_with_their_chunks() -> None:
@@ -123,14 +122,17 @@ def test_rows_turn_with_what_follows_and_with_their_chunks() -> None:
 
 
 def test_a_field_whose_columns_nobody_named_is_refused_before_anything_moves() -> None:
-    config = compose(["task.observation=[state/relative_pose,state/tcp_pose]"])
+    settings = Settings.of(compose(["task.observation=[state/relative_pose,state/tcp_pose]"]))
+    unknown = Settings.of(compose(["task.symmetry.fields={state/relative_pose:[x,y,z]}"]))
     with pytest.raises(RobotRLError, match="state/tcp_pose") as refused:
-        check_networks(config)
+        check_networks(settings)
     with pytest.raises(RobotRLError, match=r"state/relative_pose \(6 columns\)"):
-        check_networks(compose(["task.symmetry.fields={state/relative_pose:[x,y,z]}"]))
+        check_networks(unknown)
     without = ["task.symmetry.mirror=false", "task.symmetry.turns=1"]
     assert " ".join(without) in str(refused.value)
-    check_networks(compose(["task.observation=[state/relative_pose,state/tcp_pose]", *without]))
+    check_networks(
+        Settings.of(compose(["task.observation=[state/relative_pose,state/tcp_pose]", *without]))
+    )
 
 
 @pytest.mark.parametrize(

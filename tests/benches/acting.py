@@ -16,6 +16,7 @@ from policies.behaviour import Behaviour
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
 from robot_rl.commands.preparation import robot_nodes
+from robot_rl.config import Settings
 from robot_rl.data.policy_columns import check_fit
 from robot_rl.data.schema import Observation
 from robot_rl.env.factory import make_env
@@ -48,7 +49,7 @@ def act_over_topics(config: DictConfig, folder: Path) -> dict[str, object]:
         session.watcher = timed
         try:
             check_fit(behaviour, env.schema)
-            runner = PolicyRunner(behaviour.exploring("mean").to(compute_device(config)))
+            runner = PolicyRunner(behaviour.exploring("mean").to(compute_device(config.device)))
             ticks = int(config.bench.ticks)
             interrupted = 0
             for result in rollout(
@@ -73,8 +74,8 @@ def _cloned(config: DictConfig, folder: Path) -> Behaviour:
         f"{training}.exploration_episodes=0",
         f"{training}.cloning.updates=20",
     )
-    bench = Workbench(settings, run)
-    for stage in (Vision(), Clone()):
+    bench = Workbench(Settings.of(settings), run)
+    for stage in (Vision(bench.settings), Clone(bench.settings)):
         stage.run(bench)
     return bench.cloned
 

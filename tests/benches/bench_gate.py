@@ -18,12 +18,13 @@ from scipy.stats import spearmanr
 
 from policies import registry
 from policies.behaviour import Behaviour
-from robot_rl.config import compose
+from robot_rl.config import Settings, compose
 from robot_rl.data.intervals import clopper_pearson
 from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.extras.zoo.model_gate import ModelGate
 from robot_rl.learning.algorithms.generative import Generative
-from robot_rl.learning.gate import Candidate, Decision, EpisodeGate, Gate, ModelGate, PairedTest
+from robot_rl.learning.gate import Candidate, Decision, EpisodeGate, Gate, PairedTest
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.clone import Clone
 from robot_rl.learning.stages.collect import Collect
@@ -125,14 +126,14 @@ def _of_seed(config: DictConfig, seed: int, folder: Path) -> Iterator[dict[str, 
     candidates = _candidates(words, bench, accepted, by_model.held_out)
     judged = {name: Candidate(behaviour, accepted, 1) for name, behaviour in candidates}
     told = by_model.judge_each(bench, list(judged.values()))
-    with closing(Evaluator(bench.config, bench.run, bench.say)) as evaluator:
+    with closing(Evaluator(bench.settings.environment, bench.run, bench.say)) as evaluator:
         before = evaluator.evaluate(accepted, 0, "final")
         known = [outcome.success for outcome in outcomes(bench.run)]
         for number, (name, candidate) in enumerate(judged.items()):
             after = evaluator.evaluate(candidate.behaviour, 0, "final")
             # Its round alone: what others have shown of the accepted policy is not known in it.
             shutil.copytree(bench.run.path, place := folder / f"candidate-{number}")
-            alone = Workbench(bench.config, RunDirectory(place))
+            alone = Workbench(bench.settings, RunDirectory(place))
             verdict = by_episodes.judge(alone, candidate)
             shutil.rmtree(place)
             shares = _redrawn(by_episodes, known, before, after, np.random.default_rng(seed))
@@ -168,11 +169,12 @@ def _redrawn(
 
 def _prepared(words: Sequence[str], folder: Path) -> Workbench:
     """Demonstrations, the clone, which is accepted, and episodes that it gathers."""
-    settings = compose(words)
-    bench = Workbench(settings, RunDirectory.create(str(settings.task.name), folder))
-    gather = registry.make(settings.recipe.stages.rounds.of.gather, Stage)
-    gather.round = 1
-    for stage in (Collect(), Clone(), gather):
+    settings = Settings.of(compose(words))
+    name = str(settings.environment.task.name)
+    bench = Workbench(settings, RunDirectory.create(name, folder))
+    section = settings.recipe["stages"]["rounds"]["of"]["gather"]
+    gather = registry.make(section, Stage, settings=settings, round=1)
+    for stage in (Collect(settings), Clone(settings), gather):
         stage.run(bench)
     return bench
 
@@ -182,9 +184,9 @@ def _candidates(
 ) -> Iterator[tuple[str, Behaviour]]:
     """What each operator makes of the accepted policy, after few updates and after more."""
     for operator in _OPERATORS:
-        settings = compose([*words, *operator])
+        settings = Settings.of(compose([*words, *operator]))
         bench.say(f"seed {settings.seed}: {' '.join(operator)}")
-        last = int(settings.algorithm.schedule.offline_updates)
+        last = settings.schedule.offline_updates
         training = OfflineTraining(
             Workbench(settings, bench.run),
             (GATHERED,),

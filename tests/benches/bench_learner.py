@@ -67,7 +67,7 @@ def _measure(config: DictConfig) -> float:
     widths = observed_widths(config, env.schema)
     vision = None
     if config.observation.vision is not None:
-        vision = make_image_encoder(config, env.schema, seeded(0))
+        vision = make_image_encoder(config.observation, env.schema, seeded(0))
     widths = observed_keys(widths, vision)
     env.close()
     dimension = env.schema.action_dimension

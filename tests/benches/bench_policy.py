@@ -23,7 +23,8 @@ from policies.critics import CriticEnsemble
 from policies.diffusion import DiffusionPolicy
 from policies.encoders import StateEncoder
 from policies.errors import MissingExtra
-from policies.gaussian import GaussianTanh, ResidualPolicy
+from policies.gaussian import GaussianTanh
+from policies.improved import ResidualPolicy
 from policies.processes.one_step import OneStep
 from policies.runner import PolicyRunner
 from policies.vision import ImageEncoder, observed_keys

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from robot_rl.config import compose
+from robot_rl.config import Settings, compose
 from robot_rl.errors import RobotRLError, installing
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.workbench import Workbench
@@ -77,7 +77,8 @@ def demonstrated(
     place = [f"demonstrations={_DEMONSTRATIONS}", f"runs_directory={folder}"]
     settings = compose([*chosen(config), *overrides, *place])
     run = RunDirectory.create(str(settings.task.name), folder)
-    Collect().run(Workbench(settings, run))
+    read = Settings.of(settings)
+    Collect(read).run(Workbench(read, run))
     return settings, run
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scenes import PERFECT, configuration, environment, expert_episode
 
+from robot_rl.config import Settings
 from robot_rl.env.factory import make_expert
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.stages.clone import Clone
@@ -70,8 +71,8 @@ def test_who_tries_both_markers_fails_as_often_as_who_guesses():
 
 def test_each_demonstration_keeps_its_own_instruction(tmp_path):
     config = configuration(f"task={TASK}", "demonstrations=5")
-    bench = Workbench(config, RunDirectory(tmp_path))
-    Collect().run(bench)
+    bench = Workbench(Settings.of(config), RunDirectory(tmp_path))
+    Collect(bench.settings).run(bench)
     dataset = bench.demonstrations()
     env = environment(TASK)
     for seed, text in zip(dataset.seeds, dataset.instructions, strict=True):
@@ -84,10 +85,10 @@ def test_demonstrations_without_instructions_cannot_teach_to_follow_them(tmp_pat
     config = configuration(
         "task=reach", "task.environment.instruction=''", "policy=vla_tiny", "demonstrations=1"
     )
-    bench = Workbench(config, RunDirectory(tmp_path))
-    Collect().run(bench)
+    bench = Workbench(Settings.of(config), RunDirectory(tmp_path))
+    Collect(bench.settings).run(bench)
     with pytest.raises(RobotRLError, match=r"got: episode 0 of .* instruction ''.*next: record"):
-        Clone().run(bench)
+        Clone(bench.settings).run(bench)
 
 
 def test_a_task_without_a_choice_is_refused():

@@ -18,7 +18,6 @@ from robot_rl.data.intervals import (
     interval_over_runs,
     trials_needed,
 )
-from robot_rl.evaluation.ledger import decide
 from robot_rl.evaluation.statistics import (
     NOISE_LEVEL,
     Comparison,
@@ -29,6 +28,7 @@ from robot_rl.evaluation.statistics import (
     longest_run,
     worse_than_start,
 )
+from robot_rl.learning.stages.decide import decide
 from robot_rl.run import RunDirectory
 
 

@@ -15,11 +15,11 @@ import robot_rl
 from policies import checkpoint
 from policies.encoders import StateEncoder
 from robot_rl import cli
-from robot_rl.commands.evaluate import evaluate_final
-from robot_rl.config import compose
+from robot_rl.config import Settings, compose
 from robot_rl.env.factory import make_env
-from robot_rl.evaluation.ledger import decide, enter, held_back, load_policy
+from robot_rl.evaluation.ledger import enter, held_back, load_policy
 from robot_rl.evaluation.statistics import EvaluationResult
+from robot_rl.learning.stages.decide import decide, evaluate_final
 from robot_rl.run import ACCEPTED, LAST, STATE_FILE, RunDirectory
 
 EASY = ("task.environment.tolerance=0.03", "task.environment.angle_tolerance=3.0")
@@ -137,7 +137,7 @@ def test_what_was_held_back_is_measured_itself_beside_what_it_would_replace(gate
             checkpoint.save(folder / "policy", held_back_policy())
             (folder / STATE_FILE).write_text('{"environment_steps": 100}')
     assert load_policy(run, "learned")[0].policy.corrects
-    results = evaluate_final(compose(words), run)
+    results = evaluate_final(Settings.of(compose(words)), run, print)
     assert held_back(run)
     deployed = decide(run, results, held_back=True).deployed
     replaced = "accepted" if gated else "cloned"

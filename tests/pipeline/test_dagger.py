@@ -11,7 +11,7 @@ from tiny_runs import TINY
 from untrained_policy import untrained
 
 from robot_rl.commands.train import collect, pretrain
-from robot_rl.config import ConfigError, compose
+from robot_rl.config import ConfigError, Settings, compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.env import factory
 from robot_rl.env.operator import OperatorInbox
@@ -81,7 +81,7 @@ def bench(folder):
     quiet = "operator.simulated.habits.attention=0.0"
     config = compose([*TINY, "dagger.episodes=3", "operator=simulated", quiet])
     run = RunDirectory.open("latest", folder / "runs")
-    return Workbench(config, run, records="corrections")
+    return Workbench(Settings.of(config), run)
 
 
 def test_nothing_begins_while_it_is_halted_and_a_discarded_episode_is_not_kept(bench, monkeypatch):
@@ -108,7 +108,9 @@ def test_nothing_begins_while_it_is_halted_and_a_discarded_episode_is_not_kept(b
         in printed.getvalue()
     )
     assert len(recorded) == 1
-    assert len({record["seed"] for record in bench.notes()}) == 3  # the discarded one was run again
+    assert (
+        len({record["seed"] for record in bench.run.read_jsonl("corrections")}) == 3
+    )  # the discarded one was run again
 
 
 class Interrupted(Scripted):
@@ -130,9 +132,9 @@ def test_an_interrupted_round_goes_on_with_the_episode_that_was_not_finished(ben
     monkeypatch.setattr(factory, "make_inbox", lambda config: inboxes.pop(0))
     with pytest.raises(KeyboardInterrupt):
         correct(bench, behaviour, 1)
-    (first,) = bench.notes()
+    (first,) = bench.run.read_jsonl("corrections")
     (recorded,) = correct(bench, behaviour, 1)
-    finished = bench.notes()
+    finished = bench.run.read_jsonl("corrections")
     assert finished[0] == first
     assert len({record["seed"] for record in finished}) == len(finished) == 3
     assert [record["corrections"] for record in finished] == [1, 2, 3]

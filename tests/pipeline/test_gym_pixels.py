@@ -10,7 +10,7 @@ from pixel_point import record
 
 from policies import checkpoint
 from robot_rl import cli
-from robot_rl.config import compose
+from robot_rl.config import Settings, compose
 from robot_rl.env.factory import make_env
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.stages.clone import check_networks
@@ -44,7 +44,7 @@ def own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def sees(*words: str) -> str:
-    return str(check_networks(compose([*ENVIRONMENT, *words])))
+    return str(check_networks(Settings.of(compose([*ENVIRONMENT, *words]))))
 
 
 def test_the_policy_sees_the_pictures_and_numbers_of_the_environment_by_their_names():
@@ -88,7 +88,7 @@ def test_a_setting_without_effect_is_refused(words, named):
 
 def test_images_of_a_simulated_robot_need_a_policy_that_sees_them():
     with pytest.raises(RobotRLError, match="observation=images is there for pictures"):
-        check_networks(compose(["task=reach", "observation=images"]))
+        check_networks(Settings.of(compose(["task=reach", "observation=images"])))
     assert (
         "images"
         in make_env(compose(["task=reach", "observation=state_and_cameras"])).schema.dtype.names[-1]

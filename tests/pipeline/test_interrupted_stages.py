@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import TINY, Command, starting
 
-from robot_rl.config import compose
+from robot_rl.config import Settings, compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.learning.stages import collect
 from robot_rl.learning.workbench import Workbench
@@ -72,5 +72,6 @@ def test_who_goes_on_sees_at_once_what_is_there(folder, monkeypatch):
 
     run = RunDirectory.open("latest", folder / "runs")
     monkeypatch.setattr(collect, "WorkProgress", Noting)
-    collect.Collect().run(Workbench(compose([*TINY, "demonstrations=5"]), run))
+    settings = Settings.of(compose([*TINY, "demonstrations=5"]))
+    collect.Collect(settings).run(Workbench(settings, run))
     assert shown == [4, 5]

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from tiny_runs import TINY, RunServer, act_for
 
 from robot_rl import learner as learning
-from robot_rl.config import compose
+from robot_rl.config import Settings, compose
 from robot_rl.learner import Learner
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
@@ -65,7 +65,7 @@ def test_a_checkpoint_is_saved_from_time_to_time(
                 stop.set()
 
     with (
-        Workbench(configured(), run, stop, records="learner") as bench,
+        Workbench(Settings.of(configured()), run, stop) as bench,
         Noting(STEPS) as progress,
     ):
         Learner(bench).learn(progress)
@@ -79,7 +79,7 @@ def test_of_a_long_block_nothing_is_kept_when_it_is_stopped(
     monkeypatch.setattr(learning, "_SAVE_SECONDS", 0.0)
     stop = StopEvent()
     with (
-        Workbench(configured(), run, stop, records="learner") as bench,
+        Workbench(Settings.of(configured()), run, stop) as bench,
         WorkProgress(STEPS) as progress,
     ):
         learner = Learner(bench)

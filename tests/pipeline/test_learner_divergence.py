@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_runs import TINY, RunServer, act_for
 
-from robot_rl.config import compose
+from robot_rl.config import Settings, compose
 from robot_rl.learner import Learner
 from robot_rl.learning.algorithms.base import LearningDiverged
 from robot_rl.learning.workbench import Workbench
@@ -36,7 +36,7 @@ def test_broken_weights_are_named_and_not_saved(
         [*TINY, "clock=realtime", f"environment_steps={STEPS}", "evaluation.every_steps=50"]
     )
     with (
-        Workbench(config, run, StopEvent(), records="learner") as bench,
+        Workbench(Settings.of(config), run, StopEvent()) as bench,
         WorkProgress(STEPS) as progress,
     ):
         learner = Learner(bench)

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from tiny_runs import TINY, WAIT_SECONDS, ServerProcess, act_for, lines
 from torch import Tensor
 
-from robot_rl.config import compose
+from robot_rl.config import Settings, compose
 from robot_rl.learner import Learner
 from robot_rl.learning.algorithms.base import Batch
 from robot_rl.learning.workbench import Workbench
@@ -74,7 +74,7 @@ def test_a_learner_outlasts_an_outage_and_is_saved_when_it_is_stopped_in_one(
         assert wait_until(lambda: note in capsys.readouterr().out or bool(ends), WAIT_SECONDS)
 
     with ReplayClient(run.store, request_seconds=0.5) as sender:
-        bench = Workbench(configured(), run, stop, records="learner")
+        bench = Workbench(Settings.of(configured()), run, stop)
         bench.client = sender
         learner = Learner(bench)
 
@@ -119,7 +119,7 @@ def test_a_learner_elsewhere_waits_for_rows_and_learns_the_same(
         shutil.copytree(run.path, copy, symlinks=True, ignore=shutil.ignore_patterns("store"))
         address = wait_for_endpoint(run.store, WAIT_SECONDS).address
         words = f"replay.connect={address}", f"environment_steps={STEPS}"
-        with Workbench(configured(*words), RunDirectory(copy), records="learner") as bench:
+        with Workbench(Settings.of(configured(*words)), RunDirectory(copy)) as bench:
             learner, updates = Learner(bench), itertools.count()
             update = learner._algorithm.update
 
@@ -152,7 +152,7 @@ def test_a_learner_is_saved_before_a_server_that_refuses_its_keys_ends_it(
                 server_process.kill()
                 server_process.start(f"replay.keys={tmp_path / 'keys'}")
 
-    with Workbench(configured(), run, records="learner") as bench:
+    with Workbench(Settings.of(configured()), run) as bench:
         learner = Learner(bench)
         with pytest.raises(KeysRefused):
             learner.learn(LockingProgress(STEPS))
@@ -172,7 +172,7 @@ def test_a_learner_whose_actor_is_frozen_says_once_whom_it_waits_for(
         threading.Timer(1.0, stop.set).start()
 
     monkeypatch.setattr(Workbench, "say", say)
-    with Workbench(configured(), run, stop, records="learner") as bench:
+    with Workbench(Settings.of(configured()), run, stop) as bench:
         Learner(bench).learn(WorkProgress(STEPS))
     (line,) = told
     assert line.startswith("learner: waiting for the steps of an actor, 0 of ")

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from tiny_runs import TINY
 
 from policies import checkpoint
-from robot_rl.config import compose
+from robot_rl.config import Settings, compose
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
 from robot_rl.evaluation.ledger import open_policy
@@ -28,7 +28,7 @@ GATHERED = "gathered.zarr"
 
 def configured() -> DictConfig:
     words = [word for word in TINY if "actor_hidden" not in word]
-    offline = ("algorithm=advantage_weighted", "algorithm.schedule.offline_updates=250")
+    offline = ("algorithm=action_gradient", "algorithm.schedule.offline_updates=250")
     return compose([*words, *offline])
 
 
@@ -38,7 +38,7 @@ def run(folder: Path) -> RunDirectory:
 
 
 def tensors(run: RunDirectory) -> dict[str, torch.Tensor]:
-    with Workbench(configured(), run) as bench:
+    with Workbench(Settings.of(configured()), run) as bench:
         return bench.training_state(OFFLINE)[0]
 
 
@@ -47,8 +47,8 @@ def test_a_stage_that_was_stopped_goes_on_to_the_same_weights(
     run: RunDirectory, tmp_path: Path
 ) -> None:
     other = RunDirectory(Path(shutil.copytree(run.path, tmp_path / "other")))
-    with Workbench(configured(), run, records=Offline.records) as bench:
-        Offline().run(bench)
+    with Workbench(Settings.of(configured()), run) as bench:
+        Offline(bench.settings).run(bench)
     through = tensors(run)
     assert int(through["updates"]) == 250
 
@@ -61,11 +61,11 @@ def test_a_stage_that_was_stopped_goes_on_to_the_same_weights(
             self.asked += 1
             return self.asked > 1
 
-    with Workbench(configured(), other, Once(), records=Offline.records) as bench:
-        Offline().run(bench)
+    with Workbench(Settings.of(configured()), other, Once()) as bench:
+        Offline(bench.settings).run(bench)
     assert int(tensors(other)["updates"]) == 100
-    with Workbench(configured(), other, records=Offline.records) as bench:
-        Offline().run(bench)
+    with Workbench(Settings.of(configured()), other) as bench:
+        Offline(bench.settings).run(bench)
     again = tensors(other)
     assert again.keys() == through.keys()
     assert all(torch.equal(again[name], value) for name, value in through.items())
@@ -82,7 +82,7 @@ def test_of_other_episodes_failures_are_learned_from_as_the_policys_own(run: Run
             names = [field.name for field in shown.schema.fields]
             rows = [{n: columns[n][at] for n in names} for at in range(len(columns["reward"]))]
             writer.append(rows, seed=5, instruction="", success=success, source=SOURCE_POLICY)
-    with Workbench(configured(), run) as bench:
+    with Workbench(Settings.of(configured()), run) as bench:
         training = OfflineTraining(bench, (GATHERED,))
         assert training.train(2)["critic_loss"] > 0
         training.close()

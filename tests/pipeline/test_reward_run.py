@@ -12,7 +12,7 @@ import pytest
 from tiny_runs import TINY, WAIT_SECONDS, act_for, lines
 
 from robot_rl import cli
-from robot_rl.config import compose
+from robot_rl.config import Settings, compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.learner import Learner
 from robot_rl.learning.workbench import Workbench
@@ -136,7 +136,7 @@ def test_learning_from_annotations_waits_for_them(folder, server, monkeypatch, c
     stop, learned = StopEvent(), threading.Event()
     with (
         ReplayClient(run.store) as client,
-        Workbench(config, run, stop, records="learner") as bench,
+        Workbench(Settings.of(config), run, stop) as bench,
         WorkProgress(100) as progress,
         closing(StoreReader(run.store)) as reader,
         ThreadPoolExecutor(1) as pool,

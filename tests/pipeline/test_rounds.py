@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from functools import partial
 
 import numpy as np
@@ -11,14 +12,15 @@ from tiny_runs import TINY, lines
 
 from robot_rl import cli
 from robot_rl.commands.runs import save_resolved
-from robot_rl.config import ConfigError, compose
+from robot_rl.config import ConfigError, Settings, compose
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.evaluation.ledger import learned_checkpoint, load_policy
+from robot_rl.evaluation.ledger import load_policy, made
 from robot_rl.learning.recipe import Recipe, RecipeError
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.workbench import Workbench
 from robot_rl.run import DEMONSTRATIONS, STATE_FILE, STUDENT, RunDirectory, RunError
 
+DECIDED = ("policies.jsonl", "summary.json")
 ROUNDS = "recipe.stages.rounds"
 SMALL = (
     *(word for word in TINY if "actor_hidden" not in word and "schedule" not in word),
@@ -30,40 +32,40 @@ SMALL = (
     f"{ROUNDS}.of.gather.episodes=4",
     "recipe.stages.improve_online.iterations=2",
     "recipe.stages.improve_online.episodes=3",
-    "recipe.stages.improve_online.settings.critic_only_updates=2",
+    "recipe.stages.improve_online.ppo.critic_only_updates=2",
     "gate.pairs=5",
 )
 
 
 def test_repeated_stages_are_numbered_and_know_their_round():
-    recipe = Recipe(compose(["recipe=rl100", f"{ROUNDS}.repeat=2"]))
+    recipe = Recipe(Settings.of(compose(["recipe=rl100", f"{ROUNDS}.repeat=2"])))
     assert list(recipe.stages) == [
         *("collect", "clone", "gather_1", "reclone_1", "improve_offline_1"),
-        *("gather_2", "reclone_2", "improve_offline_2", "improve_online", "distil"),
+        *("gather_2", "reclone_2", "improve_offline_2", "improve_online", "decide", "distil"),
     ]
-    assert [recipe.stages[name].round for name in ("clone", "gather_1", "reclone_2")] == [0, 1, 2]
-    alone = Recipe(compose(["recipe=rl100", "stage=gather_3"]))
+    rounds = [recipe.stages[f"improve_offline_{number}"].makes[0] for number in (1, 2)]
+    assert rounds == ["checkpoints/round_1", "checkpoints/round_2"]
+    alone = Recipe(Settings.of(compose(["recipe=rl100", "stage=gather_3"])))
     assert alone.left(None) == ["gather_3"]
 
 
-def test_a_student_is_taught_once_it_is_decided_which_policy_is_deployed(tmp_path):
-    run = RunDirectory.create("reach", tmp_path)
-    before, after = Recipe(compose(["recipe=rl100_action_gradient"])).left_around_decision(run)
-    assert before[-1] == "online"
-    assert after == ["distil"]
-    alone = Recipe(compose(["recipe=rl100", "stage=distil"]))
-    assert alone.left_around_decision(run) == (["distil"], [])
+def test_a_student_is_taught_once_it_is_decided_which_policy_is_deployed():
+    for recipe in ("rl100", "rl100_action_gradient"):
+        stages = Recipe(Settings.of(compose([f"recipe={recipe}"]))).stages
+        assert list(stages)[-2:] == ["decide", "distil"]
 
 
 @pytest.mark.parametrize("count", ["0", "-1"])
 def test_a_repetition_that_is_none_is_refused(count):
     with pytest.raises(RecipeError, match=r"'rounds'.*cannot be repeated.*repeat: "):
-        Recipe(compose(["recipe=rl100", f"{ROUNDS}.repeat={count}"]))
+        Recipe(Settings.of(compose(["recipe=rl100", f"{ROUNDS}.repeat={count}"])))
 
 
 def test_rounds_that_would_leave_the_policy_as_it_is_are_refused():
     """The gate compared the policy with itself, for as many episodes as it may."""
-    recipe = Recipe(compose(["recipe=rl100_action_gradient", "recipe.offline_updates=1000"]))
+    recipe = Recipe(
+        Settings.of(compose(["recipe=rl100_action_gradient", "recipe.offline_updates=1000"]))
+    )
     with pytest.raises(ConfigError, match=r"only its critics would learn.*updates=1000, and"):
         recipe.check(None, list(recipe.stages))
 
@@ -73,16 +75,15 @@ def test_a_finished_run_whose_gate_accepted_nothing_says_what_is_left_to_do(tmp_
     config = compose(["task=reach", *rounds, "demonstrations=1"])
     run = RunDirectory.create("reach", tmp_path)
     save_resolved(config, run.path)
-    Collect().run(Workbench(config, run))
-    for name, stage in Recipe(config).stages.items():
+    Collect(settings := Settings.of(config)).run(Workbench(settings, run))
+    for name, stage in Recipe(settings).stages.items():
         run.append_jsonl("stages", {"stage": name, "seconds": 1.0, "finished": True})
-        for made in {*stage.makes, "checkpoints/round_1"} - {DEMONSTRATIONS}:
-            with run.atomic_folder(made):
+        for artifact in {*stage.makes, "checkpoints/round_1"} - {DEMONSTRATIONS, *DECIDED}:
+            with run.atomic_folder(artifact):
                 pass
     run.append_jsonl("gate", {"candidate": "checkpoints/round_1", "decision": "undecided"})
-    episodes = int(config.evaluation.final_episodes)
-    facts = {"environment_steps": 0, "evaluation_episodes": episodes, "decision": "deployed: it"}
-    run.save_json("summary.json", facts)
+    facts = {"environment_steps": 0, "wall_seconds": 1.0}
+    run.save_json("summary.json", {**facts, "evaluation": asdict(settings.evaluation)})
     assert cli.main(["train", f"resume={run.path}", "environment_steps=16000"]) == 0
     said = capsys.readouterr().out
     assert f"new run, with {ROUNDS}.repeat=4" in said
@@ -144,7 +145,7 @@ def test_what_a_gate_accepts_is_deployed(tmp_path, start_train, robot_rl_command
     if gate == "ope":
         assert all(v["figures"]["standard_error"] > 0 for v in verdicts)
     if accepted:
-        assert learned_checkpoint(run) == "checkpoints/accepted"
+        assert made(run)["learned"] == "checkpoints/accepted"
         learned, steps = load_policy(run, "learned")
         assert steps == accepted[-1]["gathered_steps"]
         assert learned.version > 0

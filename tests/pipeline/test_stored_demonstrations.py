@@ -13,12 +13,12 @@ from tiny_runs import RunServer, act_for
 from policies import checkpoint
 from robot_rl import cli
 from robot_rl.commands.runs import load_resolved, save_resolved
-from robot_rl.config import compose
+from robot_rl.config import Settings, compose
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.policy_columns import stored_schema
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.errors import RobotRLError
-from robot_rl.learning.demonstrations import insert_episodes, value_range, with_what_episodes_tell
+from robot_rl.learning.demonstrations import fill_from_demonstrations, insert_episodes, value_range
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.reader import StoreReader
@@ -102,8 +102,9 @@ def test_discount_and_imitation_reach_as_far_as_demonstrations_take_to_succeed(
             rows[-2]["truncated"] = rows[-1]["is_last"] = True
             rows[-1]["action"] = 0 * first["action"]
             writer.append(rows, seed=0, success=True, source=SOURCE_POLICY)
-    found = with_what_episodes_tell(compose([]), EpisodeDataset(writer.path))
-    values = {**found.schedule, **found.settings}
+    algorithm = Settings.of(compose([])).algorithm
+    found = fill_from_demonstrations(algorithm, None, EpisodeDataset(writer.path))
+    values = {**found["schedule"], **found["settings"]}
     assert {name: values[name] for name in expected} == pytest.approx(expected)
 
 

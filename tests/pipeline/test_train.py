@@ -183,6 +183,7 @@ def test_train_stop_resume_evaluate_inspect(
         "collect",
         "clone",
         "online",
+        "decide",
     ]
     assert re.search(r"stage online   begun \d+:\d\d", done.stdout)
     assert re.search(r"stage online   done \d+:\d\d", done.stdout)

@@ -10,7 +10,7 @@ import pytest
 from tiny_runs import TINY, RunServer
 
 from policies import checkpoint
-from robot_rl.config import compose
+from robot_rl.config import Settings, compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.policy_columns import stored_schema
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY
@@ -71,7 +71,7 @@ class Acting:
 @pytest.fixture
 def bench(folder: Path, server: RunServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(folder)
-    with Workbench(compose(TINY), RunDirectory(server.run)) as bench:
+    with Workbench(Settings.of(compose(TINY)), RunDirectory(server.run)) as bench:
         yield bench
 
 

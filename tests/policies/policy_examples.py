@@ -6,14 +6,10 @@ import numpy as np
 from untrained_policy import untrained_residual
 
 from policies.behaviour import Behaviour, Interface
-from policies.best_of_n import BestOfN
-from policies.critics import CriticEnsemble
 from policies.diffusion import DiffusionPolicy
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianPolicy, GaussianTanh
-from policies.gripper import LAST_COMMAND, GaussianGripperPolicy, GripperCritic
 from policies.improved import ImprovedPolicy
-from policies.latent import LatentPolicy
 from policies.networks import seeded
 from policies.vla_pi0 import create_tiny
 
@@ -25,7 +21,7 @@ INTERFACE = Interface("peg_insert", 10.0, ACTIONS)
 def observations(count, seed=0):
     """Name → (count, width) float32; most policies use some of them only."""
     source = np.random.default_rng(seed)
-    widths = {**KEYS, LAST_COMMAND: 3}
+    widths = {**KEYS, "last_command": 3}
     return {name: source.normal(size=(count, width)).astype("f4") for name, width in widths.items()}
 
 
@@ -65,19 +61,6 @@ def improved(seed=0):
     return ImprovedPolicy(DiffusionPolicy(*parts, exploration_std=0.2), diffusion(seed + 1))
 
 
-def best_of_n(seed=0):
-    policy = diffusion(seed)
-    width = policy.encoder.features + policy.action_dimension
-    return BestOfN(policy, CriticEnsemble(width, [16], 2, seeded(seed)), 3)
-
-
-def latent(seed=0):
-    policy = diffusion(seed)
-    width = policy.horizon * policy.action_dimension
-    actor = GaussianTanh(policy.encoder.features, width, [16], generator=seeded(seed))
-    return LatentPolicy(policy, actor, 1.5)
-
-
 def gaussian(seed=0, keys=KEYS):
     encoder = StateEncoder(keys).fit(recorded())
     actor = GaussianTanh(encoder.features, 3, [32], generator=seeded(seed), layer_norm=True)
@@ -88,13 +71,6 @@ def residual(seed=0, base=None):
     encoder = StateEncoder(KEYS).fit(recorded())
     base = base or diffusion(seed)
     return untrained_residual(encoder, base, seed, [32])
-
-
-def gripper(seed=0, exploration=0.3):
-    encoder = StateEncoder(KEYS).fit(recorded())
-    actor = GaussianTanh(encoder.features, 2, [32], generator=seeded(seed))
-    critic = GripperCritic(encoder.features, [32], generator=seeded(seed + 1))
-    return GaussianGripperPolicy(encoder, actor, critic, 2, exploration)
 
 
 def vla(seed=0):
@@ -120,10 +96,7 @@ POLICIES = {
     "diffusion with a transformer": transformer,
     "flow": flow,
     "improved": improved,
-    "best of N": best_of_n,
-    "latent": latent,
     "gaussian": gaussian,
-    "gaussian with a gripper": gripper,
     "residual": residual,
     "residual on a flow": lambda: residual(base=flow()),
     "vla": vla,

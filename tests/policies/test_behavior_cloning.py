@@ -68,7 +68,7 @@ def test_the_cloned_policy_does_what_was_shown():
     batch = batch_of(policy, rows, 64)
     with torch.no_grad():
         noise = torch.randn(len(batch["action"]), *cloned.noise_shape, generator=seeded(1))
-        chunk = cloned.plan(batch, noise).numpy()
+        chunk = cloned.plan(batch, noise).actions.numpy()
     error = np.abs(chunk - batch["action"])[batch["valid"]].mean()
     spread = np.abs(batch["action"])[batch["valid"]].mean()
     assert error < 0.35 * spread

@@ -11,9 +11,8 @@ from policies import checkpoint
 from policies.improved import ImprovedPolicy
 from robot_rl import cli
 from robot_rl.commands.runs import save_resolved
-from robot_rl.config import compose
+from robot_rl.config import Settings, compose
 from robot_rl.evaluation.ledger import (
-    decide,
     deployed_policy,
     enter,
     held_back,
@@ -24,6 +23,7 @@ from robot_rl.evaluation.report import write_report
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.extras.card.card import CARD, write_card
 from robot_rl.learning.stages.collect import Collect
+from robot_rl.learning.stages.decide import decide
 from robot_rl.learning.workbench import Workbench
 from robot_rl.run import CLONED, LAST, SUMMARY, RunDirectory, RunError
 
@@ -112,7 +112,7 @@ def test_every_place_says_the_same_of_a_run(
     run, config, capsys, learned, deployed, verdicts, monkeypatch
 ):
     """Of one that deployed the clone explain said that it had learned, and the report agreed."""
-    Collect().run(Workbench(config, run))
+    Collect(settings := Settings.of(config)).run(Workbench(settings, run))
     run.append_jsonl("stages", {"stage": "online", "seconds": 1.0, "finished": True})
     sentence = str(decided(run, cloned=15, learned=learned))
     assert sentence.startswith(f"deployed: the {deployed} policy (")

@@ -10,16 +10,14 @@ from policy_examples import (
     behaviour,
     diffusion,
     gaussian,
-    latent,
     observations,
     residual,
     vla,
 )
 
-from policies.columns import INSTRUCTION_FEATURES, LATENT, instruction_features
+from policies.columns import INSTRUCTION_FEATURES, Plan, instruction_features
 from policies.diffusion import DiffusionPolicy
 from policies.errors import PolicyError
-from policies.improved import ImprovedPolicy
 from policies.runner import PolicyRunner
 from robot_rl.config import compose
 from robot_rl.data.policy_columns import stored_schema
@@ -53,7 +51,7 @@ def first_planned(policy, history, seed=5):
     source = np.random.default_rng(np.random.SeedSequence(seed).spawn(2)[0])
     noise = torch.from_numpy(source.standard_normal((1, *policy.noise_shape), np.float32))
     with torch.inference_mode():
-        return policy.plan(history, noise)[:, 0].numpy()
+        return policy.plan(history, noise).actions[:, 0].numpy()
 
 
 def test_a_chunk_is_executed_in_part_and_then_planned_anew():
@@ -325,49 +323,6 @@ def test_what_learned_on_top_of_a_conditioned_policy_is_told_the_instruction():
     assert stored_schema(schema, learned) == stored_schema(schema, cloned) != schema
 
 
-def test_rows_carry_the_latent_where_a_plan_begins():
-    policy = ImprovedPolicy(latent(), diffusion())
-    exploring = behaviour(policy, EXECUTE).exploring("sample")
-    runner = PolicyRunner(exploring)
-    runner.reset(seeds=[0])
-    recording = episode(2 * EXECUTE)
-    acted = follow(runner, recording, range(2 * EXECUTE))
-    latents = np.concatenate([each.features[LATENT] for each in acted])
-    assert (np.abs(latents).max(1) > 0).tolist() == [each.chunk_index[0] == 0 for each in acted]
-    assert np.abs(latents).max() <= 1.5
-    steered = policy.policy
-    seen = {name: value[None, [0, 0]] for name, value in recording.items()}
-    with torch.no_grad():
-        features = steered.encoder(seen)
-        chunk = steered.chunks(features, torch.from_numpy(latents[:1]))[0].numpy()
-    executed = np.concatenate([each.action for each in acted[:EXECUTE]])
-    np.testing.assert_allclose(executed, chunk[:EXECUTE], atol=1e-5)
-
-
-def test_rows_of_the_clone_alone_have_a_latent_of_zero():
-    """So that all rows of a run have the same columns, demonstrations too."""
-    parts = latent(), diffusion()
-    steering = behaviour(ImprovedPolicy(*parts), EXECUTE)
-    held_back = behaviour(ImprovedPolicy(*parts, corrects=False), EXECUTE)
-    for acting, chooses in (
-        (steering.exploring("base"), False),
-        (steering.exploring("sample"), True),
-        (steering, True),
-        (held_back, False),
-    ):
-        runner = PolicyRunner(acting)
-        runner.reset(seeds=[0])
-        acted = runner.act(at(episode(2), 0))
-        assert acted.features[LATENT].any() == chooses
-        assert not runner.conclude(at(episode(2), 1)).features[LATENT].any()
-    schema = row_schema("reach", [Field("state/relative", "float32", (3,))], ACTIONS, 10.0)
-    stored = stored_schema(schema, steering)
-    columns = steering.features({}, ["", ""])
-    field = next(field for field in stored.fields if field.name == LATENT)
-    assert columns[LATENT].shape == (2, *field.shape)
-    assert stored.recorded == schema
-
-
 def told_of(acted):
     return acted.features[INSTRUCTION_FEATURES]
 
@@ -454,7 +409,7 @@ class Strange(DiffusionPolicy):
     made = staticmethod(lambda plan: plan)
 
     def plan(self, observation, noise):
-        return self.made(super().plan(observation, noise))
+        return Plan(self.made(super().plan(observation, noise).actions))
 
 
 @pytest.mark.parametrize(

@@ -241,5 +241,5 @@ def test_a_point_cloud_becomes_features_whatever_the_order_of_its_points(columns
 
 def test_weights_with_another_image_encoder_are_refused():
     runner = PolicyRunner(behaviour(0))
-    with pytest.raises(PolicyError, match="another image encoder"):
+    with pytest.raises(PolicyError, match="image encoder differs"):
         runner.set_behaviour(behaviour(1))

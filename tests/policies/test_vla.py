@@ -22,7 +22,7 @@ from policies.runner import PolicyRunner
 from policies.vla import resized_with_padding
 from policies.vla_pi0 import PI0, byte_tokenizer, create, make_model, tiny_config
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions, fit
-from robot_rl.learning.algorithms.encoding import step_encoder
+from robot_rl.learning.algorithms.encoding import make_encoding
 
 KEYS = {"state/relative": 3, "state/velocity": 2}
 CAMERA = "images/front"
@@ -87,7 +87,7 @@ def batch(count=6, horizon=5, texts=(RED, BLUE)):
 def planned(vla, seed=0):
     noise = torch.randn((6, *vla.noise_shape), generator=seeded(seed))
     with torch.inference_mode():
-        return vla.plan(batch(), noise)
+        return vla.plan(batch(), noise).actions
 
 
 def behaviour(vla, execute_steps=2):
@@ -129,7 +129,7 @@ def test_a_plan_is_that_of_the_model_itself(folder):
         vla.action_dimension = 4  # all columns: a padded one takes another path
         vla.action_normalizer = torch.nn.Identity()
         vla.action_normalizer.denormalize = lambda values: values
-        got = vla.plan(seen, noise)
+        got = vla.plan(seen, noise).actions
     assert torch.allclose(got, expected.clamp(-1, 1), atol=1e-5)
     assert not torch.allclose(got[0], got[1], atol=1e-3)
 
@@ -283,7 +283,7 @@ def test_labels_are_what_the_runner_would_have_proposed(folder):
 
 def test_a_new_residual_on_a_vla_is_that_vla(folder):
     vla = policy(folder)
-    residual = untrained_residual(step_encoder(vla), vla)
+    residual = untrained_residual(make_encoding(behaviour(vla)).encoder, vla)
     assert behaviour(residual).observation == behaviour(vla).observation
     mine, _ = run(residual, [RED], [1])
     base, _ = run(vla, [RED], [1])
@@ -293,7 +293,7 @@ def test_a_new_residual_on_a_vla_is_that_vla(folder):
 
 def test_a_residual_on_a_vla_knows_which_instruction_is_meant(folder):
     vla = policy(folder)
-    residual = untrained_residual(step_encoder(vla), vla)
+    residual = untrained_residual(make_encoding(behaviour(vla)).encoder, vla)
     first, recording = run(residual, [RED, BLUE, RED], [1, 2, 3])
     told = first[0].features[INSTRUCTION_FEATURES]
     assert np.array_equal(told[0], told[2])
@@ -308,7 +308,7 @@ def test_a_residual_on_a_vla_knows_which_instruction_is_meant(folder):
 
 def test_a_large_base_is_referred_to_and_not_repeated(folder, tmp_path):
     vla = policy(folder)
-    residual = untrained_residual(step_encoder(vla), vla, hidden=[8])
+    residual = untrained_residual(make_encoding(behaviour(vla)).encoder, vla, hidden=[8])
     checkpoint.save(tmp_path / "bc/policy", behaviour(vla))
     base = StoredBase(vla, checkpoint.checksum(tmp_path / "bc/policy"))
     whole, apart = (checkpoint.to_bytes(behaviour(residual), b) for b in (None, base))

@@ -19,6 +19,7 @@ from ros_cell import FAR, NEAR, SCRIPTED, arm_node, configuration, until_begun
 from sensor_msgs.msg import JointState
 from std_msgs.msg import String
 
+from robot_rl.config import Settings
 from robot_rl.env.factory import make_env, make_inbox, make_session
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.session import Session
@@ -356,7 +357,8 @@ def test_who_collects_by_hand_is_told_of_a_stop_that_was_kept(tmp_path, opened):
     }
     assert listener.trigger("stop")[0]
     progress = WorkProgress(1, console=Console(file=noted, width=200))
-    session = TeleoperatedSession(config, RunDirectory.create("reach", str(tmp_path)), progress)
+    run = RunDirectory.create("reach", str(tmp_path))
+    session = TeleoperatedSession(Settings.of(config), run, progress)
     thread = threading.Thread(target=session.wait_for_start, args=(1,))
     thread.start()
     listener.until(lambda: "kept/mode: the service stop was called" in noted.getvalue())

@@ -21,8 +21,8 @@ from robot_rl.env.policy_inputs import PolicyInputs
 from robot_rl.evaluation.evaluate import conditions
 from robot_rl.evaluation.ledger import (
     CHECKSUM,
-    learned_checkpoint,
     load_policy,
+    made,
     policy_checkpoint,
     policy_checksum,
     read_ledger,
@@ -37,6 +37,7 @@ from robot_rl.run import (
     CLONED,
     CONFIG_FILE,
     LAST,
+    LEARNED_POLICY,
     STATE_FILE,
     STUDENT,
     RunDirectory,
@@ -111,7 +112,7 @@ def card(run: RunDirectory, told: Mapping[str, Any]) -> str:
         ("Data", _data(run, config)),
         ("Settings that differ from the defaults", _settings(config)),
         ("Statistics", _statistics(run, told)),
-        ("Limits", _limits(told, recorded_schema(run, config))),
+        ("Limits", _limits(told, recorded_schema(run, config.dataset))),
         ("Files", _files(told)),
     ):
         lines += [f"## {title}", "", *(part or ["Nothing is recorded."]), ""]
@@ -156,7 +157,7 @@ def _lineage(run: RunDirectory, config: DictConfig, told: Mapping[str, Any]) -> 
         ]
         head = ("policy", "checkpoint", "learned from", "environment steps", "solved", "verdict")
         lines += ["", *_table(head, judged), "", f"What the run has decided: {ledger}."]
-    if told["checkpoint"] == CLONED and learned_checkpoint(run):
+    if told["checkpoint"] == CLONED and LEARNED_POLICY in made(run):
         lines += ["", "This policy is the clone. It has learned nothing from later stages."]
     if told["checkpoint"] == ACCEPTED and run.has_folder(LAST):
         lines += ["", "This policy is what the gate accepted. It has learned nothing online."]

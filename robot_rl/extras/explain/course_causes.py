@@ -8,7 +8,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 from scipy.stats import fisher_exact
 
-from robot_rl.config import changed_settings, flatten
+from robot_rl.config import Settings, changed_settings, flatten
 from robot_rl.errors import in_shell
 from robot_rl.evaluation.records import intervention_rates
 from robot_rl.extras.explain.evidence import Cause, Check, Evidence, percent
@@ -69,7 +69,7 @@ def updates(evidence: Evidence) -> Cause | None:
     """A policy that acts with weights of long ago, for the learner is slower than the robot."""
     if OmegaConf.select(evidence.config, "algorithm.schedule.updates_per_step") is None:
         return None
-    blocks = Blocks.of(evidence.config)
+    blocks = Blocks.of(Settings.of(evidence.config))
     steps, acted, due = evidence.transitions, 0, 0
     for episode in reversed(evidence.acted.episodes[-_SOME:]):
         # The newest two blocks are not learned from yet.

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.behaviour import Behaviour, Interface
-from policies.columns import looked_up
+from policies.columns import Plan, looked_up
 from policies.errors import CheckpointError, MissingExtra, PolicyError, require
 
 if TYPE_CHECKING:
@@ -87,35 +87,28 @@ class ExportedVision:
 
 
 class ExportedPolicy:
-    """What stands for a `Policy`, or a `ChunkPolicy`, where it only acts by its best guess.
+    """What stands for a `Policy` where it only acts by its best guess.
 
     Those with the same `checksums` of their files act alike.
     """
 
-    stochastic = conditioned = on_torch = False
-    corrects = True
-    latent_columns = 0
+    conditioned = on_torch = False
+    extras: Mapping[str, int] = {}  # see `ChunkPolicy.extras`
     checksums: tuple[str, ...]
 
-    def __init__(self, folder: Path, description: Mapping[str, Any]) -> None:
-        below = description.get("base")
-        path = folder / (PLAN_GRAPH if "horizon" in description else ACT_GRAPH)
-        self._graph, self.checksums = Graph(path), (checksum(path),)
+    def __init__(self, folder: Path, graph: str, description: Mapping[str, Any]) -> None:
+        self._graph, self.checksums = Graph(folder / graph), (checksum(folder / graph),)
         self.kind = str(description["kind"])
         self.action_dimension = int(description["action_dimension"])
         self.encoder = SimpleNamespace(
             observed={str(name): int(width) for name, width in description["observed"].items()},
             observation_steps=int(description["observation_steps"]),
         )
-        self.base: ExportedPolicy | None = None
-        self.plans_chunks = "horizon" in description
-        if self.plans_chunks:
-            self.base, self.horizon = self, int(description["horizon"])
-            self.noise_shape = tuple(int(size) for size in description["noise_shape"])
-        elif below is not None:
-            self.base = ExportedPolicy(folder, below)
+        self.base: ExportedPlanner | None = None
+        if (below := description.get("base")) is not None:
+            self.base = ExportedPlanner(folder, below)
             self.checksums += self.base.checksums
-        lower = self.base.encoder if self.base is not None else self.encoder
+        lower = self.encoder if self.base is None else self.base.encoder
         self.observation: dict[str, int] = {**lower.observed, **self.encoder.observed}
         self.observation_steps = max(lower.observation_steps, self.encoder.observation_steps)
 
@@ -127,16 +120,24 @@ class ExportedPolicy:
         """A graph has no parameters to count."""
         return ()
 
-    def planned(self, observation: Mapping[str, Array], noise: Floats) -> tuple[Floats, Floats]:
-        """See `ChunkPolicy.planned`."""
-        chunks = self._graph({**observation, NOISE: noise})
-        return chunks, np.zeros((len(noise), self.latent_columns), np.float32)
-
-    def chosen(
+    def act(
         self, observation: Mapping[str, Array], base_action: Floats | None, noise: Floats | None
     ) -> Floats:
-        """See `Policy.chosen`; there is nothing to sample with."""
+        """See `Policy.act`; there is nothing to sample with."""
         return self._graph({**observation, BASE_ACTION: base_action})
+
+
+class ExportedPlanner(ExportedPolicy):
+    """What stands for a `ChunkPolicy`."""
+
+    def __init__(self, folder: Path, description: Mapping[str, Any]) -> None:
+        super().__init__(folder, PLAN_GRAPH, description)
+        self.base, self.horizon = self, int(description["horizon"])
+        self.noise_shape = tuple(int(size) for size in description["noise_shape"])
+
+    def plan(self, observation: Mapping[str, Array], noise: Floats) -> Plan:
+        """See `ChunkPolicy.plan`."""
+        return Plan(self._graph({**observation, NOISE: noise}))
 
 
 def describe(folder: Path) -> dict[str, Any]:
@@ -181,7 +182,12 @@ def load(folder: Path) -> Behaviour:
                 )
         seen = description["vision"]
         vision = None if seen is None else ExportedVision(Graph(folder / VISION_GRAPH), seen)
-        policy = ExportedPolicy(folder, description["policy"])
+        section = description["policy"]
+        policy = (
+            ExportedPlanner(folder, section)
+            if "horizon" in section
+            else ExportedPolicy(folder, ACT_GRAPH, section)
+        )
         interface = Interface.of(description)
         steps, version = int(description["execute_steps"]), int(description["version"])
         if len(interface.action_names) != policy.action_dimension:

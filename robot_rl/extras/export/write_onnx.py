@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from policies.behaviour import Behaviour
+from policies.behaviour import Behaviour, plans_chunks
 from policies.errors import PolicyError, require
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy
@@ -37,16 +37,14 @@ def export(folder: Path, behaviour: Behaviour, facts: Mapping[str, Any]) -> floa
     require("onnx", "export")
     require("onnxruntime", "export")
     behaviour = behaviour.to(torch.device("cpu"))
-    policy, vision = behaviour.policy, behaviour.vision
-    if not policy.corrects and policy.base is not None:
-        policy = policy.base  # which then acts alone
+    policy, vision = behaviour.acting, behaviour.vision
     found = [0.0]
     if vision is not None:
         seen = {name: _invented(shape, image=True) for name, shape in vision.cameras.items()}
         path = folder / exported.VISION_GRAPH
         found.append(_traced(path, _Vision(vision), seen, "the image encoder"))
     found.append(_write(folder, policy))
-    if not policy.plans_chunks and policy.base is not None:
+    if not plans_chunks(policy) and policy.base is not None:
         found.append(_write(folder, policy.base))
     description = {
         **facts,
@@ -121,7 +119,7 @@ class _Acting(nn.Module):
         if not isinstance(self.policy, ChunkPolicy):
             return self.policy.act(observation, last, None)
         assert last is not None
-        return self.policy.plan(observation, last)
+        return torch.as_tensor(self.policy.plan(observation, last).actions)
 
 
 def _write(folder: Path, policy: Policy) -> float:

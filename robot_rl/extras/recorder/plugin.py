@@ -14,17 +14,18 @@ if TYPE_CHECKING:
 
 def recorder(config: DictConfig) -> list[str] | None:
     """Say how the recorder is run; None where nothing is recorded."""
-    from robot_rl.config import check_least  # late: Hydra takes a moment
+    from robot_rl.config import section  # late: Hydra takes a moment
+    from robot_rl.config.sections import RecorderSection
     from robot_rl.errors import require
 
-    check_least(config, {"recorder.minutes": 0, "recorder.segment_s": 1})
-    if not config.recorder.minutes:
+    options = section(config, "recorder", RecorderSection)
+    if not options.minutes:
         return None
     if "namespace" not in config.robot:
         _say(f"robot={config.choices.robot} has no topics: recorder.minutes records nothing")
         return None
     require("mcap", "mcap")
-    settings = (config.robot.namespace, config.recorder.minutes, config.recorder.segment_s)
+    settings = (config.robot.namespace, options.minutes, options.segment_s)
     return ["robot_rl.extras.recorder.recorder", *map(str, settings)]
 
 

@@ -7,29 +7,30 @@ from typing import Any
 
 from policies import registry
 from policies.behaviour import Behaviour
+from robot_rl.config.sections import Settings
 from robot_rl.learning.algorithms.base import Algorithm, AlgorithmError
 from robot_rl.learning.algorithms.encoding import make_encoding, trains_on
 from robot_rl.learning.algorithms.generative import Generative
 
 
-def check_algorithm(config: Mapping[str, Any]) -> None:
+def check_algorithm(settings: Settings) -> None:
     """Check the configured algorithm without making it: before a policy is cloned for it.
 
     Raises:
         AlgorithmError: Names the setting that is out of range, or a policy that it cannot improve.
     """
-    registry.try_parts(config["algorithm"], Algorithm)
-    if improves_clone(config) and "process" not in config["policy"]:
+    registry.try_parts(settings.algorithm, Algorithm)
+    if improves_clone(settings.algorithm) and "process" not in settings.policy:
         raise AlgorithmError(
-            f"algorithm={config['choices']['algorithm']} improves a generative policy",
-            got=f"policy={config['choices']['policy']}",
+            f"algorithm={settings.choices['algorithm']} improves a generative policy",
+            got=f"policy={settings.choices['policy']}",
             hint="choose policy=diffusion or policy=flow, or algorithm=residual",
         )
 
 
-def improves_clone(config: Mapping[str, Any]) -> bool:
-    """Whether the configured algorithm improves the cloned policy itself."""
-    return issubclass(registry.find_class(config["algorithm"]["_target_"], Algorithm), Generative)
+def improves_clone(algorithm: Mapping[str, Any]) -> bool:
+    """Whether the algorithm of a configuration improves the cloned policy itself."""
+    return issubclass(registry.find_class(algorithm["_target_"], Algorithm), Generative)
 
 
 def make_algorithm(
@@ -46,7 +47,7 @@ def make_algorithm(
 
     Raises:
         AlgorithmError: The algorithm does not fit the task's action, or cannot train the image
-            encoder that shall be trained.
+            encoder that is to be trained.
     """
     arguments: dict[str, Any] = {"base": cloned.policy, "seed": seed}
     if registry.takes(config, Algorithm, "action_names"):

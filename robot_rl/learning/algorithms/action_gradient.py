@@ -15,12 +15,7 @@ from torch import Tensor
 
 from policies.policy import ChunkPolicy
 from robot_rl.learning.algorithms.base import Batch, Schedule, check_settings
-from robot_rl.learning.algorithms.generative import (
-    Generative,
-    GenerativeSettings,
-    Seen,
-    judged,
-)
+from robot_rl.learning.algorithms.generative import Generative, GenerativeSettings, joined
 
 
 @dataclass(frozen=True)
@@ -47,35 +42,49 @@ class ActionGradient(Generative):
         seed: int,
     ) -> None:
         super().__init__(base, schedule, settings, seed)
-        self._ascent = ascent
+        self.critics, self._ascent = self.chunk_critics(), ascent
 
-    def improve(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
-        """Clone improved chunks of the averaged policy."""
-        with torch.no_grad():
-            chunk = self.drawn(seen.features)
-        better = self._improved(seen.features, chunk)
-        clean = self.learned.action_normalizer.normalize(better)
-        valid = torch.ones(clean.shape[:2], dtype=torch.bool, device=self.device)
-        loss = self.learned.process.loss(clean, seen.features, valid, self._generator)
-        metrics = {"actor_loss": loss.detach(), "change": (better - chunk).square().mean().sqrt()}
-        self.step_imitating(batch, seen.features, loss)
-        return metrics
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """Make one update of the critics and, in its turn, of the policy.
 
-    def _improved(self, features: Tensor, chunk: Tensor) -> Tensor:
-        """Chunks (B, H, d) whose executed actions went up the mean of the critics.
-
-        What comes after them is shifted along with the last of them, so that the chunk stays whole.
+        Raises:
+            AlgorithmError: The batch lacks a required field.
         """
-        executed, ascent = self.settings.executed_steps, self._ascent
-        start = chunk[:, :executed]
+        seen, critics = self.seen(batch), self.critics
+        features, executed = seen.features, self.settings.executed_steps
+
+        # y = Σ γ^j r + γ^m min_e Q'_e(s', a') over a random subset of heads, a' of the policy.
+        with torch.no_grad():
+            next_action = self.drawn(seen.next_features)[:, :executed]
+            heads = critics.target_heads(self._generator)
+            value = critics.target(joined(seen.next_features, next_action), heads).amin(0)
+            target = critics.backup(seen.reward, seen.discount, value)
+        metrics = critics.learn(joined(features, seen.executed), target)
+        if self.turn is None:
+            return metrics
+
+        # The policy's own chunks go up the mean of the critics, a ← a + η ∇_a Q(s, a) (DIPO),
+        # with steps of one size and within a limit.
+        with torch.no_grad():
+            chunk = self.drawn(features)
+        start, ascent = chunk[:, :executed], self._ascent
         low, high = (start - ascent.limit).clamp(-1, 1), (start + ascent.limit).clamp(-1, 1)
         action = start
         for _ in range(ascent.steps):
             action = action.detach().requires_grad_()
-            value = self.critics(judged(features, action)).mean(0).sum()
+            value = critics(joined(features, action)).mean(0).sum()
             (gradient,) = torch.autograd.grad(value, action)
             size = gradient.square().mean((1, 2), keepdim=True).sqrt().clamp(min=1e-8)
             action = torch.minimum(torch.maximum(action + ascent.size * gradient / size, low), high)
         action = action.detach()
-        rest = chunk[:, executed:] + (action - start)[:, -1:]
-        return torch.cat([action, rest.clamp(-1, 1)], 1)
+        # What comes after is shifted along with the last of them, so that the chunk stays whole.
+        rest = (chunk[:, executed:] + (action - start)[:, -1:]).clamp(-1, 1)
+        better = torch.cat([action, rest], 1)
+
+        # The policy is cloned from them.
+        clean = self.learned.action_normalizer.normalize(better)
+        valid = torch.ones(clean.shape[:2], dtype=torch.bool, device=self.device)
+        loss = self.learned.process.loss(clean, features, valid, self._generator)
+        self.step_imitating(batch, features, loss)
+        change = (better - chunk).square().mean().sqrt()
+        return metrics | {"actor_loss": loss.detach(), "change": change}

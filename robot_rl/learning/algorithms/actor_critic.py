@@ -1,43 +1,82 @@
-"""The off-policy core that `rlpd` and `residual` share: soft actor-critic on an ensemble.
+"""What `rlpd` and `residual` are made of: an ensemble of critics, and a soft actor.
 
-RLPD (Ball et al. 2023, arXiv 2302.02948, algorithm 1), which is SAC (Haarnoja et al. 2018, arXiv
-1812.05905) with REDQ's targets (Chen et al. 2021, arXiv 2101.05982). Ours, for sparse rewards and
-short episodes: no entropy in the target, targets limited to the range that the return can have,
-n-step returns, and an average of the actor's weights for evaluation.
+SAC (Haarnoja et al. 2018, arXiv 1812.05905) with REDQ's targets (Chen et al. 2021, arXiv
+2101.05982), as in RLPD (Ball et al. 2023, arXiv 2302.02948). Ours, for sparse rewards and short
+episodes: targets are limited to the range that the return can have, and an average of the actor's
+weights is evaluated and deployed.
 """
 
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from policies.encoders import StateEncoder
+from policies.critics import CriticEnsemble
 from policies.gaussian import GaussianTanh
-from policies.networks import seeded
-from policies.policy import ChunkPolicy, Policy
+from policies.networks import move_towards
 from robot_rl.data.schema import SOURCE_POLICY
-from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule
-from robot_rl.learning.algorithms.critics import Critics, CriticSettings
-from robot_rl.learning.algorithms.encoding import Encoding
-from robot_rl.learning.algorithms.soft_actor import SoftActor, TemperatureSettings
-from robot_rl.learning.algorithms.training import Training, check_batch, falling, step
-from robot_rl.replay.sampler import SampleSpec
+from robot_rl.learning.algorithms.base import AlgorithmError, check_range, check_settings
+from robot_rl.learning.algorithms.training import adam, step
+
+Range = Sequence[float]
 
 # Rate of the actor's average while the actor is fitted to demonstrations. With an `average_rate` of
 # 0.002 the 1,000 updates of that phase would leave 14 % of the random initial weights in the
 # average; with this rate it is some 20 updates behind the actor.
-_IMITATION_AVERAGE_RATE = 0.05
+PRETRAINING_AVERAGE_RATE = 0.05
+
+
+@dataclass(frozen=True)
+class CriticSettings:
+    """Settings of algorithms in which a policy learns from critics."""
+
+    critic_heads: int  # number of critics E
+    critic_hidden: Sequence[int]  # hidden widths of each critic
+    target_heads: int  # heads of the random subset whose minimum is the target; 0 takes all
+    # Smallest and largest possible return, which targets are limited to and critics are scaled by;
+    # None: neither. The learner finds it where a task does not say it.
+    value_range: Range | None
+    critic_rate: float  # Adam step size of the critics
+    target_rate: float  # Polyak rate τ of the target critics
+    actor_rate: float  # Adam step size of what acts
+    average_rate: float  # rate of its average, which is evaluated and deployed
+    actor_every: int  # updates per update of what acts
+    # Weight of the imitation loss on the rows of demonstrations and of an operator's interventions;
+    # 0 for none.
+    imitation_weight: float
+    # Updates over which that weight falls linearly to 0; 0: it stays; None: the learner finds it.
+    imitation_updates: int | None
+
+    def __post_init__(self) -> None:
+        _check_value_range(self.value_range)
+        rates = ("critic_rate", "actor_rate", "target_rate", "average_rate")
+        check_settings(self, **dict.fromkeys(rates, (0, 1)))
+        check_settings(self, critic_heads=1, target_heads=(0, self.critic_heads))
+        check_settings(self, actor_every=1, imitation_weight=0)
+        check_range("imitation_updates", self.imitation_updates or 0, 0)
+
+
+@dataclass(frozen=True)
+class TemperatureSettings:
+    """Settings of the temperature α."""
+
+    initial_temperature: float  # α at the start
+    target_entropy: float  # entropy per action column that it aims at
+    temperature_rate: float  # Adam step size of the temperature
+
+    def __post_init__(self) -> None:
+        check_settings(self, temperature_rate=(0, 1), initial_temperature=1e-9)
 
 
 @dataclass(frozen=True)
 class ActorCriticSettings(CriticSettings, TemperatureSettings):
-    """Settings of the actor-critic core."""
+    """Settings of soft actor-critic."""
 
     actor_hidden: Sequence[int]  # hidden widths of the actor
     actor_layer_norm: bool  # LayerNorm in the actor's hidden layers
@@ -48,192 +87,161 @@ class ActorCriticSettings(CriticSettings, TemperatureSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         TemperatureSettings.__post_init__(self)
-        if self.critic_value != "scalar" and self.entropy_in_target:
-            raise AlgorithmError(
-                "values with entropy leave the range of returns, which a distribution is over",
-                got=f"critic_value {self.critic_value} with entropy_in_target",
-                hint="algorithm.settings.entropy_in_target=false, or critic_value=scalar",
-            )
 
 
-class ActorCritic(Training, ABC):
-    """Soft actor-critic over encoded observations; a subclass says what the actor controls.
+class Critics(nn.Module):
+    """An ensemble of critics of (B, inputs), and the target critics that follow it slowly.
 
-    `base` is the cloned policy. The seed is that of the weights and of all draws. The actor
-    controls so many `columns` of the action, or all of them.
-
-    Attributes:
-        uses_base: Whether actor and critics see the base policy's proposal.
-        starts_at_zero: Whether the actor's mean starts at 0 for every input.
+    Values are shares of the range of returns, so that one temperature and one step size serve every
+    scale of rewards; they begin near 0, where nothing looks good yet. The loss also trains the
+    parameters `encoder`, of what makes the inputs.
     """
-
-    uses_base: ClassVar[bool] = False
-    starts_at_zero: ClassVar[bool] = False
 
     def __init__(
         self,
-        base: ChunkPolicy,
-        encoding: Encoding,
-        schedule: Schedule,
-        settings: ActorCriticSettings,
-        seed: int,
-        columns: int | None = None,
+        inputs: int,
+        settings: CriticSettings,
+        generator: torch.Generator,
+        encoder: Iterable[Tensor] = (),
     ) -> None:
-        super().__init__(seed)
-        self.schedule, self.settings = schedule, settings
-        self.encoding, self.encoder = encoding, encoding.encoder
-        width = base.action_dimension if columns is None else columns
-        seen = self.encoder.features + (width if self.uses_base else 0)
-        actor = GaussianTanh(
-            seen,
-            width,
-            settings.actor_hidden,
-            generator=seeded(seed + 1),
-            layer_norm=settings.actor_layer_norm,
-            zero_last_layer=self.starts_at_zero,
-            initial_log_std=settings.initial_log_std,
-        )
-        self.actor = SoftActor(actor, settings.actor_rate, settings)
-        self.critics = Critics(seen + width, settings, self._generator, encoding.parameters)
-        self.modules = {"actor": self.actor, "critics": self.critics, **encoding.modules}
-        self.optimizers = {"critic": self.critics.optimizer, "actor": self.actor.optimizer}
-        self.beside = [self.encoder]
-        observed = (*self.encoder.observed, *(["base_action"] if self.uses_base else []))
-        self.required = SampleSpec(
-            (*observed, "action"),
-            batch_size=schedule.batch_size,
-            n_step=schedule.n_step,
-            discount=schedule.gamma,
-            demonstration_share=schedule.demonstration_share,
-        )
+        super().__init__()
+        self.settings = settings
+        heads = settings.critic_heads
+        self.network = CriticEnsemble(inputs, settings.critic_hidden, heads, generator)
+        self.target = copy.deepcopy(self.network).requires_grad_(False)
+        self.optimizer = adam(([*self.network.parameters(), *encoder], settings.critic_rate))
+        low, high = settings.value_range or (0.0, 1.0)
+        self._low, self._width = float(low), float(high) - float(low)
 
-    @abstractmethod
-    def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
-        """The executed action (B, d) for the actor's output in (-1, 1) (B, d)."""
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Values (E, B) of inputs (B, inputs), whose gradient reaches only the inputs."""
+        self.network.requires_grad_(False)
+        values: Tensor = self.network(inputs)
+        self.network.requires_grad_(True)
+        return values
 
-    @abstractmethod
-    def policy_of(self, encoder: StateEncoder, actor: GaussianTanh) -> Policy:
-        """A policy around these copies."""
+    def compile(self, *arguments: Any, **options: Any) -> None:
+        """Compile both ensembles."""
+        self.network.compile(*arguments, **options)
+        self.target.compile(*arguments, **options)
 
-    def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Make one update of the critics and, in its turn, of actor and temperature.
+    def share(self, returns: Tensor) -> Tensor:
+        """Returns as shares of their range."""
+        return (returns - self._low) / self._width
 
-        Raises:
-            AlgorithmError: The batch lacks a required field.
-        """
-        check_batch(batch, self.required)
-        self.critics.check_range()
-        self.updates += 1
-        return self.learn(batch, *self.encoding.features(batch, self._generator))
-
-    def learn(self, batch: Batch, features: Tensor, next_features: Tensor) -> dict[str, Tensor]:
-        """Update on encoded observations (B, features); only the critics' loss trains the encoder.
-
-        `features` have gradients where the encoder learns, `next_features` have none.
-        """
+    def target_heads(self, generator: torch.Generator) -> Tensor | None:
+        """The random subset of heads whose minimum is the target (REDQ, algorithm 1)."""
         settings = self.settings
-        base = next_base = None
-        if self.uses_base:
-            base, next_base = (self.tensor(batch[n]) for n in ("base_action", "next/base_action"))
-        action = self.tensor(batch["action"])
-        seen = Seen(_join(features, base), base)
-        following = Seen(_join(next_features, next_base), next_base)
-        with torch.no_grad():
-            target = self._target(batch, following)
-        metrics = self.critics.learn(
-            _join(seen.features, action),
-            target,
-            lambda values: self.conservatism(batch, seen, following, values),
-        )
-        seen = Seen(seen.features.detach(), base)
-        if self.updates > self.schedule.critic_only_updates:
-            if self.updates % settings.actor_every == 0:
-                metrics |= self._update_actor(batch, seen, action)
-        elif settings.imitation_pretraining:
-            loss = self._imitation_loss(batch, seen, action)
-            step(self.actor.optimizer, loss)
-            self._average(_IMITATION_AVERAGE_RATE)
-            metrics["imitation_loss"] = loss.detach()
-        return metrics
+        return self.network.subset(settings.target_heads or settings.critic_heads, generator)
 
-    def acting_policy(self) -> Policy:
-        """The policy with the actor as it learns: with its average exploration comes later."""
-        return self.policy_of(copy.deepcopy(self.encoder), copy.deepcopy(self.actor.learned))
+    def backup(
+        self, reward: Tensor, discount: Tensor, value: Tensor, entropy: Tensor | None = None
+    ) -> Tensor:
+        """Y = Σ_{j<m} γ^j r_j + γ^m V(s'), all (B,), as a share of the range.
 
-    def policy(self) -> Policy:
-        """The policy with the averaged actor, and the averaged image encoder where one learns."""
-        encoder = copy.deepcopy(self.encoding.deployed)
-        return self.policy_of(encoder, copy.deepcopy(self.actor.average))
-
-    def next_outputs(self, following: Seen, action: Tensor, heads: Tensor | None) -> Tensor:
-        """The outputs (H, B, outputs) of H target critics, or of all, at s'.
-
-        The actor wants `action` (B, d) there.
+        SAC's target (Haarnoja et al. 2018, eq. 5) over m steps (Sutton and Barto, eq. 7.1). The
+        batch holds the sum, and γ^m, which is 0 after a termination. With an entropy values leave
+        the range, and are not limited to it.
         """
-        return self.critics.target.outputs(_join(following.features, action), heads)
+        if entropy is not None:
+            value = value + entropy
+        elif self.settings.value_range is not None:
+            value = value.clamp(0, 1)
+        return self.share(reward + discount * (self._low + self._width * value))
 
-    def conservatism(
-        self, batch: Batch, seen: Seen, following: Seen, values: Tensor
-    ) -> Tensor | None:
-        """What is added to the critics' loss at their values (E, B) of the batch's actions."""
-        return None
+    def learn(self, inputs: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """Regress every head on targets (B,), and let the target critics follow; gives metrics."""
+        values = self.network(inputs)
+        # Σ_e mean (Q_e(s, a) − y)²: SAC, eq. 5; a sum, so that each head has its own step size.
+        loss = (values - target).square().mean(1).sum()
+        step(self.optimizer, loss)
+        self.follow()
+        return {"critic_loss": loss.detach(), "q_mean": self.mean_return(values)}
 
-    def _target(self, batch: Batch, following: Seen) -> Tensor:
-        """What the critics shall tell; see `Critics.backup`.
+    def follow(self) -> None:
+        """Q' ← (1 − τ) Q' + τ Q (DDPG, Lillicrap et al. 2016)."""
+        move_towards(self.target, self.network, self.settings.target_rate)
 
-        V is the least Q'_e(s', a') of a random subset of heads at the actor's own a' ~ π(s'), and
-        with `entropy_in_target` − α log π(a'|s') (SAC, eq. 3).
-        """
-        entropy = None
-        if self.settings.entropy_in_target:
-            squashed, log_prob = self.actor.learned.sample(following.features, self._generator)
-            entropy = -self.actor.log_temperature.exp() * log_prob
-        else:
-            squashed = self.actor.learned.action(following.features, self._generator)
-        action = self.act(squashed, following.base)
-        outputs = self.next_outputs(following, action, self.critics.heads(self._generator))
-        reward, discount = self.tensor(batch["reward"]), self.tensor(batch["discount"])
-        return self.critics.target_of(outputs, self.critics.backup(reward, discount, entropy))
+    def mean_return(self, values: Tensor) -> Tensor:
+        """The mean of values (E, B) as a return."""
+        return self._low + self._width * values.detach().mean()
 
-    def _update_actor(self, batch: Batch, seen: Seen, action: Tensor) -> dict[str, Tensor]:
-        settings = self.settings
-        # λ · imitation: Nair et al. 2018 (arXiv 1709.10089), with a λ that decays as in DAPG
-        # (Rajeswaran et al. 2018), here linearly.
-        done = self.updates - self.schedule.critic_only_updates
-        weight = falling(settings.imitation_weight, settings.imitation_updates, done)
-        added = weight * self._imitation_loss(batch, seen, action) if weight > 0.0 else None
-        metrics = self.actor.learn(
-            seen.features,
-            lambda squashed: self.critics(_join(seen.features, self.act(squashed, seen.base))),
-            self._generator,
-            added,
+
+class SoftActor(nn.Module):
+    """An actor with its temperature, and its average, which is deployed; `rate` is Adam's."""
+
+    def __init__(self, actor: GaussianTanh, rate: float, settings: TemperatureSettings) -> None:
+        super().__init__()
+        self.learned = actor
+        self.average = copy.deepcopy(actor).requires_grad_(False)
+        self.log_temperature = nn.Parameter(torch.tensor(settings.initial_temperature).log())
+        self.optimizer = adam(
+            (actor.parameters(), rate), ([self.log_temperature], settings.temperature_rate)
         )
-        self._average(settings.average_rate)
-        return metrics
+        self._target_entropy = settings.target_entropy
+        self._first = {name: value.clone() for name, value in self.state_dict().items()}
 
-    def _average(self, rate: float) -> None:
-        """Move what is evaluated and deployed by `rate` towards what learns."""
-        self.actor.follow(rate)
-        self.encoding.average(rate)
+    def compile(self, *arguments: Any, **options: Any) -> None:
+        """Compile the network that learns."""
+        self.learned.network.compile(*arguments, **options)
 
-    def _imitation_loss(self, batch: Batch, seen: Seen, action: Tensor) -> Tensor:
-        """‖μ(s) − a‖² on the rows in which no policy acted (Nair et al. 2018)."""
-        mean = self.act(self.actor.learned.mean(seen.features), seen.base)
-        # An operator's corrections are demonstrations of what to do where the policy fails.
-        shown = self.tensor(batch["source"] != SOURCE_POLICY).float()
-        errors = (mean - action).square().sum(-1)
-        return (errors * shown).sum() / shown.sum().clamp(min=1)
+    def begin_again(self) -> None:
+        """Act as at first."""
+        self.load_state_dict(self._first)
+        self.optimizer.state.clear()
 
-    def _compilable(self) -> Iterable[nn.Module]:
-        return self.actor.learned.network, self.critics.network, self.critics.target
+    def learn(
+        self,
+        features: Tensor,
+        value: Callable[[Tensor], Tensor],
+        generator: torch.Generator,
+        imitation: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Make one update of actor and temperature on features (B, F), and give its metrics.
+
+        `value` gives values (E, B) of the actor's outputs (B, d). `imitation` is added to the loss.
+        """
+        temperature = self.log_temperature.detach().exp()
+        squashed, log_prob = self.learned.sample(features, generator)
+        # mean (α log π(a|s) − mean_e Q_e(s, a)): SAC, eq. 7, with the mean of all heads as in RLPD.
+        loss = (temperature * log_prob - value(squashed).mean(0)).mean()
+        if imitation is not None:
+            loss = loss + imitation
+        target_entropy = self._target_entropy * self.learned.action_dimension
+        # − log α · mean (log π(a|s) + target entropy): SAC, eq. 18, in log α.
+        dual = -(self.log_temperature * (log_prob.detach() + target_entropy).mean())
+        step(self.optimizer, loss + dual)  # they share no gradient
+        return {
+            "actor_loss": loss.detach(),
+            "temperature": temperature,
+            "entropy": -log_prob.detach().mean(),
+        }
+
+    def follow(self, rate: float) -> None:
+        """Move the average by `rate` towards the actor."""
+        move_towards(self.average, self.learned, rate)
 
 
-class Seen(NamedTuple):
-    """What actor and critics see: (B, F) features with the base's proposal, and that (B, d)."""
+def imitation_loss(mean: Tensor, action: Tensor, source: npt.NDArray[Any]) -> Tensor:
+    """‖μ(s) − a‖² (B, d) on the rows in which no policy acted (Nair et al. 2018, arXiv 1709.10089).
 
-    features: Tensor
-    base: Tensor | None
+    An operator's corrections count too: they show what to do where the policy fails.
+    """
+    shown = torch.from_numpy(source != SOURCE_POLICY).to(mean)
+    errors = (mean - action).square().sum(-1)
+    return (errors * shown).sum() / shown.sum().clamp(min=1)
 
 
-def _join(*parts: Tensor | None) -> Tensor:
-    return torch.cat([part for part in parts if part is not None], -1)
+def _check_value_range(value_range: Range | None) -> None:
+    if value_range is None:
+        return
+    given = list(value_range) if isinstance(value_range, Sequence) else [value_range]
+    numbers = [value for value in given if type(value) in (int, float)]
+    if len(given) == len(numbers) == 2 and numbers[0] < numbers[1]:
+        return
+    raise AlgorithmError(
+        "the range of values is impossible",
+        got=given,
+        expected="[low, high] with low < high, or null where the returns are not known",
+        hint="task.value_range=[0.0,1.0] fits a reward of 1 at success and 0 before it",
+    )

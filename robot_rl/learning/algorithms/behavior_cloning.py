@@ -70,7 +70,7 @@ def fit(
 
     The policy is an untrained `Cloneable` with fitted normalisers. Those of its parameters that
     require a gradient are trained, in place. Batches have the columns `Cloneable.cloning_fields`;
-    diffusion steps and noise come from the generator. After every update `on_progress` is told the
+    diffusion steps and noise come from the generator. After every update `on_progress` gets the
     number of updates made and the loss.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How the observations of a batch are encoded for actor and critics: by what is frozen, or learns.
+"""Encoders of observations for actor and critics: frozen, or learning with the critics.
 
 With images the cloned policy's image encoder is either frozen, and the features that replay keeps
 are read; or the critics' loss goes on training it, on the images themselves, as in DrQ-v2 (Yarats
@@ -12,7 +12,6 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,7 +27,7 @@ FROZEN, CONTINUED = "frozen", "continued"
 
 
 class Encoding:
-    """Observations as an encoder that stays as it is makes them features.
+    """A frozen encoder of observations.
 
     Attributes:
         encoder: From observations to features.
@@ -48,13 +47,9 @@ class Encoding:
         The batch has the columns ``encoder.observed``, and each as ``next/<name>``; augmentation
         draws from the generator.
         """
-        observed = {
-            name: np.concatenate([batch[name], batch[f"next/{name}"]])
-            for name in self.encoder.observed
-        }
+        following = {name: batch[f"next/{name}"] for name in self.encoder.observed}
         with torch.no_grad():
-            features, next_features = self.encoder(observed).split(len(batch["reward"]))
-        return features, next_features
+            return self.encoder(batch), self.encoder(following)
 
     def average(self, rate: float) -> None:
         """Move the average, where there is one, by `rate` towards the encoder."""
@@ -63,9 +58,9 @@ class Encoding:
 
 
 class ContinuedEncoding(Encoding):
-    """Observations as an encoder makes them features whose image encoder learns with the critics.
+    """An encoder of observations and images that learns by the critics' loss.
 
-    `random_shift` is the largest shift of an image [pixels], drawn anew for each observation.
+    `random_shift` is the largest shift of an image [pixels], drawn for each observation.
     """
 
     encoder: SeeingEncoder
@@ -93,10 +88,15 @@ class ContinuedEncoding(Encoding):
 def make_encoding(cloned: Behaviour, observation: Mapping[str, Any] | None = None) -> Encoding:
     """Make the encoding that the configuration's `observation` asks for; frozen without one.
 
-    The base policy, which was cloned on the features of the frozen encoder, keeps that one.
+    It is of single observations, with the keys and statistics of the cloned policy, which keeps the
+    frozen encoder that it was cloned with.
     """
-    assert isinstance(cloned.policy, ChunkPolicy)
-    states = step_encoder(cloned.policy)
+    base = cloned.policy
+    assert isinstance(base, ChunkPolicy)
+    normalizer = copy.deepcopy(base.encoder.normalizer)
+    if base.conditioned:  # which instruction is meant
+        normalizer = normalizer.with_identity(INSTRUCTION_FEATURES, INSTRUCTION_WIDTH)
+    states = StateEncoder(normalizer.widths, normalizer)
     if observation is None or not trains_on(observation):
         return Encoding(states)
     assert cloned.vision is not None
@@ -111,29 +111,17 @@ def trains_on(observation: Mapping[str, Any]) -> bool:
         AlgorithmError: It asks for something else than frozen or continued, or for the training
             of an encoder that it does not have.
     """
-    wanted = observation.get("vision_online") or FROZEN
-    if wanted not in (FROZEN, CONTINUED):
+    choice = observation.get("vision_online") or FROZEN
+    if choice not in (FROZEN, CONTINUED):
         raise AlgorithmError(
             "observation.vision_online is not known",
-            got=wanted,
+            got=choice,
             expected=f"{FROZEN} or {CONTINUED}",
         )
-    if wanted == CONTINUED and observation.get("vision") is None:
+    if choice == CONTINUED and observation.get("vision") is None:
         raise AlgorithmError(
             f"observation.vision_online={CONTINUED} needs an image encoder",
             got="observation.vision=null",
             hint="add observation=pixels; policy=vla has an encoder of its own, which stays frozen",
         )
-    return bool(wanted == CONTINUED)
-
-
-def step_encoder(base: ChunkPolicy) -> StateEncoder:
-    """An encoder of single observations with a base policy's keys and statistics.
-
-    On top of a conditioned base it also tells which instruction is meant.
-    """
-    source = base.encoder
-    normalizer = copy.deepcopy(source.normalizer)
-    if base.conditioned:
-        normalizer = normalizer.with_identity(INSTRUCTION_FEATURES, INSTRUCTION_WIDTH)
-    return StateEncoder(normalizer.widths, normalizer)
+    return bool(choice == CONTINUED)

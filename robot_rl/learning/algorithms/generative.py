@@ -1,14 +1,12 @@
-"""What improvements of a generative policy share: the policy, and critics of what it executes.
+"""What improvements of a generative policy share: the policy that learns, and its average.
 
-A chunk critic judges the first E actions of a chunk, Q(s, a_t … a_{t+E-1}), as Q-chunking does (Li
+Chunk critics judge the first E actions of a chunk, Q(s, a_t … a_{t+E-1}), as Q-chunking does (Li
 et al. 2025, arXiv 2507.07969).
 """
 
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,8 +18,8 @@ from policies.improved import ImprovedPolicy
 from policies.networks import move_towards, standard_normal
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.learning.algorithms.actor_critic import Critics, CriticSettings
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
-from robot_rl.learning.algorithms.critics import Critics, CriticSettings
 from robot_rl.learning.algorithms.training import Training, adam, check_batch, falling, step
 from robot_rl.replay.sampler import CHUNK, NEXT, SampleSpec
 
@@ -44,11 +42,18 @@ class Seen(NamedTuple):
 
     features: Tensor  # (B, F) of the observations
     executed: Tensor  # (B, E, d), the first actions of the chunk that was executed
-    following: Tensor  # (B, F) of the next observations
+    next_features: Tensor  # (B, F) of the next observations
+    reward: Tensor  # (B,) Σ γ^j r
+    discount: Tensor  # (B,) γ^m; 0 after a termination
 
 
-class Generative(Training, ABC):
-    """Improves a copy of the cloned policy; a subclass says how.
+class Generative(Training):
+    """Training of a copy of the cloned policy; an algorithm has an `update` of its own.
+
+    Attributes:
+        learned: The policy as it learns.
+        average: Its average, which is evaluated and deployed.
+        fast: The average with `learning_steps` transitions: what learning draws from.
 
     Raises:
         AlgorithmError: The policy is not `generative`, or has shorter chunks.
@@ -68,14 +73,12 @@ class Generative(Training, ABC):
         self.schedule, self.settings, self._base = schedule, settings, base
         self.learned = copy.deepcopy(base).requires_grad_(True)
         self.average = copy.deepcopy(base).requires_grad_(False)
-        fast = self.average.process.varied(steps=settings.learning_steps)
-        self._fast = self.average.under(fast)
-        judged_width = base.encoder.features + self._judged_columns()
-        self.critics = Critics(judged_width, settings, self._generator)
-        self._actor_optimizer = adam((self.learned.parameters(), settings.actor_rate))
-        self.modules = {"learned": self.learned, "average": self.average, "critics": self.critics}
-        self.optimizers = {"critic": self.critics.optimizer, "actor": self._actor_optimizer}
-        self.beside = [self._fast]
+        process = self.average.process.varied(steps=settings.learning_steps)
+        self.fast = self.average.under(process)
+        self.optimizer = adam((self.learned.parameters(), settings.actor_rate))
+        self.modules = {"learned": self.learned, "average": self.average}
+        self.optimizers = {"actor": self.optimizer}
+        self.beside = [self.fast]
         self.required = SampleSpec(
             tuple(base.encoder.observed),
             batch_size=schedule.batch_size,
@@ -87,36 +90,64 @@ class Generative(Training, ABC):
             chunk_steps=base.horizon,
         )
 
-    def _judged_columns(self) -> int:
-        """Columns of what the critics judge, beside the features."""
-        return self.settings.executed_steps * self._base.action_dimension
+    def chunk_critics(self, columns: int | None = None) -> Critics:
+        """Critics of encoded observations and of E executed actions, or so many other columns."""
+        executed = self.settings.executed_steps * self._base.action_dimension
+        width = self._base.encoder.features + (executed if columns is None else columns)
+        critics = Critics(width, self.settings, self._generator)
+        self.modules["critics"], self.optimizers["critic"] = critics, critics.optimizer
+        return critics
 
-    @abstractmethod
-    def improve(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
-        """Make an update of the policy, and give its metrics."""
-
-    def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Make one update of the critics and, in its turn, of the policy.
+    def seen(self, batch: Batch) -> Seen:
+        """Begin an update: check the batch, count it, and encode what was observed.
 
         Raises:
             AlgorithmError: The batch lacks a required field.
         """
         check_batch(batch, self.required)
-        self.critics.check_range()
         self.updates += 1
+        following = {name: batch[f"{NEXT}{name}"] for name in self._base.encoder.observed}
         with torch.no_grad():
-            following = {name: batch[f"{NEXT}{name}"] for name in self._base.encoder.observed}
-            seen = Seen(
+            return Seen(
                 self.average.encoder(batch),
                 self.tensor(batch[f"{CHUNK}action"])[:, : self.settings.executed_steps],
                 self.average.encoder(following),
+                self.tensor(batch["reward"]),
+                self.tensor(batch["discount"]),
             )
-        metrics = self._update_critics(batch, seen)
+
+    @property
+    def turn(self) -> int | None:
+        """Which update of the policy this is, from 0; None where only the critics learn."""
         paid = self.updates - self.schedule.critic_only_updates
-        if paid > 0 and paid % self.settings.actor_every == 0:
-            metrics |= self.improve(batch, seen)
-            move_towards(self.average, self.learned, self.settings.average_rate)
-        return metrics
+        if paid <= 0 or paid % self.settings.actor_every:
+            return None
+        return paid // self.settings.actor_every - 1
+
+    def drawn(self, features: Tensor) -> Tensor:
+        """Chunks (B, H, d) of the averaged policy for encoded observations (B, F), quickly."""
+        shape = (len(features), *self.fast.noise_shape)
+        return self.fast.chunks(features, standard_normal(shape, features, self._generator))
+
+    def cloning_loss(self, batch: Batch, features: Tensor, weight: Tensor) -> Tensor:
+        """The imitation loss of the chunks that were executed, each by its weight (B,)."""
+        valid = self.tensor(batch[f"{CHUNK}valid"]) * weight[:, None]
+        actions = self.learned.action_normalizer.normalize(self.tensor(batch[f"{CHUNK}action"]))
+        return self.learned.process.loss(actions, features, valid, self._generator)
+
+    def step_imitating(self, batch: Batch, features: Tensor, loss: Tensor) -> None:
+        """A step of the policy on a loss, and on the weighted imitation of what people did."""
+        settings, done = self.settings, self.updates - self.schedule.critic_only_updates
+        weight = falling(settings.imitation_weight, settings.imitation_updates, done)
+        if weight > 0:
+            shown = self.tensor(batch["source"] != SOURCE_POLICY)
+            loss = loss + weight * self.cloning_loss(batch, features, shown)
+        step(self.optimizer, loss)
+        self.follow()
+
+    def follow(self) -> None:
+        """Move the average towards the policy."""
+        move_towards(self.average, self.learned, self.settings.average_rate)
 
     def acting_policy(self) -> Policy:
         """The policy as it learns, each transition of which has a standard deviation to explore."""
@@ -132,9 +163,7 @@ class Generative(Training, ABC):
 
     def begin_again(self) -> None:
         """See `Correction`."""
-        for policy in (self.learned, self.average):
-            policy.load_state_dict(self._base.state_dict())
-        self._actor_optimizer.state.clear()
+        self.restart(self._base)
 
     def restart(self, policy: Policy) -> None:
         """Go on from another policy of the same shape; what the critics know is kept.
@@ -149,47 +178,7 @@ class Generative(Training, ABC):
             raise AlgorithmError(
                 "the policy to go on from is another one", got=" ".join(str(error).split())
             ) from error
-        self._actor_optimizer.state.clear()
-
-    def drawn(self, features: Tensor) -> Tensor:
-        """Chunks (B, H, d) of the averaged policy for encoded observations (B, F), quickly."""
-        shape = (len(features), *self._fast.noise_shape)
-        return self._fast.chunks(features, standard_normal(shape, features, self._generator))
-
-    def step_imitating(self, batch: Batch, features: Tensor, loss: Tensor) -> None:
-        """A step of the policy on a loss, and on the weighted imitation of what people did."""
-        settings, done = self.settings, self.updates - self.schedule.critic_only_updates
-        weight = falling(settings.imitation_weight, settings.imitation_updates, done)
-        if weight > 0:
-            shown = self.tensor(batch["source"] != SOURCE_POLICY)
-            loss = loss + weight * self.cloning_loss(batch, features, shown)
-        step(self._actor_optimizer, loss)
-
-    def cloning_loss(self, batch: Batch, features: Tensor, weight: Tensor) -> Tensor:
-        """The imitation loss of the chunks that were executed, each by its weight (B,)."""
-        valid = self.tensor(batch[f"{CHUNK}valid"]) * weight[:, None]
-        actions = self.learned.action_normalizer.normalize(self.tensor(batch[f"{CHUNK}action"]))
-        return self.learned.process.loss(actions, features, valid, self._generator)
-
-    def next_chunks(self, features: Tensor) -> Tensor:
-        """Chunks (B, H, d) that the policy would do, by which its critics judge what comes."""
-        return self.drawn(features)
-
-    def target(self, batch: Batch, seen: Seen) -> Tensor:
-        """What the critics shall tell: Q' at s' of what the policy would do there, backed up."""
-        action = self.next_chunks(seen.following)[:, : self.settings.executed_steps]
-        heads = self.critics.heads(self._generator)
-        outputs = self.critics.target.outputs(judged(seen.following, action), heads)
-        return self.critics.target_of(outputs, self.backup(batch))
-
-    def backup(self, batch: Batch) -> Callable[[Tensor], Tensor]:
-        """See `Critics.backup`."""
-        return self.critics.backup(self.tensor(batch["reward"]), self.tensor(batch["discount"]))
-
-    def _update_critics(self, batch: Batch, seen: Seen) -> dict[str, Tensor]:
-        with torch.no_grad():
-            target = self.target(batch, seen)
-        return self.critics.learn(judged(seen.features, seen.executed), target)
+        self.optimizer.state.clear()
 
 
 def generative(policy: ChunkPolicy) -> DiffusionPolicy:
@@ -204,6 +193,6 @@ def generative(policy: ChunkPolicy) -> DiffusionPolicy:
     return policy
 
 
-def judged(features: Tensor, executed: Tensor) -> Tensor:
+def joined(features: Tensor, executed: Tensor) -> Tensor:
     """What critics see of encoded observations (B, F) and executed actions (B, E, d)."""
     return torch.cat([features, executed.flatten(1)], -1)

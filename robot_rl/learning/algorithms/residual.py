@@ -14,25 +14,33 @@ from torch import Tensor
 
 from policies.critics import prefers
 from policies.encoders import StateEncoder
-from policies.gaussian import GaussianTanh, ResidualPolicy
+from policies.gaussian import GaussianTanh
+from policies.improved import ResidualPolicy
+from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy
-from robot_rl.learning.algorithms.actor_critic import ActorCritic, ActorCriticSettings, Seen
-from robot_rl.learning.algorithms.base import Schedule
+from robot_rl.learning.algorithms.actor_critic import (
+    PRETRAINING_AVERAGE_RATE,
+    ActorCriticSettings,
+    Critics,
+    SoftActor,
+    imitation_loss,
+)
+from robot_rl.learning.algorithms.base import Batch, Schedule
 from robot_rl.learning.algorithms.encoding import Encoding
+from robot_rl.learning.algorithms.training import Training, check_batch, falling, step
+from robot_rl.replay.sampler import SampleSpec
+
+_COLUMNS = ("action", "reward", "discount", "base_action", "next/base_action")
 
 
-class Residual(ActorCritic):
+class Residual(Training):
     """The actor corrects the base's proposal; actor and critics see that proposal.
 
-    The correction acts only where the critics hold it for better than the proposal itself, as in
-    IBRL (Hu et al. 2023, arXiv 2311.02198). Whether all of it is better than the clone is found on
-    the robot: see `robot_rl.learning.trial`.
-
-    Beside the arguments of `ActorCritic` it takes `scale`, the largest correction in action units.
+    The correction acts only where the critics prefer it to the proposal itself, as in IBRL (Hu et
+    al. 2023, arXiv 2311.02198). Whether all of it is better than the clone is found on the robot:
+    see `robot_rl.learning.trial`. `scale` is the largest correction in action units.
     """
 
-    uses_base = True
-    starts_at_zero = True
     policy_class: ClassVar[type[ResidualPolicy]] = ResidualPolicy
 
     def __init__(
@@ -44,32 +52,108 @@ class Residual(ActorCritic):
         seed: int,
         scale: float,
     ) -> None:
-        super().__init__(base, encoding, schedule, settings, seed)
-        self._policy = self.policy_class(
-            encoding.encoder, self.actor.learned, base, self.critics.target, scale
+        super().__init__(seed)
+        self.schedule, self.settings = schedule, settings
+        self.encoding, self.encoder = encoding, encoding.encoder
+        width, seen = base.action_dimension, self.encoder.features + base.action_dimension
+        actor = GaussianTanh(
+            seen,
+            width,
+            settings.actor_hidden,
+            generator=seeded(seed + 1),
+            layer_norm=settings.actor_layer_norm,
+            zero_last_layer=True,  # at first it corrects nothing
+            initial_log_std=settings.initial_log_std,
         )
+        self.actor = SoftActor(actor, settings.actor_rate, settings)
+        self.critics = Critics(seen + width, settings, self._generator, encoding.parameters)
+        self.modules = {"actor": self.actor, "critics": self.critics, **encoding.modules}
+        self.optimizers = {"critic": self.critics.optimizer, "actor": self.actor.optimizer}
+        self.beside = [self.encoder]
+        self._policy = self.policy_class(self.encoder, actor, base, self.critics.target, scale)
+        self.required = SampleSpec(
+            (*self.encoder.observed, "base_action", "action"),
+            batch_size=schedule.batch_size,
+            n_step=schedule.n_step,
+            discount=schedule.gamma,
+            demonstration_share=schedule.demonstration_share,
+        )
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """Make one update of the critics and, in its turn, of actor and temperature.
+
+        Raises:
+            AlgorithmError: The batch lacks a required field.
+        """
+        check_batch(batch, self.required)
+        self.updates += 1
+        settings, draws = self.settings, self._generator
+        actor, critics, combine = self.actor, self.critics, self._policy.combine
+        action, reward, discount, base, next_base = (self.tensor(batch[n]) for n in _COLUMNS)
+        features, next_features = self.encoding.features(batch, draws)
+        state = torch.cat([features, base], -1)
+        next_state = torch.cat([next_features, next_base], -1)
+
+        # y = Σ γ^j r + γ^m min_e Q'_e(s', a') over a random subset of heads. a' is what would be
+        # executed: the base's proposal, or with a correction that is preferred to it (IBRL).
+        with torch.no_grad():
+            entropy = None
+            if settings.entropy_in_target:
+                correction, log_prob = actor.learned.sample(next_state, draws)
+                entropy = -actor.log_temperature.exp() * log_prob
+            else:
+                correction = actor.learned.action(next_state, draws)
+            heads = critics.target_heads(draws)
+            corrected = critics.target(torch.cat([next_state, combine(next_base, correction)], -1))
+            of_base = critics.target(torch.cat([next_state, next_base], -1))
+            values = torch.where(prefers(corrected, of_base), corrected, of_base)
+            value = (values if heads is None else values[heads]).amin(0)
+            target = critics.backup(reward, discount, value, entropy)
+        metrics = critics.learn(torch.cat([state, action], -1), target)
+
+        state = state.detach()  # only the critics' loss trains the encoder
+        done = self.updates - self.schedule.critic_only_updates
+        if done <= 0 and settings.imitation_pretraining:
+            mean = combine(base, actor.learned.mean(state))
+            loss = imitation_loss(mean, action, batch["source"])
+            step(actor.optimizer, loss)
+            self._average(PRETRAINING_AVERAGE_RATE)
+            return metrics | {"imitation_loss": loss.detach()}
+        if done <= 0 or self.updates % settings.actor_every:
+            return metrics
+        # λ · imitation, with a λ that decays as in DAPG (Rajeswaran et al. 2018), but linearly.
+        weight = falling(settings.imitation_weight, settings.imitation_updates, done)
+        imitation = None
+        if weight > 0.0:
+            mean = combine(base, actor.learned.mean(state))
+            imitation = weight * imitation_loss(mean, action, batch["source"])
+        metrics |= actor.learn(
+            state,
+            lambda correction: critics(torch.cat([state, combine(base, correction)], -1)),
+            draws,
+            imitation,
+        )
+        self._average(settings.average_rate)
+        return metrics
+
+    def acting_policy(self) -> Policy:
+        """The policy with the actor as it learns: with its average exploration comes later."""
+        return self._corrected(self.encoder, self.actor.learned)
+
+    def policy(self) -> Policy:
+        """The policy with the averaged actor, and the averaged image encoder where one learns."""
+        return self._corrected(self.encoding.deployed, self.actor.average)
 
     def begin_again(self) -> None:
         """See `Correction`."""
         self.actor.begin_again()
 
-    def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
-        """The base's proposal plus the scaled correction, limited to [-1, 1]."""
-        assert base_action is not None
-        return self._policy.combine(base_action, squashed)
+    def _corrected(self, encoder: StateEncoder, actor: GaussianTanh) -> Policy:
+        parts = copy.deepcopy((encoder, actor))
+        critics, mine = copy.deepcopy(self.critics.target), self._policy
+        return self.policy_class(*parts, mine.base_policy, critics, mine.scale)
 
-    def next_outputs(self, following: Seen, action: Tensor, heads: Tensor | None) -> Tensor:
-        """The outputs (H, B, outputs) for the correction where it is preferred, else the base."""
-        assert following.base is not None
-        outputs = super().next_outputs(following, action, None)
-        of_base = super().next_outputs(following, following.base, None)
-        mean = self.critics.target.value.mean
-        better = prefers(mean(outputs), mean(of_base))
-        chosen = torch.where(better[:, None], outputs, of_base)
-        return chosen if heads is None else chosen[heads]
-
-    def policy_of(self, encoder: StateEncoder, actor: GaussianTanh) -> Policy:
-        """A residual policy on the same base."""
-        mine = self._policy
-        critics = copy.deepcopy(self.critics.target)
-        return self.policy_class(encoder, actor, mine.base_policy, critics, mine.scale)
+    def _average(self, rate: float) -> None:
+        """Move what is evaluated and deployed by `rate` towards what learns."""
+        self.actor.follow(rate)
+        self.encoding.average(rate)

@@ -1,26 +1,145 @@
 """`rlpd`: a tanh-Gaussian actor trained off-policy, half of each batch demonstrations.
 
-Ball et al. 2023, "Efficient Online Reinforcement Learning with Offline Data", arXiv 2302.02948. The
-update is `ActorCritic`'s. `algorithm=rlpd_pretrained` is this class with other settings.
+Ball et al. 2023, "Efficient Online Reinforcement Learning with Offline Data", arXiv 2302.02948.
+`algorithm=rlpd_pretrained` and `algorithm=sac` are this class with other settings.
 """
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from policies.encoders import StateEncoder
 from policies.gaussian import GaussianPolicy, GaussianTanh
-from policies.policy import Policy
-from robot_rl.learning.algorithms.actor_critic import ActorCritic
+from policies.networks import seeded
+from policies.policy import ChunkPolicy, Policy
+from robot_rl.learning.algorithms.actor_critic import (
+    PRETRAINING_AVERAGE_RATE,
+    ActorCriticSettings,
+    Critics,
+    SoftActor,
+    imitation_loss,
+)
+from robot_rl.learning.algorithms.base import Batch, Schedule
+from robot_rl.learning.algorithms.encoding import Encoding
+from robot_rl.learning.algorithms.training import Training, check_batch, falling, step
+from robot_rl.replay.sampler import SampleSpec
 
 
-class RLPD(ActorCritic):
-    """The actor chooses the action itself; the cloned policy only collects the warm-up."""
+class RLPD(Training):
+    """The actor chooses the action itself; the cloned policy `base` only collects the warm-up.
 
-    def act(self, squashed: Tensor, base_action: Tensor | None) -> Tensor:
-        """The actor's output is the action."""
-        return squashed
+    The seed is that of weights and draws. The actor controls all columns of the action, or
+    the given number of `columns`.
+    """
 
-    def policy_of(self, encoder: StateEncoder, actor: GaussianTanh) -> Policy:
-        """A Gaussian policy without a base."""
-        return GaussianPolicy(encoder, actor)
+    def __init__(
+        self,
+        base: ChunkPolicy,
+        encoding: Encoding,
+        schedule: Schedule,
+        settings: ActorCriticSettings,
+        seed: int,
+        columns: int | None = None,
+    ) -> None:
+        super().__init__(seed)
+        self.schedule, self.settings = schedule, settings
+        self.encoding, self.encoder = encoding, encoding.encoder
+        width = base.action_dimension if columns is None else columns
+        actor = GaussianTanh(
+            self.encoder.features,
+            width,
+            settings.actor_hidden,
+            generator=seeded(seed + 1),
+            layer_norm=settings.actor_layer_norm,
+            initial_log_std=settings.initial_log_std,
+        )
+        self.actor = SoftActor(actor, settings.actor_rate, settings)
+        inputs = self.encoder.features + width
+        self.critics = Critics(inputs, settings, self._generator, encoding.parameters)
+        self.modules = {"actor": self.actor, "critics": self.critics, **encoding.modules}
+        self.optimizers = {"critic": self.critics.optimizer, "actor": self.actor.optimizer}
+        self.beside = [self.encoder]
+        self.required = SampleSpec(
+            (*self.encoder.observed, "action"),
+            batch_size=schedule.batch_size,
+            n_step=schedule.n_step,
+            discount=schedule.gamma,
+            demonstration_share=schedule.demonstration_share,
+        )
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """Make one update of the critics and, in its turn, of actor and temperature: algorithm 1.
+
+        Raises:
+            AlgorithmError: The batch lacks a required field.
+        """
+        check_batch(batch, self.required)
+        self.updates += 1
+        settings, draws = self.settings, self._generator
+        actor, critics = self.actor, self.critics
+        names = ("action", "reward", "discount")
+        action, reward, discount = (self.tensor(batch[name]) for name in names)
+        state, next_state = self.encoding.features(batch, draws)
+
+        # y = Σ γ^j r + γ^m min_e Q'_e(s', a') over a random subset of heads, a' ~ π(s'); with
+        # `entropy_in_target` less α log π(a'|s') (SAC, eq. 3).
+        with torch.no_grad():
+            entropy = None
+            if settings.entropy_in_target:
+                next_action, log_prob = actor.learned.sample(next_state, draws)
+                entropy = -actor.log_temperature.exp() * log_prob
+            else:
+                next_action = actor.learned.action(next_state, draws)
+            heads = critics.target_heads(draws)
+            value = critics.target(torch.cat([next_state, next_action], -1), heads).amin(0)
+            target = critics.backup(reward, discount, value, entropy)
+        metrics = critics.learn(torch.cat([state, action], -1), target)
+        # Only the critics' loss trains the encoder.
+        return metrics | self.update_actor(state.detach(), action, batch["source"])
+
+    def update_actor(
+        self, state: Tensor, action: Tensor, source: npt.NDArray[Any]
+    ) -> dict[str, Tensor]:
+        """The actor's half of an update, at encoded states (B, F); gives its metrics.
+
+        `action` (B, d) is what `source` (B,) did there.
+        """
+        settings, actor, critics = self.settings, self.actor, self.critics
+        done = self.updates - self.schedule.critic_only_updates
+        if done <= 0 and settings.imitation_pretraining:
+            loss = imitation_loss(actor.learned.mean(state), action, source)
+            step(actor.optimizer, loss)
+            self._average(PRETRAINING_AVERAGE_RATE)
+            return {"imitation_loss": loss.detach()}
+        if done <= 0 or self.updates % settings.actor_every:
+            return {}
+        # λ · imitation, with a λ that decays as in DAPG (Rajeswaran et al. 2018), but linearly.
+        weight = falling(settings.imitation_weight, settings.imitation_updates, done)
+        imitation = None
+        if weight > 0.0:
+            imitation = weight * imitation_loss(actor.learned.mean(state), action, source)
+        metrics = actor.learn(
+            state,
+            lambda chosen: critics(torch.cat([state, chosen], -1)),
+            self._generator,
+            imitation,
+        )
+        self._average(settings.average_rate)
+        return metrics
+
+    def acting_policy(self) -> Policy:
+        """The policy with the actor as it learns: with its average exploration comes later."""
+        return GaussianPolicy(*copy.deepcopy((self.encoder, self.actor.learned)))
+
+    def policy(self) -> Policy:
+        """The policy with the averaged actor, and the averaged image encoder where one learns."""
+        return GaussianPolicy(*copy.deepcopy((self.encoding.deployed, self.actor.average)))
+
+    def _average(self, rate: float) -> None:
+        """Move what is evaluated and deployed by `rate` towards what learns."""
+        self.actor.follow(rate)
+        self.encoding.average(rate)

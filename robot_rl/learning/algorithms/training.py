@@ -40,12 +40,8 @@ class Training:
         self.device = device
         for module in (*self.beside, *self.modules.values()):
             module.to(device)
-        for network in self._compilable() if compiled else ():
-            network.compile()
-
-    def _compilable(self) -> Iterable[nn.Module]:
-        """Networks that make up nearly all of the work."""
-        return self.modules.values()
+        for module in self.modules.values() if compiled else ():
+            module.compile()
 
     def tensor(self, column: npt.NDArray[Any]) -> Tensor:
         """A column of a batch on the device."""
@@ -76,7 +72,7 @@ class Training:
         """Continue exactly where `state_dict` was taken.
 
         Raises:
-            AlgorithmError: An entry is missing or does not fit; make the algorithm anew.
+            AlgorithmError: An entry is missing or does not fit; make a new algorithm then.
         """
         try:
             self.updates = int(state["updates"])
@@ -96,14 +92,15 @@ class Training:
 
 def check_batch(batch: Batch, spec: SampleSpec) -> None:
     """Check that a batch has what was asked for; an `AlgorithmError` names what it lacks."""
-    wanted = ["reward", "discount", "source", *(("return", "return/valid") if spec.returns else ())]
+    returns = ("return", "return/valid") if spec.returns else ()
+    required = ["reward", "discount", "source", *returns]
     for prefix, names, chunked in spec.sides:
         chunk = [CHUNK + name for name in (*chunked, "valid") if chunked]
-        wanted += [prefix + name for name in (*names, *chunk)]
-    for name in wanted:
+        required += [prefix + name for name in (*names, *chunk)]
+    for name in required:
         if name not in batch:
             raise AlgorithmError(
-                f"the batch lacks the field {name!r}", got=sorted(batch), expected=wanted
+                f"the batch lacks the field {name!r}", got=sorted(batch), expected=required
             )
 
 

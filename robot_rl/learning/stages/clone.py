@@ -7,8 +7,8 @@ from contextlib import closing
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from omegaconf import DictConfig
 
 from policies import registry
 from policies.behaviour import Behaviour, Interface
@@ -16,7 +16,8 @@ from policies.columns import FEATURES, INSTRUCTION
 from policies.compute import compute_device, explained_memory
 from policies.policy import ChunkPolicy
 from policies.vision import ImageEncoder, observed_keys
-from robot_rl.config import check_least, composed
+from robot_rl.config import Settings, composed
+from robot_rl.config.sections import Part
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import RowSchema
 from robot_rl.env.factory import make_env, observed_widths
@@ -25,9 +26,7 @@ from robot_rl.env.policy_inputs import PolicyInputs
 from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.learning.algorithms import make_algorithm
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions, Student, fit, windows
-from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.recipe import Stage
-from robot_rl.learning.stages.curate import CURATED, Curate, left_out
 from robot_rl.learning.symmetry import Turning, turning_of
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
@@ -42,34 +41,26 @@ POSE = "state/tcp_pose"  # what an image encoder learns motion from
 class Clone(Stage):
     """Clones the demonstrations; with cameras on the features that replay will keep."""
 
-    needs = (DEMONSTRATIONS,)
-    makes = (CLONED,)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        # What there is to clone, and with cameras their encoder.
+        self.makes = (CLONED,) if settings.demonstrated else ()
 
-    def wanted(self, config: DictConfig) -> bool:
-        """Where there is something to clone."""
-        return demonstrated(config)
+    @property
+    def needs(self) -> Sequence[str]:
+        """With cameras their encoder too."""
+        compute_device(self.settings.device)
+        return (DEMONSTRATIONS, VISION) if self.settings.sees else (DEMONSTRATIONS,)
 
-    def needed(self, config: DictConfig) -> tuple[str, ...]:
-        """With cameras their encoder too, and what was found in the demonstrations."""
-        needs = self.needs if config.observation.vision is None else (*self.needs, VISION)
-        return (*needs, CURATED) if Curate().wanted(config) else needs
-
-    def check(self, config: DictConfig) -> None:
-        """Check numbers, and that there is such a device; a `RobotRLError` says what is wrong."""
-        check_least(config, {"cloning.updates": 1, "cloning.batch_size": 1})
-        check_least(config, {"policy.horizon": 1, "policy.observation_steps": 1})
-        compute_device(config)
-
-    def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
+    def done(self, run: RunDirectory, *, recorded: bool) -> bool:
         """As soon as there is a cloned policy."""
         return run.has_folder(CLONED)
 
     def run(self, bench: Workbench) -> None:
         """Train and save."""
-        check_unused(bench.config, bench.run)
-        config, dataset = bench.config, bench.demonstrations()
-        vision = bench.policy(VISION).vision if VISION in self.needed(config) else None
-        save_cloned(bench, clone(bench, [dataset], vision, bench.generator()))
+        check_unused(bench.run, self.settings.dataset)
+        vision = bench.policy(VISION).vision if self.settings.sees else None
+        save_cloned(bench, clone(bench, [bench.demonstrations()], vision, bench.generator()))
 
 
 @explained_memory("lower cloning.batch_size, or add device=cpu")
@@ -79,25 +70,25 @@ def clone(
     vision: ImageEncoder | None,
     generator: torch.Generator,
     before: ChunkPolicy | None = None,
+    left_out: npt.NDArray[np.bool_] | None = None,
 ) -> Behaviour:
-    """Train a policy on the successful episodes of some datasets, but for rows `left_out`.
+    """Train a policy on the successful episodes of some datasets, but for rows (n,) `left_out`.
 
     With a trained image encoder as `vision` the policy sees its features. The generator gives the
     initial weights; or it goes on from a policy `before`, whose normalisers stay as they are.
     """
     torch.set_num_threads(1)
-    config, schema = bench.config, datasets[0].schema
-    states = observed_widths(config, schema)
+    settings, schema = bench.settings, datasets[0].schema
+    states = observed_widths(settings.environment, schema)
     # Cameras that the policy itself looks at, with an image encoder of its own.
-    cameras = [f"images/{name}" for name in config.policy.get("cameras", ())]
+    cameras = [f"images/{name}" for name in settings.policy.get("cameras", ())]
     fields = (*states, *cameras, INSTRUCTION, "action")
-    out = np.concatenate([left_out(bench, dataset) for dataset in datasets])
-    rows = EpisodeRows.of_datasets(datasets, fields, only_successful=True, left_out=out)
+    rows = EpisodeRows.of_datasets(datasets, fields, only_successful=True, left_out=left_out)
     if vision is not None:
         episodes = (dataset.episode(at) for dataset in datasets for at in range(len(dataset)))
         rows.arrays[FEATURES] = np.concatenate([vision.encode(columns) for columns in episodes])
     keys = observed_keys(states, vision)
-    policy = untrained(config, rows, keys, generator) if before is None else before
+    policy = untrained(settings, rows, keys, generator) if before is None else before
     for index, text in enumerate(datasets[0].instructions) if policy.conditioned else ():
         if not text.strip():
             raise RobotRLError(
@@ -106,10 +97,10 @@ def clone(
                 expected="what it shows, in words",
                 hint="record with task.environment.instruction=TEXT, or take another policy",
             )
-    options = registry.make(config.cloning, CloningOptions)
-    turning = turning_of(config, policy.cloning_fields, schema)
-    policy = shown_training(policy, rows, options, int(config.seed), "cloning", turning)
-    return behaviour_of(config, policy, schema, vision)
+    options = registry.make(settings.cloning, CloningOptions)
+    turning = turning_of(settings.environment, policy.cloning_fields, schema)
+    policy = shown_training(policy, rows, options, settings.seed, "cloning", turning)
+    return behaviour_of(policy, schema, settings.execute_steps, vision)
 
 
 def shown_training(
@@ -130,11 +121,11 @@ def shown_training(
 
 def save_cloned(bench: Workbench, behaviour: Behaviour) -> None:
     """Write the cloned policy of a run, unless something builds on another one."""
-    check_unused(bench.config, bench.run)  # by a learner that was started meanwhile
+    check_unused(bench.run, bench.settings.dataset)  # by a learner that was started meanwhile
     bench.checkpoint(CLONED, behaviour)
 
 
-def check_unused(config: DictConfig, run: RunDirectory) -> None:
+def check_unused(run: RunDirectory, dataset: str | None) -> None:
     """Check that nothing builds on the policy that the run has cloned before.
 
     Rows in its store hold that policy's proposals, and the features of its image encoder; the
@@ -143,7 +134,7 @@ def check_unused(config: DictConfig, run: RunDirectory) -> None:
     Raises:
         RobotRLError: Something does.
     """
-    word = f"dataset={config.dataset or run.demonstrations}"
+    word = f"dataset={dataset or run.demonstrations}"
     hint = f"clone into a new run: {in_shell('robot-rl', 'pretrain', word)}"
     if run.has_folder(LAST):
         raise RobotRLError(f"{run.path} has learned online from its cloned policy", hint=hint)
@@ -158,7 +149,7 @@ def check_unused(config: DictConfig, run: RunDirectory) -> None:
 
 
 def untrained(
-    config: DictConfig, rows: EpisodeRows, keys: dict[str, int], generator: torch.Generator
+    settings: Settings, rows: EpisodeRows, keys: dict[str, int], generator: torch.Generator
 ) -> ChunkPolicy:
     """Make the configured policy with normalisers fitted on the rows that have an action."""
     images = {n: column[:1] for n, column in rows.arrays.items() if n.startswith("images/")}
@@ -166,46 +157,46 @@ def untrained(
     names = [name for name in (*keys, "action") if name != FEATURES]
     arrays = {name: rows.arrays[name][rows.indices] for name in names} | images
     given = {"arrays": arrays, "keys": keys, "generator": generator, "identity": identity}
-    policy = registry.make(config.policy, ChunkPolicy, **given)
-    if config.compile:
+    policy = registry.make(settings.policy, ChunkPolicy, **given)
+    if settings.compile:
         policy.compile()
-    return policy.to(compute_device(config))
+    return policy.to(compute_device(settings.device))
 
 
 def make_image_encoder(
-    config: DictConfig, schema: RowSchema, generator: torch.Generator
+    observation: Part, schema: RowSchema, generator: torch.Generator
 ) -> ImageEncoder:
-    """Make the configured image encoder, untrained, for the cameras or point clouds of a schema.
+    """Make the image encoder of `observation`, untrained, for a schema's cameras or point clouds.
 
     Where no loss teaches it the motion that is left, it does not estimate that.
     """
     parts: dict[str, Any] = {"cameras": {**schema.colour_cameras, **schema.point_clouds}}
-    if not config.observation.vision_training.motion_weight:
+    motion_weight = observation["vision_training"]["motion_weight"]
+    if not motion_weight:
         parts["motion_scale"] = None
     elif POSE not in (f.name for f in schema.fields):
         raise RobotRLError(
             f"the image encoder is to learn motion from {POSE}, which is not observed",
-            got=f"observation.vision_training.motion_weight="
-            f"{config.observation.vision_training.motion_weight}",
+            got=f"observation.vision_training.motion_weight={motion_weight}",
             hint="add observation.vision_training.motion_weight=0"
             " observation.vision_training.exploration_episodes=0",
         )
-    return registry.make(config.observation.vision, ImageEncoder, generator=generator, **parts)
+    return registry.make(observation["vision"], ImageEncoder, generator=generator, **parts)
 
 
 def behaviour_of(
-    config: DictConfig, policy: ChunkPolicy, schema: RowSchema, vision: ImageEncoder | None = None
+    policy: ChunkPolicy, schema: RowSchema, execute_steps: int, vision: ImageEncoder | None = None
 ) -> Behaviour:
     """A policy with all that an actor must know to run it."""
     return Behaviour(
         policy,
         Interface(schema.task, schema.control_rate_hz, schema.action_names),
-        execute_steps=int(config.execute_steps),
+        execute_steps=execute_steps,
         vision=vision,
     )
 
 
-def check_networks(config: DictConfig) -> PolicyInputs:
+def check_networks(settings: Settings) -> PolicyInputs:
     """Make the policy and the algorithm once, for rows of zeros: nothing is recorded for neither.
 
     Returns what the policy sees.
@@ -213,64 +204,60 @@ def check_networks(config: DictConfig) -> PolicyInputs:
     Raises:
         RobotRLError: One of them cannot be made as it is configured, or does not fit the symmetry.
     """
-    behaviour, schema, inputs = _tried_policy(config)
+    behaviour, schema, inputs = _tried_policy(settings)
     with torch.random.fork_rng(devices=[]):
-        seed = int(config.seed)
-        algorithm = make_algorithm(config.algorithm, behaviour, seed, config.observation)
+        observation = settings.observation
+        algorithm = make_algorithm(settings.algorithm, behaviour, settings.seed, observation)
     assert isinstance(behaviour.policy, ChunkPolicy)
     fields = (*behaviour.policy.cloning_fields, *algorithm.required.fields)
-    turning_of(config, fields, schema)
+    turning_of(settings.environment, fields, schema)
     return inputs
 
 
-def check_policy(config: DictConfig) -> PolicyInputs:
+def check_policy(settings: Settings) -> PolicyInputs:
     """As `check_networks`, of the policy alone."""
-    return _tried_policy(config)[2]
+    return _tried_policy(settings)[2]
 
 
-def _tried_policy(config: DictConfig) -> tuple[Behaviour, RowSchema, PolicyInputs]:
-    with closing(make_env(config)) as env:
+def _tried_policy(settings: Settings) -> tuple[Behaviour, RowSchema, PolicyInputs]:
+    """The policy for rows of zeros, their schema, and what it sees.
+
+    `RobotRLError` where a choice of `observation` has no effect on what the policy sees: one with
+    cameras under a policy without eyes. It may be there to store what cameras see; but not on a
+    robot with pictures of its own, which are stored anyway, nor where the policy is denied the
+    poses of objects for it.
+    """
+    with closing(make_env(settings.environment)) as env:
         schema, own_pictures = env.schema, isinstance(env.robot, GymRobot)
     with torch.random.fork_rng(devices=[]):
-        behaviour = for_zeros(config, schema)
+        behaviour = for_zeros(settings, schema)
     inputs = PolicyInputs.of(behaviour.observation, schema)
-    _check_inputs(config, inputs, own_pictures=own_pictures)
-    return behaviour, schema, inputs
-
-
-def _check_inputs(config: DictConfig, inputs: PolicyInputs, *, own_pictures: bool) -> None:
-    """Raise `RobotRLError` where a choice of `observation` has no effect on what the policy sees.
-
-    That is one with cameras under a policy without eyes. It may be there to store what cameras see;
-    but not on a robot with pictures of its own, which are stored anyway, nor where the policy is
-    denied the poses of objects for it.
-    """
-    choice = config.choices.observation
-    if inputs.pictures or not composed([f"observation={choice}"]).observation.cameras:
-        return
-    if own_pictures or not config.observation.task_state:
+    choice = settings.choices["observation"]
+    needless = own_pictures or not settings.observation["task_state"]
+    if needless and not inputs.pictures and composed([f"observation={choice}"]).observation.cameras:
         raise RobotRLError(
             f"observation={choice} is there for pictures, and the policy would see none",
             got=str(inputs),
             hint="take observation=pixels, or a policy that itself sees pictures, such as"
             " policy=vla policy.cameras=[NAME]; observation=state is for numbers alone",
         )
+    return behaviour, schema, inputs
 
 
-def for_zeros(config: DictConfig, schema: RowSchema) -> Behaviour:
+def for_zeros(settings: Settings, schema: RowSchema) -> Behaviour:
     """Make the configured policy, untrained and for rows of zeros."""
     arrays = {f.name: np.zeros((2, *f.shape), f.dtype) for f in schema.fields}
     generator, vision = torch.Generator().manual_seed(0), None
-    if config.observation.vision is not None:
-        vision = make_image_encoder(config, schema, generator)
+    if settings.sees:
+        vision = make_image_encoder(settings.observation, schema, generator)
         arrays[FEATURES] = np.zeros((2, vision.features), np.float16)
-    keys = observed_keys(observed_widths(config, schema), vision)
+    keys = observed_keys(observed_widths(settings.environment, schema), vision)
     if not keys:
         raise RobotRLError(
-            f"with observation={config.choices.observation} the policy sees nothing",
-            got=f"observation.states={config.observation.states}, without an image encoder",
+            f"with observation={settings.choices['observation']} the policy sees nothing",
+            got=f"observation.states={settings.observation['states']}, without an image encoder",
             expected=f"some of {', '.join(schema.observation_names)}",
             hint="observation=pixels lets it see pictures",
         )
-    policy = untrained(config, EpisodeRows(arrays, [2]), keys, generator)
-    return behaviour_of(config, policy, schema, vision)
+    policy = untrained(settings, EpisodeRows(arrays, [2]), keys, generator)
+    return behaviour_of(policy, schema, settings.execute_steps, vision)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 
-from omegaconf import DictConfig
-
-from robot_rl.config import ConfigError, check_least
+from robot_rl.config import ConfigError, Settings
 from robot_rl.data.episodes import DatasetError, EpisodeDataset, EpisodeWriter, StorageFull
 from robot_rl.data.rows import RowBuilder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, Array
@@ -22,7 +20,6 @@ from robot_rl.env.session import EpisodeResult
 from robot_rl.env.task import HUMAN_VERSION
 from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.evaluate import without_training_aids
-from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.workbench import Workbench, make_watched_session
 from robot_rl.processes.progress import WorkProgress
@@ -43,64 +40,63 @@ class Collect(Stage):
     their seeds follow from the run's seed and their number.
     """
 
-    makes = (DEMONSTRATIONS,)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        recorded = settings.demonstrated and settings.dataset is None
+        self.makes = (DEMONSTRATIONS,) if recorded else ()
 
-    def wanted(self, config: DictConfig) -> bool:
-        """Not where `dataset` names demonstrations, nor where none are wanted."""
-        return config.dataset is None and demonstrated(config)
-
-    def check(self, config: DictConfig) -> None:
-        """Check that somebody demonstrates, and that somebody says whether that was a success."""
-        check_least(config, {"demonstrations": 0})
-        if config.teleop.device is not None:
-            return
-        check_expert(config)
-        if make_source(config).version == HUMAN_VERSION:  # no person looks at a scripted expert
+    @property
+    def needs(self) -> Sequence[str]:
+        """Somebody who demonstrates, and somebody who says whether that was a success."""
+        environment, choices = self.settings.environment, self.settings.choices
+        if environment.teleop.device is not None:
+            return ()
+        check_expert(environment)
+        # No person looks at a scripted expert.
+        if make_source(environment).version == HUMAN_VERSION:
             raise ConfigError(
                 "nobody says whether the scripted expert has succeeded",
-                got=f"reward={config.choices.reward} and teleop={config.choices.teleop}",
+                got=f"reward={choices['reward']} and teleop={choices['teleop']}",
                 hint="drive the demonstrations with teleop=DEVICE; or record them with robot-rl"
                 " collect reward=task, and name them with dataset=RUN/demonstrations.zarr",
             )
+        return ()
 
-    def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
+    def done(self, run: RunDirectory, *, recorded: bool) -> bool:
         """As soon as there are enough, or a policy was cloned from what there is."""
-        path, wanted = run.demonstrations, int(config.demonstrations)
+        path, wanted = run.demonstrations, self.settings.demonstrations
         return path.exists() and (run.has_folder(CLONED) or len(EpisodeDataset(path)) >= wanted)
 
     def run(self, bench: Workbench) -> None:
         """Record those that are missing; what was recorded before is kept in any case."""
-        config, run = bench.config, bench.run
-        wanted = int(config.demonstrations)
-        with WorkProgress(wanted, "demonstrations") as progress:
+        settings, run = self.settings, bench.run
+        with WorkProgress(settings.demonstrations, "demonstrations") as progress:
             progress.phase("collecting")
-            if config.teleop.device is None:
-                _collect(config, run, progress)
+            if settings.environment.teleop.device is None:
+                _collect(settings, run, progress)
                 return
-            timed = config.copy()
-            timed.clock = "realtime"
-            with closing(TeleoperatedSession(timed, run, progress)) as session:
-                seeds = attempts_after(EpisodeDataset(run.demonstrations).seeds, config)[1]
-                session.record(wanted, seeds)
+            with closing(TeleoperatedSession(settings, run, progress)) as session:
+                seeds = attempts_after(EpisodeDataset(run.demonstrations).seeds, settings.seed)[1]
+                session.record(settings.demonstrations, seeds)
 
 
-def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
+def _collect(settings: Settings, run: RunDirectory, progress: WorkProgress) -> None:
     """Let the task's scripted expert demonstrate."""
-    session = make_watched_session(without_training_aids(config), run, resets=False)
+    environment, choices = settings.environment, settings.choices
+    session = make_watched_session(without_training_aids(environment), run, resets=False)
     robot = session.robot
     if not robot.simulated and getattr(robot, "simulated_task", None) is None:
         session.close()
         raise RobotRLError(
             "a scripted expert drives no robot that is not simulated",
-            got=f"robot={config.choices.robot} without a device of teleop",
+            got=f"robot={choices['robot']} without a device of teleop",
             hint="demonstrate with teleop=keyboard, spacemouse or another of configs/teleop",
         )
     recorder = RowBuilder(session.schema, SOURCE_DEMONSTRATION)
-    controller = ExpertController(make_expert(config, session))
-    wanted = int(config.demonstrations)
-    facts = {"robot": config.choices.robot}
+    controller = ExpertController(make_expert(environment, session))
+    wanted, facts = settings.demonstrations, {"robot": choices["robot"]}
     with closing(session), EpisodeWriter(run.demonstrations, session.schema, facts) as writer:
-        first, seeds = attempts_after(EpisodeDataset(run.demonstrations).seeds, config)
+        first, seeds = attempts_after(EpisodeDataset(run.demonstrations).seeds, settings.seed)
         attempts, failures = first, 0
         progress.update(len(writer))
         note = progress.note
@@ -115,20 +111,20 @@ def _collect(config: DictConfig, run: RunDirectory, progress: WorkProgress) -> N
                     f"the scripted expert has failed {failures} times in a row",
                     got=f"{len(writer)} demonstrations in {attempts} attempts",
                     hint="make the task or the expert's imperfections easier, or look at what"
-                    f" has judged it: reward={config.choices.reward}",
+                    f" has judged it: reward={choices['reward']}",
                 )
             if result.success:
                 result.keep(writer, SOURCE_DEMONSTRATION)
                 progress.update(len(writer))
     if attempts > first:
         progress.note(
-            f"collected {wanted} demonstrations of {config.task.name} in {attempts} attempts"
+            f"collected {wanted} demonstrations of {environment.task.name} in {attempts} attempts"
             f" ({100 * wanted / attempts:.0f} % succeeded)"
         )
 
 
 def attempts_after(
-    recorded: Array, config: DictConfig, stream: SeedStream = SeedStream.DEMONSTRATIONS
+    recorded: Array, run_seed: int, stream: SeedStream = SeedStream.DEMONSTRATIONS
 ) -> tuple[int, Iterator[int]]:
     """Number of the attempt after the last recorded seed, and the seeds from there on.
 
@@ -136,7 +132,7 @@ def attempts_after(
     """
 
     def seeds(first: int) -> Iterator[int]:
-        return (training_seed(int(config.seed), stream, n) for n in itertools.count(first))
+        return (training_seed(run_seed, stream, n) for n in itertools.count(first))
 
     if not len(recorded):
         return 0, seeds(0)
@@ -146,7 +142,7 @@ def attempts_after(
     raise DatasetError(
         "the last episode was not recorded with this run's seed",
         got=f"seed {recorded[-1]} of the episode",
-        expected=f"one that follows from seed={config.seed}",
+        expected=f"one that follows from seed={run_seed}",
         hint="use them as they are, in a new run, with dataset=PATH",
     )
 
@@ -160,23 +156,25 @@ class TeleoperatedSession:
     """Records one demonstration after the other, with the operator's keys between them.
 
     An episode is written when the next one begins, or at the end: until then `undo` drops it. Where
-    the disk is full it waits for space. The configuration's `teleop` says how the person drives,
-    its `recording` how episodes begin and whether failed ones are kept, as examples of failure; the
+    the disk is full it waits for space. The settings' `teleop` says how the person drives, their
+    `recording` how episodes begin and whether failed ones are kept, as examples of failure; the
     run's console can be used beside the device.
     """
 
-    def __init__(self, config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
-        self._config, self._progress = config, progress
-        self._session = make_watched_session(config, run, resets=False)
+    def __init__(self, settings: Settings, run: RunDirectory, progress: WorkProgress) -> None:
+        self._options, self._progress = settings.recording, progress
+        timed = settings.environment.copy()
+        timed.clock = "realtime"
+        self._session = make_watched_session(timed, run, resets=False)
         schema = self._session.schema
         self._controller = IdleController(schema.action_names)
         self._recorder = RowBuilder(schema, SOURCE_DEMONSTRATION)
-        facts = {"robot": config.choices.robot, "teleop": config.choices.teleop}
+        facts = {name: settings.choices[name] for name in ("robot", "teleop")}
         self._failures: EpisodeWriter | None = None
         with ExitStack() as opened:
             opened.callback(self._session.close)
             self._writer = opened.enter_context(EpisodeWriter(run.demonstrations, schema, facts))
-            if config.recording.keep_failures:
+            if self._options.keep_failures:
                 self._failures = opened.enter_context(EpisodeWriter(run.failures, schema, facts))
             self._opened = opened.pop_all()
         self._pending: EpisodeResult | None = None
@@ -238,7 +236,7 @@ class TeleoperatedSession:
     def wait_for_start(self, number: int) -> None:
         """Count down, then wait until the operator says `start` or moves the device."""
         self._told = ""
-        begins = time.monotonic() + float(self._config.recording.countdown_s)
+        begins = time.monotonic() + self._options.countdown_s
         while True:
             try:
                 said = self._session.operator.hear()
@@ -259,7 +257,7 @@ class TeleoperatedSession:
                     else ", or move the device"
                 )
                 self._tell_waiting(halted or f"episode {number}: say start{moves}")
-            if not (counting or halted) and (asked or not self._config.recording.wait_for_start):
+            if not (counting or halted) and (asked or not self._options.wait_for_start):
                 return
             time.sleep(_POLL_SECONDS)
 
@@ -271,7 +269,7 @@ class TeleoperatedSession:
 
     def _undone_in_time(self) -> bool:
         """Give the operator some time to undo the last of the wanted demonstrations."""
-        seconds = float(self._config.recording.undo_s)
+        seconds = self._options.undo_s
         if self._pending is None or seconds <= 0.0:
             return False
         self._progress.note(f"that was the last one; it is kept in {seconds:g} s, unless you undo")

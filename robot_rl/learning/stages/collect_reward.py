@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -51,20 +51,25 @@ class CollectReward(Stage):
 
     makes = (EXAMPLES,)
 
-    def check(self, config: DictConfig) -> None:
-        """Check that somebody drives: a person, the scripted expert or the policy of the run."""
-        drives = config.teleop.device is not None or config.task.expert is not None
-        if not drives and not (config.run and RunDirectory.open(config.run).has_policy()):
+    @property
+    def needs(self) -> Sequence[str]:
+        """Somebody who drives: a person, the scripted expert or the policy of the run."""
+        run, environment = self.settings.run, self.settings.environment
+        task, teleop = environment.task, environment.teleop
+        drives = teleop.device is not None or task.expert is not None
+        if not drives and not (run and RunDirectory.open(run).has_policy()):
+            choice = self.settings.choices["teleop"]
             raise RewardError(
                 "nobody drives the robot to success and to failure",
-                got=f"teleop={config.choices.teleop}, and no scripted expert of {config.task.name}",
+                got=f"teleop={choice}, and no scripted expert of {task.name}",
                 hint="add teleop=DEVICE, one of configs/teleop: you drive, and say success or"
                 " failure at the end of each episode",
             )
+        return ()
 
     def run(self, bench: Workbench) -> None:
         """Record what is missing."""
-        config, directory = bench.config, bench.run
+        config, directory = self.settings.environment, bench.run
         options = config.classifier.collection
         expected = options.negative_episodes
         expected += options.positive_frames // options.frames_after_success
@@ -141,7 +146,7 @@ class ExampleCollector:
         """
         stream = SeedStream.SUCCESS_EXAMPLES if success else SeedStream.FAILURE_EXAMPLES
         recorded = known.seeds[known.successes == success]
-        first, seeds = attempts_after(recorded, self._config, stream)
+        first, seeds = attempts_after(recorded, int(self._config.seed), stream)
         vain = 0
         for seed, kind in zip(seeds, itertools.islice(kinds, first, None), strict=False):
             result = kind(seed)

@@ -12,10 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 
 from policies.behaviour import Behaviour
-from robot_rl.config import ConfigError, check_least
+from robot_rl.config import ConfigError, Settings
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_INTERVENTION, Row
 from robot_rl.env.rollout import SeedStream
@@ -26,6 +25,7 @@ from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.signals import deferred_signals
 from robot_rl.run import CLONED, DEMONSTRATIONS
 
+CORRECTIONS = "corrections"  # the run's records of episodes
 # What a final row lacks.
 _OF_A_STEP = ("action", "policy_action", "reward", "terminated", "truncated", "success")
 
@@ -36,29 +36,27 @@ class Dagger(Stage):
     Episodes that an earlier start of the run has finished are not repeated.
     """
 
-    needs = (DEMONSTRATIONS, CLONED)
-    makes = (CLONED,)
-    records = "corrections"
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.makes = (CLONED,) if settings.dagger.rounds else ()
 
-    def wanted(self, config: DictConfig) -> bool:
-        """Only where there are rounds."""
-        check_least(config, {"dagger.rounds": 0})
-        return bool(config.dagger.rounds)
-
-    def check(self, config: DictConfig) -> None:
-        """Check that somebody corrects; without an operator there is a `ConfigError`."""
-        if config.operator.simulated is None and config.teleop.device is None:
+    @property
+    def needs(self) -> Sequence[str]:
+        """The clone, and somebody who corrects it, or there is a `ConfigError`."""
+        environment, rounds = self.settings.environment, self.settings.dagger.rounds
+        if environment.operator.simulated is None and environment.teleop.device is None:
             raise ConfigError(
                 "nobody corrects the cloned policy",
-                got=f"dagger.rounds={config.dagger.rounds} with operator=none and teleop=none",
+                got=f"dagger.rounds={rounds} with operator=none and teleop=none",
                 hint="add operator=simulated, or teleop=DEVICE clock=realtime",
             )
+        return (DEMONSTRATIONS, CLONED)
 
     def run(self, bench: Workbench) -> None:
         """Go through the rounds, then save."""
-        check_unused(bench.config, bench.run)
+        check_unused(bench.run, self.settings.dataset)
         behaviour, generator = bench.policy(CLONED), bench.generator("dagger")
-        for number in range(1, int(bench.config.dagger.rounds) + 1):
+        for number in range(1, self.settings.dagger.rounds + 1):
             shown = [bench.demonstrations(), *correct(bench, behaviour, number)]
             behaviour = clone(bench, shown, behaviour.vision, generator)
         save_cloned(bench, behaviour)
@@ -72,9 +70,9 @@ def correct(bench: Workbench, behaviour: Behaviour, number: int) -> list[Episode
     """
 
     def finished() -> list[dict[str, Any]]:
-        return [record for record in bench.notes() if record["round"] == number]
+        return [r for r in bench.run.read_jsonl(CORRECTIONS) if r["round"] == number]
 
-    count, done = int(bench.config.dagger.episodes), len(finished())
+    count, done = bench.settings.dagger.episodes, len(finished())
     if done < count:
         acting, stream = behaviour.exploring("mean"), SeedStream.CORRECTIONS
         first, words = (number - 1) * count, f"correcting, round {number}"
@@ -100,7 +98,8 @@ def _record(bench: Workbench, writer: EpisodeWriter, number: int, episode: Episo
             "intervened_steps": episode.intervened_steps,
             "success": episode.success,
             "corrections": len(writer),  # in the file with this episode's
-        }
+        },
+        CORRECTIONS,
     )
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from policies import checkpoint, registry
@@ -20,7 +19,7 @@ from policies.diffusion import DiffusionPolicy
 from policies.improved import ImprovedPolicy
 from policies.networks import seeded
 from policies.processes.one_step import OneStep
-from robot_rl.config import check_least
+from robot_rl.config import Settings
 from robot_rl.data.episodes import Episode
 from robot_rl.data.transfer import DatasetEpisodes, EpisodeSource, Selection
 from robot_rl.errors import RobotRLError, in_shell
@@ -44,18 +43,17 @@ class Distil(Stage):
     The student keeps its teacher's encoders and normalisers.
     """
 
-    needs = (CLONED,)
     makes = (STUDENT,)
-    of_deployed = True
 
-    def check(self, config: DictConfig) -> None:
-        """Check numbers, and that there is such a device; a `RobotRLError` says what is wrong."""
-        check_least(config, {"distil.updates": 1, "distil.batch_size": 1})
-        compute_device(config)
+    @property
+    def needs(self) -> Sequence[str]:
+        """A policy; and the device, or there is a `ComputeError`."""
+        compute_device(self.settings.device)
+        return (CLONED,)
 
-    def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
+    def done(self, run: RunDirectory, *, recorded: bool) -> bool:
         """Whether the student was taught by what is deployed now, not by what was before."""
-        if not super().done(config, run, recorded=recorded):
+        if not super().done(run, recorded=recorded):
             return False
         state = run.complete_folder(STUDENT) / STATE_FILE
         taught = json.loads(state.read_text(encoding="utf-8"))["teacher_checksum"]
@@ -66,7 +64,7 @@ class Distil(Stage):
     def run(self, bench: Workbench) -> None:
         """Train and save."""
         torch.set_num_threads(1)
-        config, run = bench.config, bench.run
+        settings, run = self.settings, bench.run
         behaviour, steps = load_policy(run)
         policy = behaviour.to(bench.device).policy
         teacher = policy.acting if isinstance(policy, ImprovedPolicy) else policy
@@ -79,22 +77,22 @@ class Distil(Stage):
             )
         name = policy_checkpoint(run)
         words = "cloned policy" if name == CLONED else f"policy learned in {steps:,} steps"
-        held = teacher is not policy and not policy.corrects
+        held = teacher is not policy and behaviour.held_back
         held_back = ", held back: the policy it began with acts" if held else ""
         bench.say(f"the teacher: the {words} ({teacher.kind}), {run.path / name}{held_back}")
         if run.has_folder(STUDENT):
             bench.say(f"the student of before, {run.path / STUDENT}, will be replaced")
-        rows = recorded(config, run, behaviour)
-        options = registry.make(config.distil, CloningOptions)
+        rows = recorded(settings, run, behaviour)
+        options = registry.make(settings.distil, CloningOptions)
         lesson = Lesson(teacher)
-        taught = shown_training(lesson, rows, options, int(config.seed), "distilling")
+        taught = shown_training(lesson, rows, options, settings.seed, "distilling")
         difference = taught.difference(rows, _JUDGED)
         bench.note({"distilled_steps": steps, "student_difference": difference})
         bench.say(
             f"on {len(rows.indices):,} recorded steps the student's actions, in [-1, 1], differ"
-            f" from its teacher's by {difference:.3f} (root mean square)"
+            f" from its teacher's by {difference:.3f} (root mean square)",
         )
-        asked = {"updates": int(config.distil.updates), "batch_size": int(config.distil.batch_size)}
+        asked = {"updates": options.updates, "batch_size": options.batch_size}
         checksum = checkpoint.checksum(run.complete_folder(name) / "policy")
         state = {"environment_steps": steps, "distil": asked}
         state |= {"teacher": name, "teacher_checksum": checksum}
@@ -132,11 +130,12 @@ class Lesson(nn.Module):
         # The history within an episode does not matter here: the row stands for all of it.
         batch = {n: rows.arrays[n][seen][:, None].repeat(steps, 1) for n in self.cloning_fields}
         noise = torch.randn(len(seen), *self.teacher.noise_shape, generator=seeded(0))
-        apart = self.student.plan(batch, noise) - self.teacher.plan(batch, noise)
+        student, teacher = (p.plan(batch, noise).actions for p in (self.student, self.teacher))
+        apart = torch.as_tensor(student) - torch.as_tensor(teacher)
         return float(apart.square().mean().sqrt())
 
 
-def recorded(config: DictConfig, run: RunDirectory, behaviour: Behaviour) -> EpisodeRows:
+def recorded(settings: Settings, run: RunDirectory, behaviour: Behaviour) -> EpisodeRows:
     """What a policy observes in all episodes that a run has recorded, with the actions.
 
     Raises:
@@ -144,7 +143,7 @@ def recorded(config: DictConfig, run: RunDirectory, behaviour: Behaviour) -> Epi
     """
     names, vision = [*behaviour.policy.observation, "action"], behaviour.vision
     episodes = []
-    for episode in _episodes(config, run):
+    for episode in _episodes(settings, run):
         columns: dict[str, Any] = {
             name: episode.rows[name].copy() for name in names if name != FEATURES
         }
@@ -156,7 +155,7 @@ def recorded(config: DictConfig, run: RunDirectory, behaviour: Behaviour) -> Epi
     return EpisodeRows(arrays, np.cumsum([len(each["action"]) for each in episodes]))
 
 
-def _episodes(config: DictConfig, run: RunDirectory) -> Iterator[Episode]:
+def _episodes(settings: Settings, run: RunDirectory) -> Iterator[Episode]:
     """The episodes of the store, among which are the first ones, and of the other recordings."""
     known = (run.reward_examples, run.demonstrations, run.exploration)
     paths = [path for path in sorted(run.path.glob("*.zarr")) if path not in known]
@@ -164,7 +163,7 @@ def _episodes(config: DictConfig, run: RunDirectory) -> Iterator[Episode]:
     if is_store(run.store):
         sources.append(StoreEpisodes(run.store, None, Selection()))
     else:
-        paths.append(first_episodes(config, run).path)
+        paths.append(first_episodes(settings, run).path)
     sources += [DatasetEpisodes(path, Selection()) for path in paths]
     for source in sources:
         yield from source.episodes()

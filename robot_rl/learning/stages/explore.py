@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import closing
 
-from omegaconf import DictConfig
-
 from policies.vision import observed_keys
-from robot_rl.config import ConfigError
+from robot_rl.config import ConfigError, Settings
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.env.factory import make_env, observed_widths
@@ -16,8 +15,6 @@ from robot_rl.env.gym import GymRobot
 from robot_rl.env.rollout import SeedStream
 from robot_rl.errors import RobotRLError
 from robot_rl.learning.algorithms import improves_clone
-from robot_rl.learning.blocks import offline_updates
-from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.clone import behaviour_of, for_zeros, untrained
 from robot_rl.learning.stages.gather import recorded_steps
@@ -35,38 +32,38 @@ class Explore(Stage):
     from them, as it otherwise is from demonstrations.
     """
 
-    makes = (EXPLORATION, UNTRAINED)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.makes = () if settings.demonstrated else (EXPLORATION, UNTRAINED)
 
-    def wanted(self, config: DictConfig) -> bool:
-        """Only without demonstrations."""
-        return not demonstrated(config)
-
-    def check(self, config: DictConfig) -> None:
-        """Check that nothing needs what only demonstrations give, or raise a `ConfigError`."""
-        learner, word = f"algorithm={config.choices.algorithm}", "algorithm=sac"
-        needs = config.algorithm.schedule.demonstration_share or offline_updates(config)
-        if not needs and not improves_clone(config):
-            if config.observation.vision is None and not config.policy.get("cameras"):
-                return
-            learner, word = f"observation={config.choices.observation}", "observation=state"
+    @property
+    def needs(self) -> Sequence[str]:
+        """Nothing; `ConfigError` where something needs what only demonstrations give."""
+        settings, schedule = self.settings, self.settings.schedule
+        learner, word = f"algorithm={settings.choices['algorithm']}", "algorithm=sac"
+        offline = schedule.demonstration_share or schedule.offline_updates
+        if not offline and not improves_clone(settings.algorithm):
+            if not settings.sees and not settings.policy.get("cameras"):
+                return ()
+            learner, word = f"observation={settings.choices['observation']}", "observation=state"
         raise ConfigError(
             f"{learner} learns from demonstrations",
             got="demonstrations=0",
             hint=f"add {word}, which needs none; or record some",
         )
 
-    def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
+    def done(self, run: RunDirectory, *, recorded: bool) -> bool:
         """As soon as there is something to begin learning with."""
         return run.has_folder(UNTRAINED)
 
     def run(self, bench: Workbench) -> None:
         """Act at random, and look at what came of it."""
-        config, run = bench.config, bench.run
-        with closing(make_env(config)) as env:
+        settings, run = self.settings, bench.run
+        with closing(make_env(settings.environment)) as env:
             schema, longest = env.schema, env.task.time_limit_steps
             has_goals = isinstance(env.robot, GymRobot) and env.robot.goal_reward is not None
-        acting = for_zeros(config, schema).exploring(*_AT_RANDOM)
-        wanted = max(1, int(config.algorithm.schedule.warmup_steps))
+        acting = for_zeros(settings, schema).exploring(*_AT_RANDOM)
+        wanted = max(1, settings.schedule.warmup_steps)
         with EpisodeWriter(run.exploration, schema) as writer:
             while (missing := wanted - recorded_steps(run.exploration)) > 0:
                 done = len(writer)
@@ -74,12 +71,13 @@ class Explore(Stage):
                 for episode in bench.gather(acting, count, stream, "exploring", done=done):
                     episode.keep(writer, SOURCE_POLICY)
         dataset = EpisodeDataset(run.exploration)
-        in_hindsight = has_goals and config.algorithm.schedule.hindsight_share > 0
+        in_hindsight = has_goals and settings.schedule.hindsight_share > 0
         bench.say(_found(dataset, in_hindsight=in_hindsight))
-        widths = observed_widths(config, schema)
+        widths = observed_widths(settings.environment, schema)
         rows = EpisodeRows.of_datasets([dataset], (*widths, "action"))
-        policy = untrained(config, rows, observed_keys(widths, None), bench.generator("explore"))
-        bench.checkpoint(UNTRAINED, behaviour_of(config, policy, schema).exploring(*_AT_RANDOM))
+        policy = untrained(settings, rows, observed_keys(widths, None), bench.generator("explore"))
+        first = behaviour_of(policy, schema, settings.execute_steps)
+        bench.checkpoint(UNTRAINED, first.exploring(*_AT_RANDOM))
 
 
 def _found(dataset: EpisodeDataset, *, in_hindsight: bool) -> str:

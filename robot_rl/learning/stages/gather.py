@@ -7,18 +7,17 @@ gathering finds its episodes again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from enum import IntEnum, unique
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from omegaconf import DictConfig
 
 from policies.behaviour import Behaviour
 from policies.diffusion import DiffusionPolicy
-from robot_rl.config import ConfigError, check_least
+from robot_rl.config import ConfigError, Settings
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.env.rollout import SeedStream, training_seed
@@ -38,21 +37,26 @@ class Gather(Stage):
     Args:
         episodes: Of each round.
         exploration_std: Least standard deviation of each step of the process.
+        settings: Of the run.
+        round: Number of the repetition, from 1; 0: it is not repeated.
     """
 
-    needs = (DEMONSTRATIONS, CLONED)
     makes = (GATHERED, ACCEPTED)
-    records = "gathered"
 
-    def __init__(self, episodes: int, exploration_std: float) -> None:
+    def __init__(
+        self, episodes: int, exploration_std: float, settings: Settings, round: int = 0
+    ) -> None:
         self._episodes, self._std = episodes, exploration_std
+        self.settings, self._round = settings, round
 
-    def check(self, config: DictConfig) -> None:
-        """Check the number of episodes, and that the policy can explore."""
-        check_generative(config)
+    @property
+    def needs(self) -> Sequence[str]:
+        """The clone, which must be able to explore; or a `ConfigError`."""
+        check_generative(self.settings)
         if not (isinstance(self._episodes, int) and self._episodes > 0):
             problem = "the episodes to gather in a round are out of range"
             raise ConfigError(problem, got=self._episodes, expected=">= 1")
+        return (DEMONSTRATIONS, CLONED)
 
     def run(self, bench: Workbench) -> None:
         """Act for the episodes that are left of this round."""
@@ -60,16 +64,16 @@ class Gather(Stage):
             accept(bench, bench.policy(CLONED), steps=0)
         accepted = bench.policy(ACCEPTED)
         acting = exploring(accepted, self._std)
-        words = f"gathering, round {self.round}" if self.round else "gathering"
-        episodes = gathered(bench, acting, self._episodes, Purpose.DATA, self.round, words)
+        words = f"gathering, round {self._round}" if self._round else "gathering"
+        episodes = gathered(bench, acting, self._episodes, Purpose.DATA, self._round, words)
         found = list(episodes)
         won, operated = sum(o.success for o in found), sum(o.operated for o in found)
-        record = {"round": self.round, "episodes": len(found), "successes": won}
+        record = {"round": self._round, "episodes": len(found), "successes": won}
         steps = recorded_steps(bench.run.gathered)
-        bench.note({**record, "operated": operated, "gathered_steps": steps})
+        bench.note({**record, "operated": operated, "gathered_steps": steps}, "gathered")
         bench.say(
             f"{words}: {won} of {len(found)} episodes succeeded while exploring; {steps:,} steps"
-            " are gathered so far, with those for the gate"
+            " are gathered so far, with those for the gate",
         )
 
 
@@ -82,6 +86,9 @@ class Reclone(Stage):
     needs = (DEMONSTRATIONS, GATHERED, ACCEPTED)
     makes = (CANDIDATE,)
 
+    def __init__(self, round: int = 0) -> None:
+        self._round = round
+
     def run(self, bench: Workbench) -> None:
         """Train and save."""
         accepted = bench.policy(ACCEPTED)
@@ -89,7 +96,7 @@ class Reclone(Stage):
         assert before is not None
         dataset = EpisodeDataset(bench.run.gathered)
         shown += [dataset] if dataset.successes.any() else []
-        generator = bench.generator(f"reclone {self.round}")
+        generator = bench.generator(f"reclone {self._round}")
         cloned = clone(bench, shown, accepted.vision, generator, before)
         bench.checkpoint(CANDIDATE, accepted.learned(cloned.policy, accepted.version))
 
@@ -106,13 +113,12 @@ def accept(bench: Workbench, behaviour: Behaviour, steps: int) -> None:
     bench.checkpoint(ACCEPTED, behaviour, state={"environment_steps": steps})
 
 
-def check_generative(config: DictConfig) -> None:
+def check_generative(settings: Settings) -> None:
     """Check that the configured policy is one whose chains can be improved."""
-    check_least(config, {"execute_steps": 1})
-    if "process" not in config.policy:
+    if "process" not in settings.policy:
         raise ConfigError(
-            f"the recipe {config.choices.recipe!r} improves a generative policy",
-            got=f"policy={config.choices.policy}",
+            f"the recipe {settings.choices['recipe']!r} improves a generative policy",
+            got=f"policy={settings.choices['policy']}",
             hint="add policy=diffusion or policy=flow",
         )
 
@@ -171,7 +177,7 @@ def recorded(bench: Workbench, purpose: Purpose, round_number: int) -> list[int]
         return []
     first = len(Purpose) * _ROOM * round_number + _ROOM * purpose
     seeds = EpisodeDataset(bench.run.gathered).seeds
-    run_seed, numbers = int(bench.config.seed), range(first, first + len(seeds))
+    run_seed, numbers = bench.settings.seed, range(first, first + len(seeds))
     mine = [training_seed(run_seed, SeedStream.GATHERING, number) for number in numbers]
     places: list[int] = np.flatnonzero(np.isin(seeds, mine)).tolist()
     return places

@@ -1,47 +1,27 @@
-"""The accepted policy improved, offline and online, and given to the gate."""
+"""The accepted policy improved on recorded episodes, and given to the gate."""
 
 from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
-from typing import Any
-
-from omegaconf import DictConfig
 
 from policies import registry
 from policies.behaviour import Behaviour
-from policies.compute import compute_device, explained_memory
-from robot_rl.config import ConfigError, check_least
-from robot_rl.data.episodes import EpisodeDataset
+from policies.compute import explained_memory
+from robot_rl.config import ConfigError, Settings
 from robot_rl.evaluation.ledger import open_policy
 from robot_rl.learning.algorithms import improves_clone
-from robot_rl.learning.algorithms.denoising_ppo import ChainSettings
 from robot_rl.learning.algorithms.generative import Generative
-from robot_rl.learning.algorithms.online_ppo import (
-    OnlinePPO,
-    OnlineSettings,
-    executed_chunks,
-    joined,
-)
-from robot_rl.learning.demonstrations import with_what_episodes_tell
 from robot_rl.learning.gate import Candidate, Decision, Gate
-from robot_rl.learning.recipe import Stage
-from robot_rl.learning.stages.gather import (
-    Purpose,
-    accept,
-    check_generative,
-    gathered,
-    recorded,
-    recorded_steps,
-)
+from robot_rl.learning.stages.gather import accept, check_generative, recorded_steps
 from robot_rl.learning.stages.offline import Offline, OfflineTraining
 from robot_rl.learning.workbench import Workbench
-from robot_rl.run import ACCEPTED, CANDIDATE, CLONED, DEMONSTRATIONS, GATHERED, OFFLINE
+from robot_rl.run import ACCEPTED, CANDIDATE, GATHERED, OFFLINE
 
 VERDICTS = "gate"  # the run's records of them
-IMPROVED = "checkpoints/improved"  # what `ImproveOnline` goes on with
 
 
 class ImproveOffline(Offline):
@@ -52,52 +32,50 @@ class ImproveOffline(Offline):
     """
 
     datasets = (GATHERED,)
-    wanted = Stage.wanted  # `check` refuses what would do nothing
+
+    def __init__(self, settings: Settings, round: int = 0) -> None:
+        super().__init__(settings)
+        self._round = max(1, round)
+        # The first is what it has given to the gate.
+        self.makes = (candidate_name(self._round), OFFLINE, CANDIDATE, ACCEPTED)
 
     @property
-    def makes(self) -> tuple[str, ...]:  # type: ignore[override]  # by round
-        """What it leaves, and among that what it has given to the gate."""
-        return (candidate_name(max(1, self.round)), OFFLINE, CANDIDATE, ACCEPTED)
+    def needs(self) -> Sequence[str]:
+        """What it learns from, and improves; raises where algorithm or gate cannot be made.
 
-    def needed(self, config: DictConfig) -> tuple[str, ...]:
-        """What it learns from, and improves; later rounds go on with the training."""
-        later = (OFFLINE,) if self.round > 1 else ()
-        return (*super().needed(config), ACCEPTED, *later)
-
-    def check(self, config: DictConfig) -> None:
-        """Check the settings of algorithm and gate."""
-        super().check(config)
-        check_generative(config)
-        if not improves_clone(config):
+        Later rounds go on with the training.
+        """
+        needs, settings, schedule = super().needs, self.settings, self.settings.schedule
+        check_generative(settings)
+        if not improves_clone(settings.algorithm):
             raise ConfigError(
-                f"the recipe {config.choices.recipe!r} improves the cloned policy itself",
-                got=f"algorithm={config.choices.algorithm}",
+                f"the recipe {settings.choices['recipe']!r} improves the cloned policy itself",
+                got=f"algorithm={settings.choices['algorithm']}",
                 hint="leave it out, or add algorithm=denoising_ppo or algorithm=action_gradient",
             )
-        check_least(config, {"algorithm.schedule.offline_updates": 1})
-        schedule = config.algorithm.schedule
-        if int(schedule.offline_updates) <= int(schedule.critic_only_updates):
+        if schedule.offline_updates <= schedule.critic_only_updates:
             raise ConfigError(
                 "the first round would leave the policy as it is, as only its critics would learn",
                 got=f"recipe.offline_updates={schedule.offline_updates}, and"
                 f" algorithm.schedule.critic_only_updates={schedule.critic_only_updates}",
                 hint="raise the first, or lower the second",
             )
-        registry.make(config.gate, Gate)
+        registry.make(settings.gate, Gate)
+        return (*needs, ACCEPTED, *((OFFLINE,) if self._round > 1 else ()))
 
     @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
         """Learn, or go on with that, and let the gate decide."""
-        gate = registry.make(bench.config.gate, Gate)
+        gate = registry.make(self.settings.gate, Gate)
         start = bench.policy(CANDIDATE if bench.run.has_folder(CANDIDATE) else ACCEPTED)
-        each, out = int(bench.config.algorithm.schedule.offline_updates), gate.held_out
+        each, out = self.settings.schedule.offline_updates, gate.held_out
         training = OfflineTraining(
             bench, self.datasets, start, lambda number: not out or number % out != 0
         )
         with closing(training):
             algorithm = training.algorithm
             assert isinstance(algorithm, Generative)
-            rounds = max(1, self.round)
+            rounds = self._round
             if bench.run.has_folder(OFFLINE):
                 training.load(OFFLINE)
                 # What this training itself has left goes on as it is.
@@ -110,106 +88,6 @@ class ImproveOffline(Offline):
             if decided(bench, gate, candidate, rounds, descends=descends) == "reverted":
                 algorithm.restart(bench.policy(ACCEPTED).policy)
                 training.save(OFFLINE)
-
-
-class ImproveOnline(Stage):
-    """Lets the policy act in iterations, each of which it learns from; then the gate.
-
-    It acts and learns in turns, as on-policy learning does, so it needs no replay server.
-
-    Args:
-        iterations: How many.
-        episodes: In which it acts in each.
-        settings: Of the learning.
-        chain: How transitions of the process are scored.
-    """
-
-    needs = (DEMONSTRATIONS, CLONED)
-    makes = (IMPROVED, GATHERED, ACCEPTED)
-    records = "learner"
-
-    def __init__(
-        self, iterations: int, episodes: int, settings: OnlineSettings, chain: ChainSettings
-    ) -> None:
-        self._iterations, self._episodes = iterations, episodes
-        self._settings, self._chain = settings, chain
-
-    def check(self, config: DictConfig) -> None:
-        """Check the settings."""
-        check_generative(config)
-        compute_device(config)
-        registry.make(config.gate, Gate)
-        for name, value in (("iterations", self._iterations), ("episodes", self._episodes)):
-            if not (isinstance(value, int) and value > 0):
-                raise ConfigError(f"improve_online.{name} is out of range", got=value)
-
-    @explained_memory("lower improve_online.settings.batch_size, or add device=cpu")
-    def run(self, bench: Workbench) -> None:
-        """Act and learn, or go on with that, and let the gate decide."""
-        if not bench.run.has_folder(ACCEPTED):
-            accept(bench, bench.policy(CLONED), steps=0)
-        accepted = bench.policy(ACCEPTED)
-        base, seed = accepted.policy.base, int(bench.config.seed)
-        assert base is not None
-        ppo, version = OnlinePPO(base, self._settings, self._chain, seed), accepted.version
-        ppo.to(bench.device)
-        if bench.run.has_folder(IMPROVED):
-            tensors, state = bench.training_state(IMPROVED)
-            ppo.load_state_dict(tensors)
-            ppo.iterations, version = int(state["iterations"]), int(state["version"])
-        acting: dict[int, Behaviour] = {}
-
-        def who(number: int) -> Behaviour:
-            """Who acts in an episode: the policy as it is in that iteration."""
-            if ppo.iterations not in acting:
-                acting.clear()
-                learned = accepted.learned(ppo.acting_policy(), version + 1 + ppo.iterations)
-                acting[ppo.iterations] = learned.exploring("mean")
-            return acting[ppo.iterations]
-
-        total, words = self._iterations * self._episodes, "improving online"
-        episodes = gathered(bench, who, total, Purpose.ITERATIONS, 0, words)
-        won = 0
-        with closing(episodes):
-            for count, outcome in enumerate(episodes, 1):
-                won += outcome.success
-                ended, rest = divmod(count, self._episodes)
-                if rest == 0 and ended > ppo.iterations:
-                    metrics = self._learn(bench, ppo, who(count - 1))
-                    bench.note({**metrics, "success": won / self._episodes})
-                    bench.checkpoint(
-                        IMPROVED,
-                        accepted.learned(ppo.policy(), version + ppo.iterations),
-                        ppo.state_dict(),
-                        {"iterations": ppo.iterations, "version": version}
-                        | {"environment_steps": recorded_steps(bench.run.gathered)},
-                    )
-                won = won if rest else 0
-        gate = registry.make(bench.config.gate, Gate)
-        decided(bench, gate, accepted.learned(ppo.policy(), version + ppo.iterations), 0)
-
-    def _learn(self, bench: Workbench, ppo: OnlinePPO, acted: Behaviour) -> dict[str, Any]:
-        """Learn from the episodes of one iteration."""
-        config, dataset = bench.config, EpisodeDataset(bench.run.gathered)
-        described = with_what_episodes_tell(config, bench.demonstrations())
-        first = ppo.iterations * self._episodes
-        places = recorded(bench, Purpose.ITERATIONS, 0)[first : first + self._episodes]
-        parts = [
-            executed_chunks(
-                dataset.episode(at),
-                acted,
-                int(dataset.seeds[at]),
-                dataset.instructions[at],
-                float(described.schedule.discount),
-            )
-            for at in places
-        ]
-        metrics = ppo.learn(joined(parts), acted.execute_steps)
-        made = {
-            "environment_steps": recorded_steps(bench.run.gathered),
-            "gradient_updates": ppo.updates,
-        }
-        return {**made, "iteration": ppo.iterations, **metrics}
 
 
 def candidate_name(round_number: int) -> str:
@@ -252,7 +130,7 @@ def decided(
             "round": round_number,
             "candidate": name,
             "gathered_steps": steps,
-            "gate": bench.config.choices.gate,
+            "gate": bench.settings.choices["gate"],
             **asdict(verdict),
         }
         bench.run.append_jsonl(VERDICTS, record)

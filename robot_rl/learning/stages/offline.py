@@ -10,18 +10,17 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from policies.behaviour import Behaviour
 from policies.compute import compute_device, explained_memory
 from policies.runner import PolicyRunner
+from robot_rl.config import Settings
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_INTERVENTION
 from robot_rl.learning.algorithms import check_algorithm, make_algorithm
 from robot_rl.learning.algorithms.training import finite_means
-from robot_rl.learning.blocks import offline_updates
-from robot_rl.learning.demonstrations import stored_columns, with_what_episodes_tell
+from robot_rl.learning.demonstrations import fill_from_demonstrations, stored_columns
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.symmetry import turning_of
 from robot_rl.learning.workbench import Rows, Workbench
@@ -43,22 +42,18 @@ class Offline(Stage):
     directory. Online learning goes on with what it leaves.
     """
 
-    makes: ClassVar[tuple[str, ...]] = (OFFLINE,)
-    records = "offline"
     datasets: ClassVar[tuple[str, ...]] = ()
 
-    def wanted(self, config: DictConfig) -> bool:
-        """Only where there are updates."""
-        return offline_updates(config) > 0
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.makes = (OFFLINE,) if settings.schedule.offline_updates else ()
 
-    def needed(self, config: DictConfig) -> tuple[str, ...]:
-        """What it learns from, and improves."""
+    @property
+    def needs(self) -> Sequence[str]:
+        """What it learns from, and improves; raises where the algorithm cannot be made."""
+        compute_device(self.settings.device)
+        check_algorithm(self.settings)
         return (DEMONSTRATIONS, CLONED, *self.datasets)
-
-    def check(self, config: DictConfig) -> None:
-        """Check the device and the algorithm's settings."""
-        compute_device(config)
-        check_algorithm(config)
 
     @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
@@ -66,7 +61,7 @@ class Offline(Stage):
         with closing(OfflineTraining(bench, self.datasets)) as training:
             if bench.run.has_folder(OFFLINE):
                 training.load(OFFLINE)
-            self.learn(bench, training, offline_updates(bench.config))
+            self.learn(bench, training, self.settings.schedule.offline_updates)
 
     def learn(
         self, bench: Workbench, training: OfflineTraining, total: int, first: int = 0
@@ -81,7 +76,7 @@ class Offline(Stage):
             progress.update(training.updates - first)
             while training.updates < total and not bench.stop.is_set():
                 metrics = training.train(min(_BLOCK_UPDATES, total - training.updates))
-                bench.note({"offline_updates": training.updates, **metrics})
+                bench.note({"offline_updates": training.updates, **metrics}, "offline")
                 progress.update(training.updates - first)
                 if time.monotonic() - saved > _SAVE_SECONDS:
                     training.save(OFFLINE)
@@ -108,12 +103,13 @@ class OfflineTraining:
         chosen: Callable[[int], bool] = lambda number: True,
     ) -> None:
         torch.set_num_threads(1)
-        config, shown = bench.config, bench.demonstrations()
-        self._bench, self._seed = bench, int(config.seed)
+        settings, shown = bench.settings, bench.demonstrations()
+        self._bench, self._seed = bench, settings.seed
         self._cloned = bench.cloned if base is None else base
-        described = with_what_episodes_tell(config, shown)
-        self.algorithm = make_algorithm(described, self._cloned, self._seed, config.observation)
-        self.algorithm.to(bench.device, compiled=bool(config.compile))
+        annotation = settings.reward["annotation"]
+        filled = fill_from_demonstrations(settings.algorithm, annotation, shown)
+        self.algorithm = make_algorithm(filled, self._cloned, self._seed, settings.observation)
+        self.algorithm.to(bench.device, compiled=settings.compile)
         spec = self.algorithm.required
         others = [EpisodeDataset(bench.run.path / name) for name in datasets]
         # Of what there is, that is all of it; a share of none is one of online learning.
@@ -121,7 +117,7 @@ class OfflineTraining:
         spec = replace(spec, demonstration_share=share)
         rows = recorded(shown, others, self._cloned, spec, chosen)
         self._rows = Rows(ReplaySampler(rows, spec, np.random.default_rng(self._seed)))
-        self._turning = turning_of(config, spec.fields, shown.schema)
+        self._turning = turning_of(settings.environment, spec.fields, shown.schema)
         self._steps = sum(dataset.rows_total - len(dataset) for dataset in others)
         self.updates = 0
 

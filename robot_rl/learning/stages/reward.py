@@ -40,14 +40,13 @@ class Reward(Stage):
     @explained_memory("lower classifier.training.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
         """Train on the examples of the run; too few of them are a `RewardError`."""
-        config = bench.config
-        options = registry.make(config.classifier.training, ClassifierTraining)
+        classifier, seed = bench.settings.classifier, bench.settings.seed
+        options = registry.make(classifier["training"], ClassifierTraining)
         torch.set_num_threads(options.threads)
         examples = Examples(_open(bench.run.reward_examples))
-        seed = int(config.seed)
         split = examples.split(options.validation_share, np.random.default_rng(seed))
         given = {"cameras": examples.cameras, "generator": bench.generator()}
-        network = registry.make(config.classifier.model, SuccessClassifier, **given)
+        network = registry.make(classifier["model"], SuccessClassifier, **given)
         network.to(bench.device)
         with WorkProgress(options.updates, "updates") as progress:
             progress.phase("training the success classifier")
@@ -55,13 +54,13 @@ class Reward(Stage):
         limits = Limits(
             options.false_positive_frames,
             options.false_positive_episodes,
-            int(config.classifier.consecutive_frames),
+            int(classifier["consecutive_frames"]),
         )
         decision = calibrate(_scored(network, examples, split[1], "calibrating"), limits)
         trained = TrainedClassifier(network, decision, examples.dataset.schema.task)
         held_out, episodes = examples, split[1]
-        if config.classifier.test:
-            held_out = Examples(_open(Path(config.classifier.test)), sorted(network.cameras))
+        if classifier["test"]:
+            held_out = Examples(_open(Path(classifier["test"])), sorted(network.cameras))
             held_out.dataset.expect(examples.dataset.schema)
             episodes = list(range(len(held_out)))
         scored = [
@@ -79,17 +78,17 @@ class Reward(Stage):
             training_positives=positives,
             validation_episodes=len(split[1]),
             tested_on=str(held_out.dataset.path),
-            separate_test=bool(config.classifier.test),
+            separate_test=bool(classifier["test"]),
         )
         network.to("cpu")
         with bench.run.atomic_folder(REWARD) as folder:
             trained.save(folder)
         bench.run.save_json(RECORD, record.to_json())
         write_reward_report(bench.run.path, record, held_out, scored)
+        words = ("reward=classifier", f"reward.source.path={bench.run.path / REWARD}")
         bench.say(str(record))
         for warning in record.warnings:
             bench.say(f"warning: {warning}")
-        words = ("reward=classifier", f"reward.source.path={bench.run.path / REWARD}")
         bench.say(f"report: {bench.run.path / 'reward.html'}")
         bench.say(f"use it: {in_shell('robot-rl', 'train', *words)}")
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,6 +18,7 @@ from policies.compute import explained_memory
 from policies.networks import linear, standard_normal
 from policies.policy import ChunkPolicy
 from policies.vision import DECODED, ImageEncoder, observed_keys, random_shift
+from robot_rl.config import Settings
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.env.factory import observed_widths
@@ -48,45 +48,45 @@ class Vision(Stage):
     the cameras saw there; how the episodes ended does not matter.
     """
 
-    needs = (DEMONSTRATIONS,)
-    makes = (VISION,)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.makes = (VISION,) if settings.sees else ()
 
-    def wanted(self, config: DictConfig) -> bool:
-        """Only where the policy sees the features of an encoder of its own."""
-        return config.observation.vision is not None
-
-    def check(self, config: DictConfig) -> None:
-        """Check the constants of its training."""
-        options = registry.make(config.observation.vision_training, VisionTraining)
+    @property
+    def needs(self) -> Sequence[str]:
+        """The demonstrations; `AlgorithmError` where a constant of the training is wrong."""
+        options = registry.make(self.settings.observation["vision_training"], VisionTraining)
         if options.exploration_episodes and not options.motion_weight:
             raise AlgorithmError(
                 "exploration teaches an image encoder nothing but motion",
                 got=f"exploration_episodes={options.exploration_episodes} with motion_weight=0",
                 hint="set observation.vision_training.exploration_episodes=0 too",
             )
+        return (DEMONSTRATIONS,)
 
-    def done(self, config: DictConfig, run: RunDirectory, *, recorded: bool) -> bool:
+    def done(self, run: RunDirectory, *, recorded: bool) -> bool:
         """As soon as the encoder is there."""
         return run.has_folder(VISION)
 
     @explained_memory("lower observation.vision_training.cloning.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
         """Train, explore, train again."""
-        config, dataset = bench.config, bench.demonstrations()
-        states = observed_widths(config, dataset.schema)
+        settings, dataset = self.settings, bench.demonstrations()
+        schema, observation = dataset.schema, settings.observation
+        states = observed_widths(settings.environment, schema)
         generator = bench.generator("vision")
-        vision = make_image_encoder(config, dataset.schema, generator).to(bench.device)
-        options = registry.make(config.observation.vision_training, VisionTraining)
+        vision = make_image_encoder(observation, schema, generator).to(bench.device)
+        options = registry.make(observation["vision_training"], VisionTraining)
         fields = (*states, *vision.cameras, "action")
         rows = EpisodeRows.of_datasets([dataset], fields, only_successful=True)
         if options.motion_weight:
             poses = dataset.arrays([POSE])[POSE]
             rows.arrays[REMAINING_MOTION] = remaining_motion(poses, dataset.episode_ends)
-        policy = untrained(config, rows, observed_keys(states, vision), generator)
+        policy = untrained(settings, rows, observed_keys(states, vision), generator)
 
         def trained(student: SeeingPolicy, words: str) -> SeeingPolicy:
             torch.set_num_threads(options.threads)
-            taught = shown_training(student, rows, options.cloning, int(config.seed), words)
+            taught = shown_training(student, rows, options.cloning, settings.seed, words)
             torch.set_num_threads(1)
             return taught
 
@@ -103,14 +103,16 @@ class Vision(Stage):
             parts = taught.policy, taught.vision, options, taught.regulariser
             student = SeeingPolicy(*parts, explored)
             taught = trained(student, "training it on the exploration too")
-        bench.checkpoint(VISION, behaviour_of(config, taught.policy, dataset.schema, taught.vision))
+        steps = settings.execute_steps
+        bench.checkpoint(VISION, behaviour_of(taught.policy, schema, steps, taught.vision))
 
 
 def _explore(
     bench: Workbench, dataset: EpisodeDataset, taught: SeeingPolicy, options: VisionTraining
 ) -> Explored:
     """Let the policy act with noise, record all episodes, and give what the cameras saw."""
-    acting = behaviour_of(bench.config, taught.policy, dataset.schema, taught.vision)
+    steps = bench.settings.execute_steps
+    acting = behaviour_of(taught.policy, dataset.schema, steps, taught.vision)
     acting = acting.exploring("mean", "uniform", options.exploration_noise)
     count, path = options.exploration_episodes, bench.run.exploration
     with EpisodeWriter(path, dataset.schema) as writer:

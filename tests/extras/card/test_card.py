@@ -10,9 +10,10 @@ from robot_rl.commands.runs import save_resolved
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeWriter
 from robot_rl.data.schema import Field, row_schema
-from robot_rl.evaluation.ledger import decide, enter, load_policy
+from robot_rl.evaluation.ledger import enter, load_policy
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.extras.card.card import CARD, card, facts, write_card
+from robot_rl.learning.stages.decide import decide
 from robot_rl.run import ACCEPTED, CLONED, STUDENT, RunDirectory
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from console_links import make_run
 
-from robot_rl.config import compose
+from robot_rl.config import Settings, compose
 from robot_rl.console.link import ConsoleError
 from robot_rl.extras.console.library import EpisodeLibrary, EpisodePlayer
 from robot_rl.extras.console.pages import Pages, read_curves
@@ -43,8 +43,8 @@ def run(tmp_path_factory):
     """A run with three demonstrations, whose rows are in its store as well."""
     made = make_run(tmp_path_factory.mktemp("runs") / "run")
     config = compose(["task=reach", "demonstrations=3"])
-    bench = Workbench(config, made)
-    Collect().run(bench)
+    bench = Workbench(Settings.of(config), made)
+    Collect(bench.settings).run(bench)
     dataset = bench.demonstrations()
     with serving(made.store), ReplayClient(made.store) as client:
         client.open_session("reach", dataset.schema, 1)

@@ -13,15 +13,16 @@ import pytest
 
 from robot_rl import cli
 from robot_rl.commands.runs import save_resolved
-from robot_rl.config import compose, composed, flatten
+from robot_rl.config import Settings, compose, composed, flatten
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
-from robot_rl.evaluation.ledger import decide, enter
+from robot_rl.evaluation.ledger import enter
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.extras.explain import course_causes, motion_causes, reward_causes, sensing_causes
 from robot_rl.extras.explain.evidence import Cause
 from robot_rl.extras.explain.explain import explain, settings_named
 from robot_rl.learning.stages.collect import Collect
+from robot_rl.learning.stages.decide import decide
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.client import ReplayClient
@@ -37,7 +38,7 @@ def recording(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("recording"))
     config = compose(["task=reach", "demonstrations=12", f"runs_directory={folder}"])
     run = RunDirectory.create("reach", folder)
-    Collect().run(Workbench(config, run))
+    Collect(settings := Settings.of(config)).run(Workbench(settings, run))
     dataset = EpisodeDataset(run.demonstrations)
     return config, dataset.schema, [dataset.whole(index) for index in range(len(dataset))]
 

@@ -380,13 +380,13 @@ def import_car(folder: Path, episodes: int, **answers: str) -> Path:
 def test_a_training_refuses_what_its_environment_does_not_take(tmp_path: Path, answers, parts):
     dataset = import_car(tmp_path, 1, **answers)
     words = ["robot=gym", "robot.id=MountainCarContinuous-v0", f"dataset={dataset}"]
-    config = compose(words)
+    config, shown = compose(words), EpisodeDataset(dataset)
     try_environment(config)
     if not parts:
-        check_demonstrations(config, None)
+        check_demonstrations(config, shown)
         return
     with pytest.raises(SchemaMismatch) as refused:
-        check_demonstrations(config, None)
+        check_demonstrations(config, shown)
     for part in parts:
         assert part in str(refused.value)
 

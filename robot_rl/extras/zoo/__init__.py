@@ -1,0 +1,1 @@
+"""A zoo of algorithms and recipes as published, to compare with."""

@@ -1,0 +1,114 @@
+"""`best_of_n`: the cloned policy stays, and critics choose among the chunks that it samples.
+
+IDQL (Hansen-Estruch et al. 2023, "IDQL: Implicit Q-Learning as an Actor-Critic Method with
+Diffusion Policies", arXiv 2304.10573): critics of IQL, and the best of N actions of a cloned
+diffusion policy. Ours takes the best of them while it learns too, for its process is drawn.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from policies.columns import Plan
+from policies.critics import CriticEnsemble
+from policies.diffusion import DiffusionPolicy
+from policies.encoders import Array, ObservationBatch, StateEncoder
+from policies.improved import ImprovedPolicy
+from policies.networks import seeded
+from policies.policy import ChunkPolicy, Policy, build, describe
+from robot_rl.extras.zoo.implicit_q import ImplicitQ
+from robot_rl.learning.algorithms.base import Batch, Schedule, check_range
+from robot_rl.learning.algorithms.generative import GenerativeSettings
+
+
+class BestOfN(ChunkPolicy):
+    """Samples `candidates` chunks at once, and takes that with the greatest mean value.
+
+    Args:
+        policy: What is sampled from: of a process that is drawn, or it varies by its start alone.
+        critics: From features and the first actions of a chunk to values.
+        candidates: Number N of chunks.
+    """
+
+    kind: ClassVar[str] = "best_of_n"
+
+    def __init__(self, policy: DiffusionPolicy, critics: CriticEnsemble, candidates: int) -> None:
+        super().__init__()
+        self.sampled, self.critics, self.candidates = policy, critics, int(candidates)
+        self.horizon, self.action_dimension = policy.horizon, policy.action_dimension
+        self.noise_shape = (self.candidates, *policy.noise_shape)
+        judged = int(critics.config["inputs"]) - policy.encoder.features
+        self._judged = judged // policy.action_dimension
+
+    @property
+    def encoder(self) -> StateEncoder:  # type: ignore[override]
+        """That of what is sampled from."""
+        return self.sampled.encoder
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """JSON values from which `from_config` makes a policy of the same shape."""
+        return {
+            "policy": describe(self.sampled),
+            "critics": self.critics.config,
+            "candidates": self.candidates,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> BestOfN:
+        """Make a policy of the configured shape; its weights are then loaded."""
+        policy = build(config["policy"])
+        assert isinstance(policy, DiffusionPolicy)
+        critics = CriticEnsemble(**config["critics"], generator=seeded(0))
+        return cls(policy, critics, config["candidates"])
+
+    def plan(self, observation: ObservationBatch, noise: Array | Tensor) -> Plan:
+        """Map observations (B, n, ...) and noise (B, N, ...) to the best chunks (B, H, d)."""
+        features = self.encoder(observation).repeat_interleave(self.candidates, 0)
+        drawn = torch.as_tensor(noise).flatten(0, 1).to(features.device)
+        chunks = self.sampled.chunks(features, drawn)
+        judged = torch.cat([features, chunks[:, : self._judged].flatten(1)], -1)
+        values = self.critics(judged).mean(0).unflatten(0, (-1, self.candidates))
+        rows = torch.arange(len(values), device=values.device)
+        return Plan(chunks.unflatten(0, (-1, self.candidates))[rows, values.argmax(1)])
+
+    def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
+        """The imitation loss of what is sampled from."""
+        return self.sampled.loss(batch, generator)
+
+
+class BestOfNCritics(ImplicitQ):
+    """Beside the arguments of `ImplicitQ` it takes the number N of `candidates`."""
+
+    def __init__(
+        self,
+        base: ChunkPolicy,
+        schedule: Schedule,
+        settings: GenerativeSettings,
+        expectile: float,
+        seed: int,
+        candidates: int,
+    ) -> None:
+        check_range("candidates", candidates, 1)
+        super().__init__(base, schedule, settings, expectile, seed)
+        self._candidates = candidates
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """Update the critics, and leave the policy alone."""
+        return self.update_critics(self.seen(batch))
+
+    def acting_policy(self) -> Policy:
+        """The same as is deployed."""
+        return self.policy()
+
+    def policy(self) -> Policy:
+        """The best of chunks that the process draws as it explores: else all are nearly one."""
+        parts = copy.deepcopy(self.average)
+        sampled = parts.under(parts.process.exploring(self.settings.exploration_std))
+        critics = copy.deepcopy(self.critics.target)
+        return ImprovedPolicy(BestOfN(sampled, critics, self._candidates), self._base)

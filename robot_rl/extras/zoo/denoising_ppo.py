@@ -1,0 +1,175 @@
+"""`denoising_ppo`: PPO on the steps of a generative policy's chain, from recorded observations.
+
+RL-100 (Lei et al. 2025, arXiv 2510.14830), stage "iterative offline RL". Each transition of the
+chain is an action of an inner decision process, whose density is known; all of them share the
+advantage of the action that comes out (as in DPPO, Ren et al. 2024, arXiv 2409.00588). The chain is
+drawn from the policy as it was a while ago, so that the ratio of PPO compares with that.
+`online_ppo` does the same with what the chain has really led to.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from policies.networks import standard_normal
+from policies.policy import ChunkPolicy, Policy
+from robot_rl.extras.zoo.implicit_q import ImplicitQ
+from robot_rl.learning.algorithms.base import (
+    AlgorithmError,
+    Batch,
+    Schedule,
+    check_choice,
+    check_range,
+    check_settings,
+)
+from robot_rl.learning.algorithms.generative import GenerativeSettings
+from robot_rl.learning.algorithms.training import means, step
+
+# Between averaged log-densities, whose clip is about .01, and summed ones, where it is about .2.
+_LARGEST_AVERAGED_CLIP = 0.05
+
+
+@dataclass(frozen=True)
+class ChainSettings:
+    """How the transitions of a chain are scored and clipped. RL-100, DPPO and ReinFlow differ here.
+
+    The log-densities (B, L, H, d) of the last L transitions become one number per transition, or
+    one in all; the clip range belongs to how that is done.
+    """
+
+    transitions: int | None  # last transitions L of the chain that learn; None: all K
+    reduce: str  # over executed steps and action columns: "sum", or "mean"
+    joint: bool  # whether the chain has one ratio, of all its transitions, as in ReinFlow
+    executed_only: bool  # whether the actions of a chunk that are not executed are left out
+    # Clip range of the ratio at the noisiest and at the last transition that learns.
+    clip: Sequence[float]
+    # Updates of the policy over which the clip range falls linearly to 0; 0: it stays.
+    clip_updates: int
+    denoising_discount: float  # of the advantage, per transition that is still to come
+    log_density_range: Sequence[float] | None  # to which each log-density is clamped, as in DPPO
+    gradient_clip: float  # largest norm of the policy's gradient
+
+    def __post_init__(self) -> None:
+        """Check the values, and that the clip range fits the reduction."""
+        clips = [float(value) for value in self.clip]
+        check_range("transitions", 1 if self.transitions is None else self.transitions, 1)
+        check_settings(self, clip_updates=0, denoising_discount=(0, 1), gradient_clip=0)
+        check_choice("reduce", self.reduce, ("sum", "mean"))
+        averaged = self.reduce == "mean"
+        low, high = (0.0, _LARGEST_AVERAGED_CLIP) if averaged else (_LARGEST_AVERAGED_CLIP, 1.0)
+        if len(clips) != 2 or not all(c > 0 and low <= c <= high for c in clips):
+            raise AlgorithmError(
+                f"the clip range does not fit a {self.reduce} of log-densities",
+                got=clips,
+                expected=f"two numbers from {low:g} to {high:g}",
+                hint="a sum has a clip of about .2, a mean over the chunk one of about .01",
+            )
+
+    def indices(self, steps: int) -> list[int]:
+        """The transitions of K = `steps` that learn, noisiest first."""
+        count = steps if self.transitions is None else min(self.transitions, steps)
+        return list(range(steps - count, steps))
+
+    def parts(self, steps: int) -> list[list[int]]:
+        """Transitions that have one ratio together."""
+        indices = self.indices(steps)
+        return [indices] if self.joint else [[index] for index in indices]
+
+    def reduced(self, scores: Tensor, executed_steps: int) -> Tensor:
+        """One number (B,) of the log-densities (B, n, H, d) of what has one ratio together."""
+        if self.executed_only:
+            scores = scores[:, :, :executed_steps]
+        if self.log_density_range is not None:
+            scores = scores.clamp(*self.log_density_range)
+        return scores.flatten(1).sum(1) if self.reduce == "sum" else scores.flatten(1).mean(1)
+
+    def loss(
+        self, log_ratio: Tensor, advantage: Tensor, last: int, steps: int, updates: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """PPO's loss, -E min(r A, clip(r, 1 ± c) A) (Schulman et al. 2017, eq. 7), and its metrics.
+
+        It is of a part that ends with transition `last` of K = `steps`, after so many updates of
+        the policy (DPPO, appendix C).
+        """
+        noisiest, finest = self.clip
+        first = self.indices(steps)[0]
+        share = 1.0 if self.joint or steps - 1 == first else (last - first) / (steps - 1 - first)
+        clip = noisiest * (finest / noisiest) ** share
+        clip *= max(0.0, 1.0 - updates / self.clip_updates) if self.clip_updates else 1.0
+        if not self.joint:
+            advantage = advantage * self.denoising_discount ** (steps - 1 - last)
+        ratio = log_ratio.exp()
+        gain = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+        outside = ((ratio - 1).abs() > clip).float().mean()
+        change = log_ratio.detach().abs().mean()
+        return -gain.mean(), {"clipped_share": outside, "log_ratio": change}
+
+
+def standardised(advantage: Tensor) -> Tensor:
+    """Advantages (B,) with mean 0 and deviation 1."""
+    return (advantage - advantage.mean()) / (advantage.std(unbiased=False) + 1e-8)
+
+
+class DenoisingPPO(ImplicitQ):
+    """Beside the arguments of `ImplicitQ` it takes `chain`, and after how many updates π_old moves.
+
+    `refresh_every` are updates of the policy.
+    """
+
+    def __init__(
+        self,
+        base: ChunkPolicy,
+        schedule: Schedule,
+        settings: GenerativeSettings,
+        expectile: float,
+        chain: ChainSettings,
+        refresh_every: int,
+        seed: int,
+    ) -> None:
+        super().__init__(base, schedule, settings, expectile, seed)
+        check_range("refresh_every", refresh_every, 1)
+        self._chain, self._refresh_every = chain, refresh_every
+        self.old = copy.deepcopy(self.learned).requires_grad_(False)
+        self._drawing = self.old.process.exploring(settings.exploration_std)
+        self._learning = self.learned.process.exploring(settings.exploration_std)
+        self.modules["old"] = self.old
+        self.beside += [self._drawing, self._learning]
+
+    def restart(self, policy: Policy) -> None:
+        """Go on from another policy, also with the ratio."""
+        super().restart(policy)
+        self.old.load_state_dict(policy.state_dict())
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """Update the critics; in its turn draw chains from π_old, and make a step a ratio."""
+        seen = self.seen(batch)
+        metrics, turn = self.update_critics(seen), self.turn
+        if turn is None:
+            return metrics
+        if turn % self._refresh_every == 0:
+            self.old.load_state_dict(self.learned.state_dict())
+        chain, steps, executed = self._chain, self._learning.steps, self.settings.executed_steps
+        features = seen.features
+        with torch.no_grad():
+            shape = (len(features), *self._drawing.noise_shape)
+            noise = standard_normal(shape, features, self._generator)
+            drawn = self._drawing.sample(features, noise)
+            action = self.old.action_normalizer.denormalize(drawn[:, -1]).clamp(-1, 1)
+            raw = self.advantage(features, action[:, :executed])
+            advantage = standardised(raw)
+        found: list[dict[str, Tensor]] = []
+        for part in chain.parts(steps):
+            with torch.no_grad():
+                before = chain.reduced(self._drawing.log_prob(drawn, features, part), executed)
+            now = chain.reduced(self._learning.log_prob(drawn, features, part), executed)
+            loss, of_part = chain.loss(now - before, advantage, part[-1], steps, turn)
+            step(self.optimizer, loss, chain.gradient_clip)
+            found.append({"actor_loss": loss.detach(), **of_part})
+        self.follow()
+        spread = {"advantage": raw.mean(), "advantage_std": raw.std(unbiased=False)}
+        return metrics | means(found) | spread

@@ -1,0 +1,44 @@
+"""`filtered_cloning`: the policy is cloned again from what has succeeded, its own and shown.
+
+The baseline of every improvement: imitation of successful episodes alone, as in RWR with a reward
+of 0 and 1 (Peters and Schaal 2007) or the filtered behaviour cloning of Chen et al. 2021 (arXiv
+2106.01345, "%BC").
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from policies.policy import ChunkPolicy
+from robot_rl.data.schema import SOURCE_POLICY
+from robot_rl.learning.algorithms.base import Batch, Schedule
+from robot_rl.learning.algorithms.generative import Generative, GenerativeSettings
+from robot_rl.learning.algorithms.training import step
+
+
+class FilteredCloning(Generative):
+    """An episode of the policy has succeeded if it terminated, and has a positive return from here.
+
+    What came before an operator took over has not. There are no critics.
+    """
+
+    def __init__(
+        self, base: ChunkPolicy, schedule: Schedule, settings: GenerativeSettings, seed: int
+    ) -> None:
+        super().__init__(base, schedule, settings, seed)
+        self.required = replace(self.required, returns=True)
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """Clone the chunks of demonstrations, of interventions and of successful episodes."""
+        seen = self.seen(batch)
+        succeeded = batch["return/valid"] & (batch["return"] > 0)
+        chosen = self.tensor(succeeded | (batch["source"] != SOURCE_POLICY))
+        metrics = {"imitated": chosen.float().mean()}
+        if self.turn is None:
+            return metrics
+        loss = self.cloning_loss(batch, seen.features, chosen)
+        step(self.optimizer, loss)
+        self.follow()
+        return metrics | {"actor_loss": loss.detach()}

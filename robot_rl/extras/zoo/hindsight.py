@@ -1,0 +1,201 @@
+"""Hindsight: what an episode has reached, taken as if that had been its goal.
+
+HER (Andrychowicz et al. 2017, arXiv 1707.01495), with goals from the future of an episode. For
+environments whose goal is observed and that know the reward of any other, as those of
+gymnasium-robotics and panda-gym do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.runner import PolicyRunner
+from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
+from robot_rl.env.factory import make_env
+from robot_rl.env.gym import ACHIEVED, DESIRED, GoalReward, GymRobot
+from robot_rl.learning.algorithms.base import Algorithm, Batch
+from robot_rl.learning.workbench import Rows, Workbench
+from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.replay.rows import EpisodeRows
+from robot_rl.replay.sampler import NEXT, SampleSpec
+
+_GOALS = 4  # of each episode: k of the paper
+_MOST_VALUES = 4  # a sparse reward has few
+_AGREEING = 0.99  # share of rows whose reward and end are what the environment's function tells
+_MOST_ROWS = 500_000  # the newest that are kept in memory
+_BATCH = 1024
+
+Columns = dict[str, npt.NDArray[Any]]
+
+
+class Judged(NamedTuple):
+    """What a step is that the environment's own function gives a certain value."""
+
+    reward: float
+    terminated: bool
+
+
+# By that value; None where nobody knows.
+Judgement = Callable[[float], Judged | None]
+
+
+@dataclass(eq=False)
+class Hindsight:
+    """Exchanges a share of each batch for transitions towards goals that were reached."""
+
+    # Whole episodes in order, with `columns` of the spec, by the source of the rows that they are
+    # exchanged for: `SOURCE_DEMONSTRATION` or `SOURCE_POLICY`.
+    sources: Mapping[int, Rows]
+    spec: SampleSpec  # what the algorithm draws
+    share: float  # of each batch, in [0, 1]
+    goal_reward: GoalReward  # the environment's function
+    judged: Judgement  # what a step is by the function's value; see `judgements`
+    seed: int  # of all draws
+    base: PolicyRunner | None = None  # proposes where the algorithm sees what its base does
+
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng((self.seed, _GOALS))
+        self._kept: dict[int, Columns] = {}
+        self._read = Counter[int]()
+
+    @classmethod
+    def of(cls, bench: Workbench, algorithm: Algorithm) -> Self | None:
+        """Make it where the environment has goals and a sparse reward for reaching them."""
+        spec, share = algorithm.required, algorithm.schedule.hindsight_share
+        cloned, names = bench.cloned, set(spec.fields)
+        base = PolicyRunner(cloned) if "base_action" in names else None
+        seen = set() if base is None else set(cloned.policy.observation)
+        if not share or not {ACHIEVED, DESIRED, *seen} <= names or cloned.tells_instruction:
+            return None
+        if spec.returns:  # those towards another goal are not worked out
+            return None
+        with closing(make_env(bench.settings.environment)) as env:
+            goal_reward = env.robot.goal_reward if isinstance(env.robot, GymRobot) else None
+        if goal_reward is None:
+            return None
+        recorded = bench.sampler(columns(spec, float(bench.settings.demonstrated)))
+        judged = judgements(recorded.episodes(), goal_reward)
+        if judged is None:
+            return None
+        shares = {SOURCE_DEMONSTRATION: 1.0, SOURCE_POLICY: 0.0}
+        sources = {kind: bench.sampler(columns(spec, shown)) for kind, shown in shares.items()}
+        bench.say("learner: learns in hindsight too, as if what was reached had been the goal")
+        return cls(sources, spec, share, goal_reward, judged, bench.settings.seed, base)
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """See `BatchMap`."""
+        return {"hindsight_share": self.share}
+
+    def count(self, steps: int) -> None:
+        """Take in the episodes that ended within the first `steps` environment steps."""
+        for kind, source in self.sources.items():
+            source.show(steps)
+            found = [self._kept[kind]] if kind in self._kept else []
+            for episode in source.episodes():
+                self._read[kind] += 1
+                rng = np.random.default_rng((self.seed, kind, self._read[kind]))
+                goals = rng.integers(len(episode["reward"]), size=_GOALS).tolist()
+                found += [towards for g in goals if (towards := self._towards(episode, g))]
+            if found:
+                joined = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+                self._kept[kind] = {name: column[-_MOST_ROWS:] for name, column in joined.items()}
+
+    def mixed(self, batch: Batch) -> Batch:
+        """A copy of a batch with its share exchanged; what an operator did stays as it is."""
+        given = {name: column.copy() for name, column in batch.items()}
+        exchanged = self._rng.random(len(batch["reward"])) < self.share
+        for kind, kept in self._kept.items():
+            rows = np.flatnonzero(exchanged & (batch["source"] == kind))
+            drawn = self._rng.integers(len(kept["reward"]), size=len(rows))
+            for name, column in kept.items():
+                given[name][rows] = column[drawn]
+        return given
+
+    def _towards(self, episode: Columns, step: int) -> Columns | None:
+        """The transitions of an episode, as if what it had reached after a step had been its goal.
+
+        None if that was reached from the beginning.
+        """
+        achieved = np.concatenate([episode[ACHIEVED][:1], episode[NEXT + ACHIEVED]])
+        goals = np.repeat(achieved[step + 1][None], len(achieved), 0)
+        values = self.goal_reward(achieved, goals)
+        judged = [self.judged(float(value)) for value in values[1:]]
+        if values[0] == values[step + 1] or None in judged:
+            return None
+        reward = np.array([each.reward for each in judged if each], np.float32)
+        ends = np.array([each.terminated for each in judged if each])
+        length = int(ends.argmax()) + 1 if ends.any() else len(ends)
+        rows = {
+            name: np.concatenate([episode[name][:1], episode[NEXT + name]])[: length + 1]
+            for name in self.spec.fields
+            if NEXT + name in episode
+        }
+        rows[DESIRED] = goals[: length + 1]
+        if self.base is not None:
+            rows["base_action"] = self.base.label(rows, step)
+        of_steps = {"action": episode["action"], "reward": reward, "terminated": ends}
+        for name, column in of_steps.items():  # the last row has none
+            rows[name] = np.concatenate([column[:length], np.zeros_like(column[:1])])
+        return self._windows(rows)
+
+    def _windows(self, rows: Columns) -> Columns:
+        """What `SampleSpec` says of each step of an episode, from its T + 1 rows."""
+        count = len(rows["reward"])
+        whole = replace(self.spec, batch_size=count - 1, demonstration_share=1.0, order="episodes")
+        batch = ReplaySampler(EpisodeRows(rows, [count]), whole, self._rng).sample()
+        return {name: batch[name] for name in batch if name not in ("source", "drawn")}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the random stream, as JSON; what was taken in follows from the store."""
+        return dict(self._rng.bit_generator.state)
+
+    def load_state_dict(self, state: Mapping[str, Any], steps: int) -> None:
+        """Go on where `state_dict` was taken, after so many environment steps."""
+        self.count(steps)
+        self._rng.bit_generator.state = dict(state)
+
+
+def judgements(episodes: Iterable[Columns], goal_reward: GoalReward) -> Judgement | None:
+    """Find out from episodes what a step is to which the environment's function gives a value.
+
+    A wrapper may have changed rewards and ends, so the function alone does not tell. None where
+    reward and termination do not follow from the value, or where it has many. Where each reward
+    was the value and nothing has terminated, values that were not seen are known.
+    """
+    seen: dict[float, Counter[Judged]] = {}
+    for episode in episodes:
+        values = goal_reward(episode[NEXT + ACHIEVED], episode[DESIRED])
+        steps = zip(values, episode["reward"], episode["discount"] == 0.0, strict=True)
+        for value, reward, terminated in steps:
+            judged = Judged(float(reward), bool(terminated))
+            seen.setdefault(float(value), Counter())[judged] += 1
+    usual = {value: counts.most_common(1)[0] for value, counts in seen.items()}
+    agreeing = sum(count for _, count in usual.values())
+    total = sum(counts.total() for counts in seen.values())
+    if not 1 <= len(seen) <= _MOST_VALUES or agreeing < _AGREEING * total:
+        return None
+    known = {value: judged for value, (judged, _) in usual.items()}
+    if all(judged == (value, False) for value, judged in known.items()):
+        return lambda value: Judged(value, terminated=False)
+    return known.get if len(known) > 1 else None
+
+
+def columns(spec: SampleSpec, demonstration_share: float) -> SampleSpec:
+    """Whole episodes in order, with what an algorithm draws."""
+    apart = ("base_action", "episode_step", "action")
+    fields = tuple(name for name in spec.fields if name not in apart)
+    return SampleSpec(
+        (*fields, "action", "episode_step"),
+        _BATCH,
+        discount=spec.discount,
+        demonstration_share=demonstration_share,
+        order="episodes",
+    )

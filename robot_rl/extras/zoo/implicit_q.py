@@ -1,0 +1,59 @@
+"""Critics that never ask what an action would do which nobody has tried: implicit Q-learning.
+
+Kostrikov et al. 2021, "Offline Reinforcement Learning with Implicit Q-Learning", arXiv 2110.06169;
+here of chunks of executed actions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from policies.critics import CriticEnsemble
+from policies.policy import ChunkPolicy
+from robot_rl.learning.algorithms.base import Schedule, check_range
+from robot_rl.learning.algorithms.generative import Generative, GenerativeSettings, Seen, joined
+from robot_rl.learning.algorithms.training import adam, step
+
+
+class ImplicitQ(Generative):
+    """Beside the arguments of `Generative` it takes the `expectile` ω of V."""
+
+    def __init__(
+        self,
+        base: ChunkPolicy,
+        schedule: Schedule,
+        settings: GenerativeSettings,
+        expectile: float,
+        seed: int,
+    ) -> None:
+        super().__init__(base, schedule, settings, seed)
+        check_range("expectile", expectile, 0.5, 1)
+        self.critics, self._expectile = self.chunk_critics(), expectile
+        width = base.encoder.features
+        self.value = CriticEnsemble(width, settings.critic_hidden, 1, self._generator)
+        self._value_optimizer = adam((self.value.parameters(), settings.critic_rate))
+        self.modules["value"], self.optimizers["value"] = self.value, self._value_optimizer
+
+    def advantage(self, features: Tensor, executed: Tensor) -> Tensor:
+        """A(s, a) = min Q'(s, a) - V(s), (B,), of executed actions (B, E, d), as shares."""
+        q = self.critics.target(joined(features, executed)).amin(0)
+        advantage: Tensor = q - self.value(features)[0]
+        return advantage
+
+    def update_critics(self, seen: Seen) -> dict[str, Tensor]:
+        """V by expectile regression on Q' (eq. 5), then Q on r + γ^m V(s') (eq. 6), then Q'."""
+        error = self.advantage(seen.features, seen.executed)  # of V alone: Q' takes no gradient
+        loss = expectile_loss(error, self._expectile)
+        step(self._value_optimizer, loss)
+        with torch.no_grad():
+            following = self.value(seen.next_features)[0]
+            target = self.critics.backup(seen.reward, seen.discount, following)
+        metrics = self.critics.learn(joined(seen.features, seen.executed), target)
+        return metrics | {"value_loss": loss.detach()}
+
+
+def expectile_loss(error: Tensor, expectile: float) -> Tensor:
+    """Mean |ω − 1(u < 0)| u² (eq. 5)."""
+    weight = torch.where(error < 0, 1 - expectile, expectile)
+    return (weight * error.square()).mean()
