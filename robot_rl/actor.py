@@ -40,9 +40,9 @@ from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.processes.waiting import QuietWait
 from robot_rl.replay import StoreFull
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import PlayedDifferently, ReplayedEpisode
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.replay.spool import check_size
+from robot_rl.replay.store_reader import PlayedDifferently, ReplayedEpisode
 from robot_rl.rewards.wrapper import (
     LateLabels,
     RewardWrapper,

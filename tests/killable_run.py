@@ -16,7 +16,7 @@ from robot_rl import actor, learner
 from robot_rl.commands.runs import load_resolved
 from robot_rl.processes.waiting import wait_until
 from robot_rl.replay import StoreError, server
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import LAST
 
 STAGES = {"replay": server.run, "learner": learner.run, "actor": actor.run}

@@ -15,12 +15,12 @@ from omegaconf import DictConfig
 
 from robot_rl.data.schema import SOURCE_POLICY, Field, Row, RowSchema, row_schema
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import summarize_store
 from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import TableRows
+from robot_rl.replay.row_sources import TableRows
 from robot_rl.replay.sampler import SampleSpec
 from robot_rl.replay.server import serve
 from robot_rl.replay.store import Fsync
+from robot_rl.replay.store_reader import summarize_store
 from robot_rl.wire.endpoint import wait_for_endpoint
 
 TABLE = "bench"

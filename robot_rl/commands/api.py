@@ -34,11 +34,11 @@ from robot_rl.evaluation.statistics import Comparison, EvaluationResult
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.client import ReplayClient as ReplayClient
-from robot_rl.replay.reader import StoreEpisodes
 from robot_rl.replay.sampler import Sampler
 from robot_rl.replay.sampler import SampleSpec as SampleSpec
 from robot_rl.replay.server import ReplayServer
 from robot_rl.replay.server_place import RemoteSampler
+from robot_rl.replay.store_reader import StoreEpisodes
 from robot_rl.run import LATEST, POLICIES, RunDirectory, read_json_lines
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import stop_event
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.messages import Opened
-from robot_rl.replay.reader import StoreEpisodes, StoreReader
-from robot_rl.replay.records import Annotations
+from robot_rl.replay.episode_records import Annotations
+from robot_rl.replay.protocol import Opened
+from robot_rl.replay.store_reader import StoreEpisodes, StoreReader
 from robot_rl.rewards.progress import RemoteProgressModel, annotate_progress
 from robot_rl.run import CONFIG_FILE, RunDirectory
 from robot_rl.wire.endpoint import wait_for_endpoint

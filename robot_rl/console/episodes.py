@@ -17,7 +17,7 @@ from robot_rl.console.link import ConsoleError
 from robot_rl.data.episodes import EpisodeDataset, Rows
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_NAMES, Observation, RowSchema
 from robot_rl.replay.catalogue import is_store
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import RunDirectory
 
 STORE, DEMONSTRATIONS = "store", "demonstrations"

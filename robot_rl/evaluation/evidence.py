@@ -27,7 +27,7 @@ from robot_rl.evaluation.advice import possible
 from robot_rl.evaluation.ledger import deployed_policy
 from robot_rl.evaluation.records import RunRecords, read_run
 from robot_rl.replay.catalogue import is_store
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import RunDirectory, taken_by_learner
 from robot_rl.safety import rotations
 

@@ -24,7 +24,7 @@ from robot_rl.learning.algorithms.base import Batch
 from robot_rl.learning.demonstrations import demonstrated
 from robot_rl.learning.workbench import Rows, Workbench
 from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import EpisodeRows
+from robot_rl.replay.row_sources import EpisodeRows
 from robot_rl.replay.sampler import NEXT, SampleSpec
 
 _GOALS = 4  # of each episode: k of the paper

@@ -28,7 +28,7 @@ from robot_rl.errors import did_you_mean
 from robot_rl.processes.files import check_links
 from robot_rl.replay import AnnotationRefused, StoreError
 from robot_rl.replay.catalogue_file import FILE, CatalogueFile
-from robot_rl.replay.records import (
+from robot_rl.replay.episode_records import (
     Annotations,
     Count,
     EpisodeRecord,

@@ -19,9 +19,15 @@ import msgspec
 from robot_rl.data.schema import Row, RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, Stopped
-from robot_rl.replay import ReplayError, RowRefused, ServerBusy, SpoolFull, messages
+from robot_rl.replay import ReplayError, RowRefused, ServerBusy, SpoolFull, protocol
+from robot_rl.replay.episode_records import (
+    Annotations,
+    RowFacts,
+    RowFlags,
+    WeightsRecord,
+    check_order,
+)
 from robot_rl.replay.link import Link, Request
-from robot_rl.replay.records import Annotations, RowFacts, RowFlags, WeightsRecord, check_order
 from robot_rl.replay.spool import Spool, metadata_bytes
 from robot_rl.wire import ServerUnreachable, WireError
 from robot_rl.wire.endpoint import check_protected
@@ -90,7 +96,7 @@ class ReplayClient:
         *,
         owner: str | None = None,
         metadata: Mapping[str, object] | None = None,
-    ) -> messages.Opened:
+    ) -> protocol.Opened:
         """Begin a session in a table, which is created where absent.
 
         Rows of the session before, also of an earlier process, are sent first.
@@ -113,7 +119,7 @@ class ReplayClient:
         flags = RowFlags(schema)
         self.flush(self._request_seconds)
         before = self._spool.opened
-        opening = messages.Open(
+        opening = protocol.Open(
             table=table,
             schema=schema.to_json(),
             actor=actor,
@@ -122,7 +128,7 @@ class ReplayClient:
             metadata=_facts(metadata),
             store=None if before is None else before.store,
         )
-        opened, _ = self.ask(opening, messages.Opened)
+        opened, _ = self.ask(opening, protocol.Opened)
         self._schema, self._flags = schema, flags
         self._in_episode, self._ended = opened.in_episode, opened.ended
         return opened
@@ -227,8 +233,8 @@ class ReplayClient:
             StoreFull: They do not fit.
             ServerUnreachable: No answer.
         """
-        weights = messages.PutWeights(name=name, version=version, metadata=_facts(metadata))
-        self.ask(weights, messages.Stored, [tensors], held_back=LARGE_SECONDS)
+        weights = protocol.PutWeights(name=name, version=version, metadata=_facts(metadata))
+        self.ask(weights, protocol.Stored, [tensors], held_back=LARGE_SECONDS)
 
     def get_weights(
         self, name: str, newer_than: int | None = None, wait_seconds: float = 0.0
@@ -240,9 +246,9 @@ class ReplayClient:
         Raises:
             ServerUnreachable: No answer.
         """
-        question = messages.GetWeights(name=name, newer_than=newer_than, wait=wait_seconds)
+        question = protocol.GetWeights(name=name, newer_than=newer_than, wait=wait_seconds)
         held_back = wait_seconds + LARGE_SECONDS
-        answer, tensors = self.ask(question, messages.Weights, held_back=held_back)
+        answer, tensors = self.ask(question, protocol.Weights, held_back=held_back)
         if answer.version is None:
             return None
         return WeightsRecord(name, answer.version, b"".join(tensors), answer.metadata)
@@ -258,13 +264,13 @@ class ReplayClient:
             ServerUnreachable: No answer.
         """
         return sum(
-            self.ask(question, messages.Stored, frames)[0].new
-            for question, frames in messages.annotate_requests(new)
+            self.ask(question, protocol.Stored, frames)[0].new
+            for question, frames in protocol.annotate_requests(new)
         )
 
     def statistics(self) -> dict[str, object]:
         """Return the server's counters and the totals of its tables."""
-        return self.ask(messages.GetStatistics(), messages.Statistics)[0].statistics
+        return self.ask(protocol.GetStatistics(), protocol.Statistics)[0].statistics
 
     def ask(
         self,

@@ -22,7 +22,7 @@ from robot_rl.replay import (
     StoreError,
     StoreReplaced,
     error_from_wire,
-    messages,
+    protocol,
 )
 from robot_rl.replay.spool import Spool
 from robot_rl.wire import KeysRefused, ServerUnreachable, WireError
@@ -81,7 +81,7 @@ class Link:
         self._requests: dict[int, Request] = {}
         self._numbers = itertools.count(RESYNC + 1)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._decoder = Decoder(*messages.ANSWERS)
+        self._decoder = Decoder(*protocol.ANSWERS)
         self._connection: Connection | None = None
         self._sent = self._end_seen = 0
         self._synced = False
@@ -231,7 +231,7 @@ class Link:
             self._note_reached()
             if isinstance(message, Refused):
                 self._on_refused(message)
-            elif isinstance(message, messages.Acknowledged):
+            elif isinstance(message, protocol.Acknowledged):
                 if self.spool.opened is not None and message.place == self.spool.opened.place:
                     self._acknowledge(message.next)
             elif message.request == RESYNC:
@@ -263,8 +263,8 @@ class Link:
             if isinstance(answer, RobotRLError):
                 request.answer.set_exception(answer)
             else:
-                if isinstance(answer[0], messages.Opened):  # the session is now the current one
-                    assert isinstance(request.message, messages.Open)
+                if isinstance(answer[0], protocol.Opened):  # the session is now the current one
+                    assert isinstance(request.message, protocol.Open)
                     self.spool.begin(request.message, answer[0])
                     self._sent, self._synced = answer[0].next_sequence, True
                     self._resync_sent_at = None
@@ -276,7 +276,7 @@ class Link:
         for number in list(self._requests):
             self._settle(number, error)
 
-    def _on_resync(self, message: messages.Opened) -> None:
+    def _on_resync(self, message: protocol.Opened) -> None:
         following, session = message.next_sequence, self.spool.opened
         if session is None or message.owner != session.owner:
             return  # about the session before, which was the current one when this was asked
@@ -349,7 +349,7 @@ class Link:
             )
             connection.send(encode(again))
 
-    def _sent_batch(self, connection: Connection, session: messages.Opened) -> bool:
+    def _sent_batch(self, connection: Connection, session: protocol.Opened) -> bool:
         spool = self.spool
         with self.condition:
             on_their_way = self._sent - spool.first
@@ -363,7 +363,7 @@ class Link:
         # Of a row that is not acknowledged only one message is on its way at a time, so that its
         # place in the spool, which is not copied, is not used anew before it is sent.
         texts = {at: msgspec.Raw(text) for at, text in episodes.items()}
-        append = messages.Append.of(
+        append = protocol.Append.of(
             session.place, owner=session.owner, first=self._sent, episodes=texts
         )
         connection.send(encode(append, frames))

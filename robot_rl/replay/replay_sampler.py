@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from robot_rl.errors import did_you_mean
 from robot_rl.replay import NotEnoughData, ReplayError
-from robot_rl.replay.rows import EpisodeRows, TableRows
+from robot_rl.replay.row_sources import EpisodeRows, TableRows
 from robot_rl.replay.sampler import (
     CHUNK,
     Batch,

@@ -22,8 +22,8 @@ import zmq
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, stop_event
-from robot_rl.replay import ReplayError, ServerBusy, StoreError, StoreFull, StoreReplaced, messages
-from robot_rl.replay.records import SessionKey, WeightsRecord
+from robot_rl.replay import ReplayError, ServerBusy, StoreError, StoreFull, StoreReplaced, protocol
+from robot_rl.replay.episode_records import SessionKey, WeightsRecord
 from robot_rl.replay.server_place import Sampling
 from robot_rl.replay.store import Fsync, RowBatch, StoreWriter
 from robot_rl.replay.store_files import read_weights, write_weights
@@ -122,17 +122,17 @@ class ReplayServer:
             self._listener.poller.register(self._sampling.ready, zmq.POLLIN)
             self.address = self._listener.endpoint.address
             self._opened = opened.pop_all()
-        self._waiting: list[tuple[bytes, messages.GetWeights, float]] = []
+        self._waiting: list[tuple[bytes, protocol.GetWeights, float]] = []
         self._pending: list[tuple[bytes, RowBatch]] = []
         self._counters = {"bad_messages": 0, "internal_errors": 0}
         self._handlers: Mapping[type[Message], Callable[[bytes, Any, Payload], None]] = {
-            messages.Open: self._open,
-            messages.Append: self._append,
-            messages.PutWeights: self._put_weights,
-            messages.GetWeights: self._get_weights,
-            messages.GetStatistics: self._get_statistics,
-            messages.Annotate: self._annotate,
-            messages.Sample: self._sample,
+            protocol.Open: self._open,
+            protocol.Append: self._append,
+            protocol.PutWeights: self._put_weights,
+            protocol.GetWeights: self._get_weights,
+            protocol.GetStatistics: self._get_statistics,
+            protocol.Annotate: self._annotate,
+            protocol.Sample: self._sample,
         }
         self._decoder = Decoder(*self._handlers, payload_bytes=message_bytes)
 
@@ -189,7 +189,7 @@ class ReplayServer:
                 logger.exception("a message could not be handled")
             self._send(client, refusal(error, message))
 
-    def _open(self, client: bytes, message: messages.Open, _: Payload) -> None:
+    def _open(self, client: bytes, message: protocol.Open, _: Payload) -> None:
         self._commit()
         if message.store not in (None, self._writer.identity):  # before anything is begun in it
             raise StoreReplaced(
@@ -204,7 +204,7 @@ class ReplayServer:
             table.identifier, message.actor, message.session, message.owner
         )
         state = self._writer.session(key)
-        answer = messages.Opened.of(
+        answer = protocol.Opened.of(
             key,
             request=message.request,
             owner=message.owner,
@@ -215,17 +215,17 @@ class ReplayServer:
         )
         self._send(client, answer)
 
-    def _append(self, client: bytes, message: messages.Append, payload: Payload) -> None:
-        rows = messages.split_rows(payload, self._writer.schema(message.table))
+    def _append(self, client: bytes, message: protocol.Append, payload: Payload) -> None:
+        rows = protocol.split_rows(payload, self._writer.schema(message.table))
         self._pending.append((client, (message, rows)))
 
-    def _put_weights(self, client: bytes, message: messages.PutWeights, payload: Payload) -> None:
+    def _put_weights(self, client: bytes, message: protocol.PutWeights, payload: Payload) -> None:
         record = WeightsRecord(message.name, message.version, bytes(payload[0]), message.metadata)
         write_weights(self.path, record, flush=self._durable)
-        self._send(client, messages.Stored(request=message.request))
+        self._send(client, protocol.Stored(request=message.request))
         self._answer_waiting(record)
 
-    def _get_weights(self, client: bytes, message: messages.GetWeights, _: Payload) -> None:
+    def _get_weights(self, client: bytes, message: protocol.GetWeights, _: Payload) -> None:
         if message.is_answered_by(read_weights(self.path, message.name, tensors=False)):
             self._send_weights(client, message, read_weights(self.path, message.name))
             return
@@ -245,17 +245,17 @@ class ReplayServer:
                 self._waiting.append((client, question, until))
 
     def _send_weights(
-        self, client: bytes, question: messages.GetWeights, record: WeightsRecord | None
+        self, client: bytes, question: protocol.GetWeights, record: WeightsRecord | None
     ) -> None:
         if record is None:
-            self._send(client, messages.Weights(request=question.request))
+            self._send(client, protocol.Weights(request=question.request))
             return
-        answer = messages.Weights(
+        answer = protocol.Weights(
             request=question.request, version=record.version, metadata=dict(record.metadata)
         )
         self._send(client, encode(answer, [record.tensors]))
 
-    def _get_statistics(self, client: bytes, message: messages.GetStatistics, _: Payload) -> None:
+    def _get_statistics(self, client: bytes, message: protocol.GetStatistics, _: Payload) -> None:
         admission = self._listener.admission
         statistics = {
             "tables": self._writer.statistics(),
@@ -264,13 +264,13 @@ class ReplayServer:
             "clients_refused": 0 if admission is None else admission.refused,
             "connections_ended": self._listener.peers.ended,
         }
-        self._send(client, messages.Statistics(request=message.request, statistics=statistics))
+        self._send(client, protocol.Statistics(request=message.request, statistics=statistics))
 
-    def _annotate(self, client: bytes, message: messages.Annotate, payload: Payload) -> None:
-        new = self._writer.annotate(messages.parse_annotations(message, payload))
-        self._send(client, messages.Stored(request=message.request, new=new))
+    def _annotate(self, client: bytes, message: protocol.Annotate, payload: Payload) -> None:
+        new = self._writer.annotate(protocol.parse_annotations(message, payload))
+        self._send(client, protocol.Stored(request=message.request, new=new))
 
-    def _sample(self, client: bytes, message: messages.Sample, _: Payload) -> None:
+    def _sample(self, client: bytes, message: protocol.Sample, _: Payload) -> None:
         self._sampling.submit(client, message)
 
     def _commit(self) -> None:
@@ -287,7 +287,7 @@ class ReplayServer:
                 self._send(client, refusal(error, message))
         for client, place in acknowledged:
             following = self._writer.session(place).next_sequence
-            self._send(client, messages.Acknowledged.of(place, next=following))
+            self._send(client, protocol.Acknowledged.of(place, next=following))
 
     def _store(self, batches: Sequence[RowBatch]) -> Sequence[RobotRLError | None]:
         try:

@@ -21,9 +21,9 @@ from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay import ReplayError, ServerBusy
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.messages import Sample, Sampled
+from robot_rl.replay.protocol import Sample, Sampled
 from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import TableRows
+from robot_rl.replay.row_sources import TableRows
 from robot_rl.replay.sampler import Batch, Sampler, SampleSpec, size_of
 from robot_rl.run import RunDirectory
 from robot_rl.wire import KeysRefused, ServerUnreachable, WireError

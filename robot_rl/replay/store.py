@@ -35,8 +35,14 @@ from robot_rl.replay import (
 )
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.catalogue_file import LOCK
-from robot_rl.replay.messages import Append
-from robot_rl.replay.records import Annotations, EpisodeRecord, Session, SessionKey, TableInfo
+from robot_rl.replay.episode_records import (
+    Annotations,
+    EpisodeRecord,
+    Session,
+    SessionKey,
+    TableInfo,
+)
+from robot_rl.replay.protocol import Append
 from robot_rl.replay.row_file import write_error
 from robot_rl.replay.store_files import WrittenSegment, lock_store
 from robot_rl.replay.store_state import StoreState, Table

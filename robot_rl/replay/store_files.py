@@ -30,7 +30,7 @@ import numpy.typing as npt
 from robot_rl.processes.files import check_links, flush_to_disk, locked, replace_bytes
 from robot_rl.replay import NotEnoughData, StoreError, StoreInUse, WeightsRefused
 from robot_rl.replay.catalogue_file import LOCK
-from robot_rl.replay.records import EpisodeRecord, SessionKey, WeightsRecord
+from robot_rl.replay.episode_records import EpisodeRecord, SessionKey, WeightsRecord
 from robot_rl.replay.row_file import RowFile, rebuilding, write_error
 
 SEGMENT_BYTES = 256 << 20

@@ -18,7 +18,7 @@ from robot_rl.data.schema import SOURCE_NAMES, RowSchema
 from robot_rl.replay import FileDamaged, RowRefused, StoreError, StoreFull
 from robot_rl.replay.catalogue import Catalogue, is_store
 from robot_rl.replay.catalogue_file import FILE
-from robot_rl.replay.records import EpisodeRecord, RowFlags, Session, SessionKey, TableInfo
+from robot_rl.replay.episode_records import EpisodeRecord, RowFlags, Session, SessionKey, TableInfo
 from robot_rl.replay.row_file import RowFile, is_blank
 from robot_rl.replay.store_files import (
     Segment,

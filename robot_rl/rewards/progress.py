@@ -23,8 +23,8 @@ from msgspec import Meta
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import Annotations, EpisodeRecord
+from robot_rl.replay.episode_records import Annotations, EpisodeRecord
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.wire import AddressRefused, WireError
 from robot_rl.wire.endpoint import Endpoint, Listener, check_protected, client_socket
 from robot_rl.wire.messages import (

@@ -24,8 +24,8 @@ from robot_rl.env.robot_env import Begun, Options, RobotEnv, RobotEnvWrapper, St
 from robot_rl.env.task import Outcome
 from robot_rl.errors import RobotRLError
 from robot_rl.replay import AnnotationRefused, StoreFull
-from robot_rl.replay.messages import Opened
-from robot_rl.replay.records import Annotations
+from robot_rl.replay.episode_records import Annotations
+from robot_rl.replay.protocol import Opened
 from robot_rl.replay.server_place import ServerPlace
 from robot_rl.replay.windows import LABELS
 from robot_rl.rewards.source import HUMAN_VERSION, TASK_VERSION, RewardError, RewardSource

@@ -14,7 +14,7 @@ from robot_rl.env.gym import GymRobot, GymTask
 from robot_rl.learning.hindsight import Hindsight, columns, judgements
 from robot_rl.learning.workbench import Rows
 from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import EpisodeRows
+from robot_rl.replay.row_sources import EpisodeRows
 from robot_rl.replay.sampler import SampleSpec
 
 FIELDS = ("state/observation", "state/achieved_goal", "state/desired_goal")

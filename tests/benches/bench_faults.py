@@ -30,11 +30,11 @@ from robot_rl.processes.signals import StopEvent, stop_event
 from robot_rl.processes.waiting import wait_until
 from robot_rl.replay import NotEnoughData, StoreError
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import TableRows
+from robot_rl.replay.row_sources import TableRows
 from robot_rl.replay.sampler import SampleSpec
 from robot_rl.replay.server import serve
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.wire.endpoint import parse_address, read_endpoint, wait_for_endpoint
 
 TABLE = "faults"

@@ -32,7 +32,7 @@ from robot_rl.env.factory import make_env, make_inbox, make_intervention
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.robot_env import IN_PLACE
 from robot_rl.processes.waiting import wait_until
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import FAULTS, LATEST, RunDirectory
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from robot_rl.console.link import loop_folder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.env.robot import ARM_ACTIONS
 from robot_rl.processes.waiting import wait_until
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import LATEST, RunDirectory
 from robot_rl.wire.endpoint import ENDPOINT_FILE
 

@@ -19,7 +19,7 @@ from robot_rl.data.schema import Field, row_schema
 from robot_rl.data.transfer import DatasetEpisodes, Selection
 from robot_rl.env.factory import make_env
 from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import EpisodeRows
+from robot_rl.replay.row_sources import EpisodeRows
 from robot_rl.replay.sampler import SampleSpec
 
 CAMERAS = ("images/front", "images/left/wrist")

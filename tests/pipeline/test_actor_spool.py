@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tiny_runs import Command, ServerProcess, lines, publish_cloned, starting
 
-from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.spool import size_for
+from robot_rl.replay.store_reader import StoreReader
 
 pytestmark = pytest.mark.faults
 

@@ -13,7 +13,7 @@ from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.learning.recipe import Recipe
 from robot_rl.learning.stages.curate import falling_segments
 from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import EpisodeRows
+from robot_rl.replay.row_sources import EpisodeRows
 from robot_rl.replay.sampler import SampleSpec
 from robot_rl.run import RunDirectory
 

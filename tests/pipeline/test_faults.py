@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tiny_runs import TINY, WAIT_SECONDS, Train, lines, processes_of
 
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 
 pytestmark = pytest.mark.faults
 

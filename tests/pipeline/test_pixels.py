@@ -18,7 +18,7 @@ from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.sim.robot import SimRobot
 from robot_rl.learning import workbench
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 
 CAMERA = "{_target_: robot_rl.env.sim.cameras.CameraOptions, name: front, width: 32, height: 24}"
 QUICK = (

@@ -14,7 +14,7 @@ from robot_rl.actor import act
 from robot_rl.config import compose
 from robot_rl.processes.signals import StopEvent
 from robot_rl.processes.waiting import wait_until
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import RunDirectory
 
 pytestmark = pytest.mark.faults

@@ -19,8 +19,8 @@ from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import Annotations
+from robot_rl.replay.episode_records import Annotations
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.rewards.classifier import TrainedClassifier
 from robot_rl.run import RunDirectory
 

@@ -21,8 +21,8 @@ from robot_rl.errors import RobotRLError
 from robot_rl.learning.demonstrations import insert_episodes, value_range, with_what_episodes_tell
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.spool import size_for
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import RunDirectory
 
 

@@ -17,7 +17,7 @@ from robot_rl.commands.train import Feed
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.progress import WorkProgress
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import RunDirectory
 
 SUMMARY_KEYS = {

@@ -11,7 +11,7 @@ from policies import checkpoint
 from policies.columns import INSTRUCTION_FEATURES
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 
 
 @pytest.mark.slow  # six processes that load transformers: about a minute

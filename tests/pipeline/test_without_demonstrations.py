@@ -8,7 +8,7 @@ from tiny_runs import TINY, lines
 
 from robot_rl import cli
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 
 ALONE = (
     *(word for word in TINY if not word.startswith("demonstrations=")),

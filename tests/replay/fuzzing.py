@@ -29,7 +29,7 @@ import numpy as np
 import zmq
 
 from robot_rl.data.schema import RowSchema
-from robot_rl.replay.messages import ANSWERS, Acknowledged, Opened
+from robot_rl.replay.protocol import ANSWERS, Acknowledged, Opened
 from robot_rl.wire import WireError
 from robot_rl.wire.keys import ClientKeys
 from robot_rl.wire.messages import (

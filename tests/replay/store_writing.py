@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data.schema import Row, RowSchema
-from robot_rl.replay.messages import Append
-from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import EpisodeRecord
+from robot_rl.replay.episode_records import EpisodeRecord
+from robot_rl.replay.protocol import Append
 from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import TableRows
+from robot_rl.replay.row_sources import TableRows
 from robot_rl.replay.sampler import SampleSpec
 from robot_rl.replay.store import RowBatch, StoreWriter
+from robot_rl.replay.store_reader import StoreReader
 
 
 class Recording:

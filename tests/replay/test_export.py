@@ -21,10 +21,10 @@ from robot_rl.data.transfer import DatasetEpisodes, Selection
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import StoreError
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import StoreEpisodes, StoreReader
-from robot_rl.replay.records import Annotations, EpisodeRecord
+from robot_rl.replay.episode_records import Annotations, EpisodeRecord
 from robot_rl.replay.server import ReplayServer
 from robot_rl.replay.store import StoreWriter
+from robot_rl.replay.store_reader import StoreEpisodes, StoreReader
 
 
 def run(*words: object) -> int:

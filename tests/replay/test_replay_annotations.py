@@ -7,10 +7,10 @@ from fuzzing import build
 from store_writing import Recording, sampler_of
 
 from robot_rl.replay import AnnotationRefused, NotEnoughData
-from robot_rl.replay.messages import ANSWERS, Stored
-from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import Annotations
+from robot_rl.replay.episode_records import Annotations
+from robot_rl.replay.protocol import ANSWERS, Stored
 from robot_rl.replay.store import StoreWriter
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.wire import WireError
 from robot_rl.wire.endpoint import read_endpoint
 from robot_rl.wire.messages import Decoder, Refused

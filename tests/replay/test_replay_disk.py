@@ -13,8 +13,8 @@ from store_writing import read_back
 from robot_rl.processes.waiting import wait_until
 from robot_rl.replay import SpoolError, StoreError, StoreFull
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import summarize_store
 from robot_rl.replay.row_file import write_error
+from robot_rl.replay.store_reader import summarize_store
 
 TOLD_SECONDS = 10.0  # on a busy machine
 

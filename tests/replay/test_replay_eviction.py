@@ -9,7 +9,7 @@ from store_writing import Recording, numbers, read_back, sampler_of
 from robot_rl.data.schema import Field, row_schema
 from robot_rl.replay import ReplayError, StoreFull
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.rows import TableRows
+from robot_rl.replay.row_sources import TableRows
 from robot_rl.replay.spool import size_for
 from robot_rl.replay.store import StoreWriter
 from robot_rl.replay.store_files import WrittenSegment

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from store_writing import sampler_of
 
-from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import Annotations
+from robot_rl.replay.episode_records import Annotations
 from robot_rl.replay.server_place import ServerPlace
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.rewards.wrapper import LateLabels
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from robot_rl import cli
 from robot_rl.processes.signals import ask_to_end
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.rewards.progress import Comparison, serve_progress
 
 

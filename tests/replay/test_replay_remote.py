@@ -19,15 +19,15 @@ from robot_rl.replay import (
     server_place,
 )
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.messages import Sample, Sampled
-from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import Annotations
+from robot_rl.replay.episode_records import Annotations
+from robot_rl.replay.protocol import Sample, Sampled
 from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import TableRows
+from robot_rl.replay.row_sources import TableRows
 from robot_rl.replay.sampler import Prefetcher, SampleSpec
 from robot_rl.replay.server import ReplayServer
 from robot_rl.replay.server_place import MAXIMUM_WAITING, RemoteSampler, Sampling
 from robot_rl.replay.store import StoreWriter
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.wire import ServerUnreachable, WireError
 from robot_rl.wire.messages import PIECE_BYTES
 

@@ -10,7 +10,7 @@ from store_writing import Recording
 
 from robot_rl.replay import NotEnoughData, ReplayError, StoreError
 from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import TableRows
+from robot_rl.replay.row_sources import TableRows
 from robot_rl.replay.sampler import Prefetcher, SampleSpec
 from robot_rl.wire import ServerUnreachable
 

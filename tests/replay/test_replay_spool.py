@@ -29,9 +29,9 @@ from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import SessionTaken, SpoolError, SpoolFull, StoreReplaced, link
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.server import ReplayServer
 from robot_rl.replay.spool import Spool, size_for
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.wire import ServerUnreachable
 
 HERE = Path(__file__).parent

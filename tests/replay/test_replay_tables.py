@@ -9,7 +9,7 @@ from store_writing import sampler_of
 
 from robot_rl.data.schema import Field, row_schema
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 
 EPISODES = 15
 

@@ -11,7 +11,7 @@ from fuzzing import build
 
 from robot_rl.replay import RowRefused
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.messages import ANSWERS
+from robot_rl.replay.protocol import ANSWERS
 from robot_rl.wire.endpoint import read_endpoint
 from robot_rl.wire.messages import PREFIX, Decoder, Refused
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from robot_rl.data.schema import Field, row_schema
 from robot_rl.replay import SpoolError
-from robot_rl.replay.messages import Open, Opened
+from robot_rl.replay.protocol import Open, Opened
 from robot_rl.replay.row_file import RowFile
 from robot_rl.replay.spool import EPISODES, Spool, check_size, size_for
 

@@ -15,12 +15,12 @@ from store_writing import Recording, numbers, read_back, sampler_of
 from robot_rl.commands.api import read_episodes
 from robot_rl.replay import SessionTaken, StoreError, StoreInUse, store_state
 from robot_rl.replay.catalogue import Catalogue
-from robot_rl.replay.reader import StoreReader, summarize_store
-from robot_rl.replay.records import Annotations, WeightsRecord
+from robot_rl.replay.episode_records import Annotations, WeightsRecord
 from robot_rl.replay.row_file import RowFile
-from robot_rl.replay.rows import TableRows
+from robot_rl.replay.row_sources import TableRows
 from robot_rl.replay.store import StoreWriter
 from robot_rl.replay.store_files import Segments, read_weights, write_weights
+from robot_rl.replay.store_reader import StoreReader, summarize_store
 from robot_rl.replay.store_state import rebuild_catalogue
 
 

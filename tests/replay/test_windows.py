@@ -11,7 +11,7 @@ from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY
 from robot_rl.replay import NotEnoughData, ReplayError
 from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import EpisodeRows
+from robot_rl.replay.row_sources import EpisodeRows
 from robot_rl.replay.sampler import SampleSpec
 from robot_rl.replay.windows import SCALARS, DataKind, News, WindowIndex
 

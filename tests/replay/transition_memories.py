@@ -32,7 +32,7 @@ from robot_rl.env.rollout import rollout
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import EpisodeRows, TableRows
+from robot_rl.replay.row_sources import EpisodeRows, TableRows
 from robot_rl.replay.sampler import SampleSpec
 
 STATE, IMAGE = "state/x", "images/front"

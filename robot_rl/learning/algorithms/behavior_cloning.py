@@ -15,7 +15,7 @@ from policies.networks import EMA, warm_up_cosine
 from robot_rl.learning.algorithms.base import check_finite
 from robot_rl.learning.symmetry import Turning
 from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import EpisodeRows
+from robot_rl.replay.row_sources import EpisodeRows
 from robot_rl.replay.sampler import CHUNK, SampleSpec
 
 Arrays = dict[str, npt.NDArray[Any]]

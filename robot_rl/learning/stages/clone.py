@@ -32,8 +32,8 @@ from robot_rl.learning.symmetry import Turning, turning_of
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.catalogue import is_store
-from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.rows import EpisodeRows
+from robot_rl.replay.row_sources import EpisodeRows
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import CLONED, DEMONSTRATIONS, LAST, VISION, RunDirectory
 
 POSE = "state/tcp_pose"  # what an image encoder learns motion from

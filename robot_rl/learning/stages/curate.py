@@ -38,7 +38,7 @@ from robot_rl.learning.symmetry import turning_of
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import EpisodeRows
+from robot_rl.replay.row_sources import EpisodeRows
 from robot_rl.replay.sampler import NEXT, SampleSpec
 from robot_rl.run import DEMONSTRATIONS, VISION
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, Array
 from robot_rl.replay import NotEnoughData, StoreError
 from robot_rl.replay.catalogue import Catalogue, NewestValues
-from robot_rl.replay.records import EpisodeRecord
+from robot_rl.replay.episode_records import EpisodeRecord
 from robot_rl.replay.store_files import Segment, Segments, lacks_rows
 from robot_rl.replay.windows import SCALARS, Integers, News, Ranges, scalars_of
 

@@ -24,9 +24,9 @@ from robot_rl.errors import in_shell
 from robot_rl.replay import NotEnoughData, ReplayError
 from robot_rl.replay.catalogue import Catalogue, NewestValues
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.messages import Opened
-from robot_rl.replay.records import EpisodeRecord, RowFlags, Session, TableInfo
-from robot_rl.replay.rows import of_one_episode
+from robot_rl.replay.episode_records import EpisodeRecord, RowFlags, Session, TableInfo
+from robot_rl.replay.protocol import Opened
+from robot_rl.replay.row_sources import of_one_episode
 from robot_rl.replay.store_files import Segments, weights_versions
 
 # Stamps of the system's clock are above [ns]: it is later than 2001.

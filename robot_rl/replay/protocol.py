@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from robot_rl.data.schema import DTYPES, RowSchema
 from robot_rl.replay import AnnotationRefused
-from robot_rl.replay.records import Annotations, SessionKey, WeightsRecord
+from robot_rl.replay.episode_records import Annotations, SessionKey, WeightsRecord
 from robot_rl.replay.sampler import SampleSpec, Visible
 from robot_rl.wire import WireError
 from robot_rl.wire.messages import (
