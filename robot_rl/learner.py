@@ -129,9 +129,9 @@ class Learner:
         self.environment_steps = self.updates = 0
         bench.store_first_episodes(self._first())
         self._rows = bench.sampler(self._algorithm.required)
-        self._trial = Trial(bench) if isinstance(self._algorithm, Correction) else None
+        self._trial = Trial(self._rows) if isinstance(self._algorithm, Correction) else None
         share = self._algorithm.schedule.hindsight_share
-        self._hindsight = Hindsight.of(bench, self._algorithm.required, share)
+        self._hindsight = Hindsight.of(bench, self._algorithm.required, share, self._rows)
         self._turning = turning_of(config, self._algorithm.required.fields, first.schema)
         settings = algorithm.get("settings", {})
         bounds = settings.get("value_range")
@@ -219,7 +219,7 @@ class Learner:
             self._bench.say(f"learner: the warm-up is over; {count:,} updates come at once now")
         batches = self._rows.batches(count)
         if self._hindsight is not None:
-            self._hindsight.count(target)
+            self._hindsight.count()
             batches = map(self._hindsight.mixed, batches)
         metrics: list[dict[str, Tensor]] = []
         for number, batch in enumerate(batches, self.updates):
@@ -243,7 +243,7 @@ class Learner:
     def _judge(self, trial: Trial) -> None:
         """Say whether what was learned is deployed, where that has changed; undo a loss."""
         before, learned = trial.proved, f"after {self.environment_steps} steps what was learned"
-        trial.count(self.environment_steps)
+        trial.count()
         if trial.proved != before:
             held = "is held back: the policy it began with acts"
             now = "is deployed now" if trial.proved else held
@@ -344,7 +344,7 @@ class Learner:
             self._trial.load_state_dict(state["trial"])
         self.environment_steps = int(state["environment_steps"])
         if self._hindsight is not None:
-            self._hindsight.load_state_dict(state["hindsight"], self.environment_steps)
+            self._hindsight.load_state_dict(state["hindsight"])
         self.updates = int(state["gradient_updates"])
         self._saved_steps = self.environment_steps
 

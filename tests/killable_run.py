@@ -83,7 +83,7 @@ class KillableRun:
     def steps(self) -> int:
         """Environment steps in the store, 0 while it is not made yet."""
         with suppress(StoreError), StoreReader(self.run / "store") as reader:
-            episodes = [e for table in reader.tables() for e in reader.episodes(table)]
+            episodes = reader.episodes()
             return sum(e.environment_steps for e in episodes if e.source != "demo")
         return 0
 
@@ -95,10 +95,9 @@ class KillableRun:
                 for name in tensors.keys():  # noqa: SIM118  # it is no mapping
                     found[f"{file.name} {name}"] = tensors.get_tensor(name).tobytes()
         with StoreReader(self.run / "store") as reader:
-            for table in reader.tables():
-                for number, episode in enumerate(reader.episodes(table)):
-                    rows = reader.read_episode(table, episode)
-                    found[f"episode {number}"] = rows.tobytes()
+            for number, episode in enumerate(reader.episodes()):
+                rows = reader.read_episode(episode)
+                found[f"episode {number}"] = rows.tobytes()
         return found
 
 

@@ -29,9 +29,8 @@ from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import stop_event
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.episode_records import Annotations
-from robot_rl.replay.protocol import Opened
-from robot_rl.replay.store_reader import StoreEpisodes, StoreReader
+from robot_rl.replay.protocol import Annotations, Opened
+from robot_rl.replay.store_reader import StoreEpisodes
 from robot_rl.rewards.progress import RemoteProgressModel, annotate_progress
 from robot_rl.run import CONFIG_FILE, RunDirectory
 from robot_rl.wire.endpoint import wait_for_endpoint
@@ -43,15 +42,13 @@ _ROOM_SECONDS = 60.0
 _FIRST_ACTOR = 1 << 31  # of imports; those of actors are counted from 0
 
 
-def export(
-    store: str, out: str, *, format: str, table: str | None, source: str, success: str
-) -> None:
+def export(store: str, out: str, *, format: str, source: str, success: str) -> None:
     """Write the sealed episodes of a store, or those of a dataset, to a new directory."""
     wanted = None if source == "all" else SOURCE_NAMES.index(source)
     selection = Selection(wanted, _OUTCOMES[success])
     place = _store_at(Path(store))
     if is_store(place):
-        episodes = StoreEpisodes(place, table, selection)
+        episodes = StoreEpisodes(place, selection)
         _transfer(episodes, out, format, "exported")
         if episodes.open_episodes:
             print(f"{episodes.open_episodes} open episodes left out")
@@ -65,13 +62,12 @@ def export(
             f"there are no episodes to export at {place}",
             expected="a store, a run directory or an episode dataset",
         )
-    _transfer(DatasetEpisodes(place, selection), out, format, "exported", table)
+    _transfer(DatasetEpisodes(place, selection), out, format, "exported")
 
 
-def import_dataset(path: str, out: str, *, table: str | None, map: str | None) -> None:
+def import_dataset(path: str, out: str, *, map: str | None) -> None:
     """Write the episodes of a dataset to a new episode dataset, or to a store whose server runs.
 
-    Without a table it is the only one of the store, or a new one that is named after the task.
     Without the `map` that demonstrations of others need, a proposal for it is written beside `out`.
     """
     place = Path(path)
@@ -94,58 +90,55 @@ def import_dataset(path: str, out: str, *, table: str | None, map: str | None) -
             hint="import them into a new dataset, and that one into the store",
         )
     else:
-        _import_foreign(place, out, table, map)
+        _import_foreign(place, out, map)
         return
     if map is not None:
         raise RobotRLError(
             "only demonstrations of others need a mapping", got=f"map={map}", hint="leave it out"
         )
     if live:
-        _import_into(source, store, table)
+        _import_into(source, store)
     else:
-        _transfer(source, out, "zarr", "imported", table)
+        _transfer(source, out, "zarr", "imported")
 
 
-def _import_foreign(place: Path, out: str, table: str | None, map: str | None) -> None:
+def _import_foreign(place: Path, out: str, map: str | None) -> None:
     if map is None:
         file = Path(f"{Path(out)}".removesuffix(".zarr") + ".map.yaml")
         propose(place, Path(out), file, open_foreign(place))
         print(f"fill in {file}, then: {in_shell('robot-rl', 'import', place, out, f'map={file}')}")
         return
     source = MappedEpisodes(open_foreign(place), Path(map))
-    _transfer(source, out, "zarr", "imported", table)
+    _transfer(source, out, "zarr", "imported")
     print("\n".join(f"    {line}" for line in source.report))
 
 
-def annotate(store: str, address: str, *, table: str | None) -> None:
+def annotate(store: str, address: str) -> None:
     """Have the progress model that listens at an address judge the sealed episodes of a store."""
     place = _store_at(Path(store))
     if not is_store(place):
         raise RobotRLError(f"there is no store at {place}", expected="a store or a run directory")
     with stop_event() as stop, RemoteProgressModel(address) as model, ReplayClient(place) as client:
-        count = annotate_progress(place, table, client, model, stop)
+        count = annotate_progress(place, client, model, stop)
         print(f"judged {count} episodes with version {model.version} of the model at {address}")
         if stop.is_set():
             print("the same command judges the others")
             raise KeyboardInterrupt
 
 
-def _import_into(source: EpisodeSource, store: Path, table: str | None) -> None:
+def _import_into(source: EpisodeSource, store: Path) -> None:
     wait_for_endpoint(store, _SERVER_SECONDS)
-    if table is None:
-        with StoreReader(store) as reader:
-            table = reader.table(None).name if reader.tables() else source.schema.task
     with (
         _stoppable(len(source), f"sending to the server of {store}") as (on_episode, _),
         ReplayClient(store) as client,
     ):
-        done = import_episodes(source, client, table, on_episode)
+        done = import_episodes(source, client, on_episode)
     before = done["episodes"] - done["new_episodes"]
     annotated = f", {count:,} annotations" if (count := done["new_annotations"]) else ""
     there = f"; {before} episodes were there, or begun, before" if before else ""
     print(
         f"imported {done['new_episodes']} episodes ({done['new_rows']:,} rows{annotated}) into"
-        f" table {table} of {store}{there}"
+        f" {store}{there}"
     )
 
 
@@ -172,12 +165,8 @@ def _stoppable(
         yield on_episode, seen
 
 
-def _transfer(
-    source: EpisodeSource, out: str, format: str, done: str, table: str | None = None
-) -> None:
-    """Write a source to `out`, which has no tables, and say what was written."""
-    if table is not None:
-        raise RobotRLError("a dataset has no tables", got=f"table={table}", hint="leave it out")
+def _transfer(source: EpisodeSource, out: str, format: str, done: str) -> None:
+    """Write a source to `out`, and say what was written."""
     with _stoppable(len(source), f"writing {out}") as (on_episode, seen):
         write_episodes(source, Path(out), _SINKS[format], on_episode)
     steps, successes = map(sum, zip(*seen, strict=True))
@@ -195,18 +184,17 @@ def _store_at(path: Path) -> Path:
 def import_episodes(
     source: EpisodeSource,
     client: ReplayClient,
-    table: str,
     on_episode: Callable[[Episode], None] = lambda _: None,
 ) -> Counter[str]:
     """Send all episodes of a source, and their annotations, to the server of a client.
 
     A source is known by its first episode, its columns and its length, and has a session of its
     own in the store: one that was interrupted goes on where it stood, and one that is there is not
-    added again. The table is created where absent; `on_episode` is called after each. Gives counts
+    added again. `on_episode` is called after each. Gives counts
     of ``episodes``, and of ``new_episodes``, ``new_rows`` and ``new_annotations``.
 
     Raises:
-        SchemaMismatch: The table has other columns; names the field.
+        SchemaMismatch: The store has other columns; names the field.
         SpoolFull: There is no room; what was sent stays, and the import can be repeated.
         ServerUnreachable: The server went away and did not come back in time.
         DatasetError: The source cannot be read.
@@ -217,7 +205,7 @@ def import_episodes(
         if opened is None:
             token = _token(source, episode)
             actor, facts = _FIRST_ACTOR + int(token[:7], 16), dict(source.metadata)
-            opened = client.open_session(table, schema, actor, owner=token, metadata=facts)
+            opened = client.open_session(schema, actor, owner=token, metadata=facts)
         there = min(max(opened.next_sequence - following, 0), len(episode.rows))
         if there < len(episode.rows):
             rows = [{f.name: row[f.name] for f in schema.fields} for row in episode.rows]

@@ -213,7 +213,6 @@ COMMANDS: dict[str, Command] = {
         arguments=("STORE", "OUT"),
         options=(
             Option("format", "the dataset's format", "zarr", ("zarr", "lerobot")),
-            Option("table", "the store's table, if it has several"),
             Option(
                 "source",
                 "who acted; intervention takes episodes in which somebody intervened",
@@ -243,7 +242,6 @@ COMMANDS: dict[str, Command] = {
         " ADDRESS, tcp://127.0.0.1:PORT, in a process of its own. Its scores become the annotations"
         " progress, progress_confidence and done: reward.annotation=progress learns from it.",
         arguments=("STORE", "ADDRESS"),
-        options=(Option("table", "the store's table, if it has several"),),
         example="robot-rl annotate runs/latest tcp://127.0.0.1:5600",
     ),
     "import": Command(
@@ -256,10 +254,7 @@ COMMANDS: dict[str, Command] = {
         " then each row and annotation is added once, however often the command is repeated. What"
         " LeRobot cannot keep is missing: an episode that did not terminate loses its last step.",
         arguments=("PATH", "OUT"),
-        options=(
-            Option("table", "the store's table, if it has several"),
-            Option("map", "the mapping file, of demonstrations of others"),
-        ),
+        options=(Option("map", "the mapping file, of demonstrations of others"),),
         example="robot-rl import PATH demonstrations.zarr",
     ),
     "keys": Command(

@@ -340,11 +340,10 @@ def _acted(run: RunDirectory) -> tuple[Origin, RowSchema | None, int, int]:
     episodes: list[Rows] = []
     rows_read = interventions = transitions = 0
     with StoreReader(run.store) as reader:
-        tables = reader.tables()
-        if not tables:
+        if reader.empty:
             return Origin(), None, 0, 0
-        info = next(iter(tables.values()))
-        for record in reversed(reader.episodes(info.name)):
+        schema = reader.schema
+        for record in reversed(reader.episodes()):
             if record.overall_source == SOURCE_DEMONSTRATION:
                 continue
             transitions += record.environment_steps
@@ -352,7 +351,7 @@ def _acted(run: RunDirectory) -> tuple[Origin, RowSchema | None, int, int]:
                 interventions += 1
             elif rows_read < _ROWS and record.rows > 1:
                 with suppress(RobotRLError):  # evicted, or cut
-                    rows = reader.read_episode(info.name, record)
+                    rows = reader.read_episode(record)
                     episodes.append(rows)
                     rows_read += len(rows)
     episodes.reverse()
@@ -360,7 +359,7 @@ def _acted(run: RunDirectory) -> tuple[Origin, RowSchema | None, int, int]:
     def pictures(camera: str) -> list[tuple[Rows, Rows]]:
         return [(rows, np.array(rows[camera][:_PICTURES])) for rows in episodes[-_FILMED:]]
 
-    return Origin(episodes, pictures), info.schema, interventions, transitions
+    return Origin(episodes, pictures), schema, interventions, transitions
 
 
 def _gathered(run: RunDirectory) -> tuple[Origin, RowSchema | None, int, int]:

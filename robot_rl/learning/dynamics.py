@@ -22,7 +22,7 @@ from policies.policy import ChunkPolicy, Policy
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, check_settings
 from robot_rl.learning.algorithms.iql import expectile_loss
 from robot_rl.learning.algorithms.training import Training, adam, step
-from robot_rl.replay.sampler import CHUNK, NEXT, SampleSpec
+from robot_rl.replay.windows import CHUNK, NEXT, SampleSpec
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from robot_rl.learning.stages.gather import Outcome, Purpose, gathered, outcomes
 from robot_rl.learning.stages.offline import recorded as recorded_rows
 from robot_rl.learning.workbench import Rows, Workbench
 from robot_rl.processes.progress import WorkProgress
-from robot_rl.replay.replay_sampler import ReplaySampler
+from robot_rl.replay.sampler import Sampler
 
 Decision = Literal["accepted", "reverted", "undecided"]
 Figures = Mapping[str, Any]  # behind a verdict, as JSON
@@ -163,7 +163,7 @@ class ModelGate:
                 model.required,
                 lambda number: not of or (number % of == 0) == held_out,
             )
-            return Rows(ReplaySampler(chosen, model.required, np.random.default_rng(seed)))
+            return Rows(Sampler(chosen, model.required, np.random.default_rng(seed)))
 
         with closing(rows(held_out=True)) as own, closing(rows(held_out=False)) as others:
             with WorkProgress(self.model.updates, "model updates") as progress:

@@ -23,7 +23,8 @@ from msgspec import Meta
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.episode_records import Annotations, EpisodeRecord
+from robot_rl.replay.episode_records import EpisodeRecord
+from robot_rl.replay.protocol import Annotations
 from robot_rl.replay.store_reader import StoreReader
 from robot_rl.wire import AddressRefused, WireError
 from robot_rl.wire.endpoint import Endpoint, Listener, check_protected, client_socket
@@ -245,7 +246,6 @@ class RemoteProgressModel:
 
 def annotate_progress(
     store: Path,
-    table: str | None,
     client: ReplayClient,
     model: ProgressModel,
     stop: StopEvent,
@@ -255,25 +255,24 @@ def annotate_progress(
 
     Row t gets what its action brought: `progress` and `progress_confidence` from the observation
     before it to the one after it, and `done` of the one after it. The last row gets zeros. Rows
-    that this version of the model has judged before are left out. The only table needs no name,
-    and `stop` ends the work after the episode that is being judged. Gives the number of episodes.
+    that this version of the model has judged before are left out. `stop` ends
+    the work after the episode that is being judged. Gives the number of episodes.
 
     Raises:
         ProgressError: The rows hold no images, or the model failed.
         ReplayError: The store cannot be read or written.
     """
     with closing(StoreReader(store)) as reader:
-        name = reader.table(table).name
-        cameras = _cameras(reader, name)
+        cameras = _cameras(reader)
         waiting = [
             record
-            for record in reader.episodes(name)
+            for record in reader.episodes()
             if record.sealed and record.rows > 1 and not _judged(reader, record, model)
         ]
         for count, record in enumerate(waiting):
             if stop.is_set():
                 return count
-            rows = reader.read_episode(name, record)
+            rows = reader.read_episode(record)
             images = {camera: rows[camera] for camera in cameras}
             text = str(record.metadata.get("instruction") or "")
             scores = judge_episode(images, text, model, batch)
@@ -303,11 +302,11 @@ def judge_episode(
     return scores
 
 
-def _cameras(reader: StoreReader, table: str) -> list[str]:
-    schema = reader.table(table).schema
+def _cameras(reader: StoreReader) -> list[str]:
+    schema = reader.schema
     if not schema.colour_cameras:
         raise ProgressError(
-            f"the rows of table {table!r} hold no images",
+            f"the rows of {reader.path} hold no images",
             got=[f.name for f in schema.fields if f.name.startswith("state/")],
             expected="images/<camera>",
             hint="record with observation=pixels or observation=images",

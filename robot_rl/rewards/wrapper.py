@@ -24,9 +24,8 @@ from robot_rl.env.robot_env import Begun, Options, RobotEnv, RobotEnvWrapper, St
 from robot_rl.env.task import Outcome
 from robot_rl.errors import RobotRLError
 from robot_rl.replay import AnnotationRefused, StoreFull
-from robot_rl.replay.episode_records import Annotations
-from robot_rl.replay.protocol import Opened
-from robot_rl.replay.server_place import ServerPlace
+from robot_rl.replay.address import ReplayAddress
+from robot_rl.replay.protocol import Annotations, Opened
 from robot_rl.replay.windows import LABELS
 from robot_rl.rewards.source import HUMAN_VERSION, TASK_VERSION, RewardError, RewardSource
 from robot_rl.wire import ServerUnreachable
@@ -165,7 +164,7 @@ class LateLabels:
     then ends the episode as one that is said in time does, else 0.
     """
 
-    place: ServerPlace  # where the server is; each label has a connection of its own
+    place: ReplayAddress  # where the server is; each label has a connection of its own
     session: Opened  # the actor's
     note: Callable[[str], None]  # told of a label that is lost
 

@@ -57,9 +57,7 @@ class StoredActions:
             return []
         with StoreReader(run.store) as reader:
             episodes = [
-                reader.read_episode(table, record)
-                for table in reader.tables()
-                for record in reader.episodes(table)[-_NEWEST_EPISODES:]
+                reader.read_episode(record) for record in reader.episodes()[-_NEWEST_EPISODES:]
             ]
         return [
             rows for rows in episodes if len(rows) and rows["source"][0] != SOURCE_DEMONSTRATION

@@ -23,7 +23,7 @@ from robot_rl.processes import waiting
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.processes.waiting import wait_until
-from robot_rl.replay import client, server_place
+from robot_rl.replay import server_place
 from robot_rl.replay.client import ReplayClient
 from robot_rl.run import LAST, STATE_FILE, RunDirectory
 from robot_rl.wire import KeysRefused
@@ -65,7 +65,6 @@ def test_a_learner_outlasts_an_outage_and_is_saved_when_it_is_stopped_in_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     act_for(STEPS, run)
-    monkeypatch.setattr(client, "LARGE_SECONDS", 0.5)
     stop, ends = StopEvent(), []
 
     def wait_for_note() -> None:
@@ -73,7 +72,7 @@ def test_a_learner_outlasts_an_outage_and_is_saved_when_it_is_stopped_in_one(
         note = "learner: waiting with new weights"
         assert wait_until(lambda: note in capsys.readouterr().out or bool(ends), WAIT_SECONDS)
 
-    with ReplayClient(run.store, request_seconds=0.5) as sender:
+    with ReplayClient(run.store, request_seconds=0.5, large_seconds=0.5) as sender:
         bench = Workbench(configured(), run, stop, records="learner")
         bench.client = sender
         learner = Learner(bench)

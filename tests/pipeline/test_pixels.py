@@ -49,8 +49,8 @@ POINTS = (
 
 def rows_of(run):
     reader = StoreReader(run / "store")
-    episodes = reader.episodes("reach")
-    rows = [(e.source, reader.read_episode("reach", e)) for e in episodes if e.sealed]
+    episodes = reader.episodes()
+    rows = [(e.source, reader.read_episode(e)) for e in episodes if e.sealed]
     reader.close()
     return rows
 

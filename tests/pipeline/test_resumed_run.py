@@ -81,6 +81,6 @@ def test_an_episode_that_goes_otherwise_is_told_and_another_one_begins(
     said = " ".join(capsys.readouterr().out.split())
     assert "the unfinished episode goes otherwise when it is played again; got: another " in said
     with StoreReader(run.store) as reader:
-        episodes = reader.episodes("reach")
+        episodes = reader.episodes()
     assert [e.environment_steps for e in episodes] == [20, 20]
     assert [e.session for e in episodes] == [0, 1]

@@ -27,7 +27,7 @@ from robot_rl.learning.algorithms.critics import Critics, CriticSettings
 from robot_rl.learning.algorithms.encoding import Encoding
 from robot_rl.learning.algorithms.soft_actor import SoftActor, TemperatureSettings
 from robot_rl.learning.algorithms.training import Training, check_batch, falling, step
-from robot_rl.replay.sampler import SampleSpec
+from robot_rl.replay.windows import SampleSpec
 
 # Rate of the actor's average while the actor is fitted to demonstrations. With an `average_rate` of
 # 0.002 the 1,000 updates of that phase would leave 14 % of the random initial weights in the

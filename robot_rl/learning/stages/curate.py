@@ -37,9 +37,9 @@ from robot_rl.learning.recipe import Stage
 from robot_rl.learning.symmetry import turning_of
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
-from robot_rl.replay.replay_sampler import ReplaySampler
 from robot_rl.replay.row_sources import EpisodeRows
-from robot_rl.replay.sampler import NEXT, SampleSpec
+from robot_rl.replay.sampler import Sampler
+from robot_rl.replay.windows import NEXT, SampleSpec
 from robot_rl.run import DEMONSTRATIONS, VISION
 
 CURATED = "curation.jsonl"
@@ -253,7 +253,7 @@ def _fitted(
     turning = turning_of(bench.config, spec.fields, bench.demonstrations().schema)
     normalizer = Normalizer(keys, identity={FEATURES} & set(keys), tail=_TAIL)
     encoder = StateEncoder(keys, normalizer).fit({n: c[rows.indices] for n, c in joined.items()})
-    critics, sampler = ProgressCritics(encoder, seed), ReplaySampler(rows, spec, rng)
+    critics, sampler = ProgressCritics(encoder, seed), Sampler(rows, spec, rng)
     critics.to(bench.device)
     with WorkProgress(updates, "critic updates") as progress:
         progress.phase("judging the demonstrations")

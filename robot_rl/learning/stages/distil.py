@@ -163,7 +163,7 @@ def _episodes(config: DictConfig, run: RunDirectory) -> Iterator[Episode]:
     paths = [path for path in sorted(run.path.glob("*.zarr")) if path not in known]
     sources: list[EpisodeSource] = []
     if is_store(run.store):
-        sources.append(StoreEpisodes(run.store, None, Selection()))
+        sources.append(StoreEpisodes(run.store, Selection()))
     else:
         paths.append(first_episodes(config, run).path)
     sources += [DatasetEpisodes(path, Selection()) for path in paths]
