@@ -41,7 +41,7 @@ from robot_rl.replay import (
 from robot_rl.replay.episode_records import RowFacts, RowFlags, check_order
 from robot_rl.replay.spool import Spool, metadata_bytes
 from robot_rl.wire import KeysRefused, ServerUnreachable, WireError
-from robot_rl.wire.endpoint import Connection, check_protected, why_refused
+from robot_rl.wire.endpoint import ServerConnection, check_protected, why_refused
 from robot_rl.wire.keys import ClientKeys
 from robot_rl.wire.messages import (
     PIECE_BYTES,
@@ -139,7 +139,7 @@ class ReplayClient:
         self._wake_up = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # The thread's own.
         self._decoder = Decoder(*protocol.ANSWERS)
-        self._connection: Connection | None = None
+        self._connection: ServerConnection | None = None
         self._sent = self._end_seen = 0
         self._synced = False
         self._resync_sent_at: float | None = None
@@ -529,7 +529,7 @@ class ReplayClient:
             for question in self._questions.values():
                 question.sent_at = None
         try:
-            self._connection = Connection(self._address, self._keys, self._poller)
+            self._connection = ServerConnection(self._address, self._keys, self._poller)
         except ServerUnreachable as problem:
             self._note(problem)
 
@@ -566,7 +566,7 @@ class ReplayClient:
             elif self._up:
                 self._connect()
 
-    def _receive(self, connection: Connection) -> None:
+    def _receive(self, connection: ServerConnection) -> None:
         while frames := connection.receive():
             self._heard_at = time.monotonic()
             message, payload = self._decoder.decode(frames)
@@ -666,7 +666,7 @@ class ReplayClient:
         if isinstance(self._problem, ServerUnreachable):
             self._note(None)
 
-    def _send_questions(self, connection: Connection) -> None:
+    def _send_questions(self, connection: ServerConnection) -> None:
         with self._changed:
             waiting = [(n, q) for n, q in self._questions.items() if q.sent_at is None]
         for number, question in waiting:
@@ -677,7 +677,7 @@ class ReplayClient:
             except WireError as error:  # it is too large to be sent to anybody
                 self._settle(number, error)
 
-    def _send_rows(self, connection: Connection) -> None:
+    def _send_rows(self, connection: ServerConnection) -> None:
         opening, opened, now = self._spool.opening, self._spool.opened, time.monotonic()
         if opening is None or opened is None or now < self._pause_until:
             return
@@ -691,7 +691,7 @@ class ReplayClient:
             )
             connection.send(encode(again))
 
-    def _sent_batch(self, connection: Connection, session: protocol.Opened) -> bool:
+    def _sent_batch(self, connection: ServerConnection, session: protocol.Opened) -> bool:
         spool = self._spool
         with self._changed:
             on_their_way = self._sent - spool.first

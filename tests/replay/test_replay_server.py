@@ -10,14 +10,13 @@ import time
 
 import numpy as np
 import pytest
-from store_writing import read_back
+from store_writing import read_back, sampler_of
 
 from robot_rl.data.schema import Field, SchemaMismatch, row_schema
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import (
     RowRefused,
     SessionTaken,
-    SpoolFull,
     StoreError,
     StoreFull,
     StoreInUse,
@@ -97,30 +96,49 @@ def test_every_acknowledged_row_survives_kills_exactly_once(
     assert stored_rows(server.store) == sent
 
 
-def test_rows_wait_in_the_client_until_a_server_is_there(
-    start_server, tmp_path, schema, make_episode
+def test_actors_side_by_side_survive_a_kill_and_each_step_is_seen_once(
+    start_server, schema, make_episode
 ):
+    """A sampler that watches while three actors write counts as the server does."""
     server = start_server()
-    client = ReplayClient(
-        server.store, spool_bytes=size_for(50, schema.dtype.itemsize), resend_seconds=RESEND_SECONDS
-    )
-    client.open_session(schema)
+    episodes = {actor: [make_episode(3 + n % 5) for n in range(30)] for actor in (1, 2, 3)}
+    steps = sum(len(rows) - 1 for sent in episodes.values() for rows in sent)
+    failures, seen = [], [0]
+    half_way = threading.Barrier(len(episodes) + 1)
+
+    def act(actor):
+        try:
+            with ReplayClient(server.store, batch_rows=3, resend_seconds=RESEND_SECONDS) as client:
+                client.open_session(schema, actor)
+                for number, rows in enumerate(episodes[actor]):
+                    client.append_episode(rows)
+                    client.flush(20)
+                    if number == 15:
+                        half_way.wait(30)
+        except BaseException as failure:
+            failures.append(failure)
+            half_way.abort()
+
+    threads = [threading.Thread(target=act, args=[actor]) for actor in episodes]
+    for thread in threads:
+        thread.start()
+    half_way.wait(30)
     server.kill()
-    rows = make_episode(48)
-    for row in rows:
-        client.append(row)
-    assert client.has_room(1)
-    assert not client.has_room(2)
-    client.append(make_episode(1)[0])
-    with pytest.raises(SpoolFull, match="has_room"):
-        client.append(make_episode(1)[1])
-    with pytest.raises(ServerUnreachable, match="50 rows are not acknowledged"):
-        client.flush(0.3)
     server.start()
-    client.flush(20)
-    assert client.unacknowledged == 0
-    client.close()
-    assert len(stored_rows(server.store)) == 50
+    sampler = sampler_of(server.store)
+    while any(thread.is_alive() for thread in threads):
+        seen.append(sampler.transitions_available())
+        sampler.refresh(seen[-1])
+        assert seen[-2] <= seen[-1]
+        assert sampler.visible.online <= seen[-1]
+    assert not failures
+    sampler.refresh()
+    assert sampler.transitions_available() == sampler.visible.online == steps
+    sampler.close()
+    found = read_back(server.store)
+    for actor, sent in episodes.items():
+        stored = [row.tobytes() for e, rows in found if e.actor == actor for row in rows]
+        assert stored == [schema.pack(row) for rows in sent for row in rows]
 
 
 def test_an_actor_restarted_in_the_middle_of_an_episode_begins_a_new_session(

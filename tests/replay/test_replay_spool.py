@@ -26,7 +26,7 @@ from store_writing import read_back
 
 from robot_rl.data.schema import Field, SchemaMismatch, row_schema
 from robot_rl.processes.signals import StopEvent
-from robot_rl.replay import SessionTaken, SpoolError, SpoolFull, StoreReplaced
+from robot_rl.replay import SessionTaken, SpoolFull, StoreReplaced
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.server import ReplayServer
@@ -340,33 +340,6 @@ def test_a_new_schema_is_refused_only_after_the_old_rows_are_sent(start_server, 
         with pytest.raises(SchemaMismatch, match="state/x"):
             client.open_session(other, ACTOR)
         assert len(stored(server.store)[0][number]) == 4
-
-
-def test_a_damaged_spool_is_refused_by_name_until_the_user_moves_it(start_server, spool):
-    server = start_server()
-    left_behind(server, spool)
-    server.start()
-    content = bytearray(spool.read_bytes())
-    at = content.index(SCHEMA.pack(numbered_row(SCHEMA, 0, 2)))
-    content[at + 100] ^= 1
-    spool.write_bytes(content)
-    for _ in range(2):
-        with pytest.raises(SpoolError, match=rf"{spool} is damaged.*row 2 .*2 rows .*move it"):
-            open_client(server.store, spool)
-    assert spool.read_bytes() == content
-    spool.rename(spool.with_suffix(".damaged"))
-    with open_client(server.store, spool) as client:
-        client.open_session(SCHEMA, ACTOR)
-
-
-def test_two_actors_cannot_share_a_spool(server, spool):
-    with open_client(server.store, spool) as client:
-        client.open_session(SCHEMA, ACTOR)
-        with pytest.raises(SpoolError, match=f"another process uses the spool {spool}"):
-            open_client(server.store, spool)
-        command = [sys.executable, str(HERE / "spool_writer.py"), str(server.store), str(spool)]
-        other = subprocess.run(command, capture_output=True, text=True)
-        assert "SpoolError" in other.stderr
 
 
 IN_SANDBOX = """

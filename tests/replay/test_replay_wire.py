@@ -1,18 +1,15 @@
 """Whatever arrives at the server: one clear answer to each, and no harm to other clients."""
 
 import json
-import random
-import struct
 
 import pytest
 import zmq
 from fuzzing import build
 
 from robot_rl.replay import RowRefused
-from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.protocol import ANSWERS
 from robot_rl.wire.endpoint import read_endpoint
-from robot_rl.wire.messages import PREFIX, Decoder, Refused
+from robot_rl.wire.messages import Decoder, Refused
 
 decode = Decoder(*ANSWERS).decode
 
@@ -94,46 +91,6 @@ def test_the_server_answers_and_counts_bad_messages_and_goes_on(
     assert statistics["internal_errors"] == 0
     assert statistics["bad_messages"] == sum(name == "WireError" for _, name, _ in hostile)
     assert statistics["rows"] == 4
-
-
-def test_random_bytes_do_not_stop_the_server(server, client, schema, make_episode):
-    session = client.open_session(schema)
-    place = {"actor": 0, "session": session.session, "owner": "nobody"}
-    row = schema.pack(make_episode(1)[0])
-    good = build("append", {**place, "first": 0, "episodes": {"0": {}}}, row)
-    random_bytes = random.Random(0)
-    context = zmq.Context()
-    with context.socket(zmq.DEALER) as socket:
-        socket.linger = 0
-        socket.connect(read_endpoint(server.store).address)
-        for _ in range(1000):
-            first = bytearray(good[0])
-            for _ in range(random_bytes.randint(1, 4)):
-                first[random_bytes.randrange(len(first))] = random_bytes.randrange(256)
-            if random_bytes.random() < 0.3:
-                # Keep the prefix right, so that damage inside the header gets further.
-                first[: PREFIX.size] = good[0][: PREFIX.size]
-            cut = random_bytes.choice([0, 0, 1, 100])
-            socket.send_multipart([bytes(first), good[1][cut:]])
-            while socket.poll(0):
-                socket.recv_multipart()
-    context.term()
-    with ReplayClient(server.store) as other:
-        other.open_session(schema, actor=1)
-        other.append_episode(make_episode(3))
-        other.flush(10)
-        assert other.statistics()["internal_errors"] == 0
-
-
-def test_half_a_message_on_a_plain_socket_is_harmless(server, client, schema, make_episode):
-    import socket
-
-    host, port = read_endpoint(server.store).address.removeprefix("tcp://").split(":")
-    with socket.create_connection((host, int(port))) as plain:
-        plain.sendall(struct.pack(">Q", 1 << 60) + b"half")
-    client.open_session(schema)
-    client.append_episode(make_episode(2))
-    client.flush(10)
 
 
 def test_metadata_that_the_server_would_refuse_are_refused_before_they_are_queued(
