@@ -37,10 +37,10 @@ from robot_rl.processes.progress import WorkProgress, plain_console
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.processes.waiting import QuietWait
 from robot_rl.replay import StoreFull
+from robot_rl.replay.address import ReplayAddress
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import PlayedDifferently, ReplayedEpisode
-from robot_rl.replay.server_place import ServerPlace
 from robot_rl.replay.spool import check_size
+from robot_rl.replay.store_reader import PlayedDifferently, ReplayedEpisode
 from robot_rl.rewards.labels import LateLabels
 from robot_rl.run import RunDirectory
 from robot_rl.wire import ServerUnreachable
@@ -110,7 +110,7 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
     past = _episodes_before(run, number)
     coach = Coach(past, _note) if config.clock == "realtime" else Coach(past)
     session = make_session(config, run, coach=coach, episodes=len(past), stopped=stop.is_set)
-    place = ServerPlace.of(run, config.replay.connect, config.replay["keys"])
+    place = ReplayAddress.of(run, config.replay.connect, config.replay["keys"])
     place.wait(stop)
     with closing(session), _spooling_client(config, run, place, session, stop) as client:
         receiver = WeightsReceiver(run)
@@ -120,8 +120,8 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
         _check_spool(config, session, schema)
         alone = config.clock == "stepped" and config.actors == 1
         repeats = alone and place.address is None and not anew
-        opened = client.open_session(schema.task, schema, number, owner=_OWNER if repeats else None)
-        step, append, finished = online_steps(client, schema.task), client.append, 0
+        opened = client.open_session(schema, number, owner=_OWNER if repeats else None)
+        step, append, finished = online_steps(client), client.append, 0
         kept: KeptWeights | None = None
         if repeats:
             again = ReplayedEpisode(client, run.store, opened, schema, run.read_jsonl(_EPISODES))
@@ -203,7 +203,7 @@ def _episodes_before(run: RunDirectory, actor: int) -> Sequence[Mapping[str, obj
 
 @contextmanager
 def _spooling_client(
-    config: DictConfig, run: RunDirectory, place: ServerPlace, session: Session, stop: StopEvent
+    config: DictConfig, run: RunDirectory, place: ReplayAddress, session: Session, stop: StopEvent
 ) -> Iterator[ReplayClient]:
     """A client whose rows outlive the actor; those that an earlier one left are sent first."""
     size, path = int(config.replay.spool_bytes), run.spool(_number(config))
@@ -262,7 +262,7 @@ def _weight_source(
     config: DictConfig,
     client: ReplayClient,
     receiver: WeightsReceiver,
-    place: ServerPlace,
+    place: ReplayAddress,
     first: Published,
     stop: StopEvent,
     kept: KeptWeights | None,
@@ -270,12 +270,10 @@ def _weight_source(
     if config.clock == "stepped" and config.actors == 1:
         return SteppedWeights(client, receiver, first, stop, kept, _note)
     if config.clock == "stepped":
-        every, table = max(1, int(config.block_steps) // int(config.actors)), config.task.name
-        return SharedWeights(
-            client, receiver, first, stop, note=_note, table=table, every_steps=every
-        )
+        every = max(1, int(config.block_steps) // int(config.actors))
+        return SharedWeights(client, receiver, first, stop, note=_note, every_steps=every)
     version = first.behaviour.version
-    return RealtimeWeights(place.client(), receiver, config.task.name, version, _note)
+    return RealtimeWeights(place.client(), receiver, version, _note)
 
 
 def _seeds(

@@ -120,8 +120,8 @@ class BatchMap(Protocol):
 
     facts: Mapping[str, float]
 
-    def count(self, steps: int) -> None:
-        """Take in the episodes that ended within the first `steps` environment steps."""
+    def count(self) -> None:
+        """Take in the episodes that are visible in the rows now."""
 
     def mixed(self, batch: Batch) -> Batch:
         """Give the batch to learn from; the one given stays as it is."""
@@ -129,8 +129,8 @@ class BatchMap(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs, as JSON."""
 
-    def load_state_dict(self, state: Mapping[str, Any], steps: int) -> None:
-        """Go on where `state_dict` was taken, after so many environment steps."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken, with the rows that were visible then."""
 
 
 class Learner:
@@ -157,9 +157,9 @@ class Learner:
         source = SOURCE_DEMONSTRATION if self._demonstrated else SOURCE_POLICY
         insert_episodes(bench.client, first, self._first(), bench.stop, source)
         self._rows = bench.sampler(self._algorithm.required)
-        self._trial = Trial(bench) if isinstance(self._algorithm, Correction) else None
+        self._trial = Trial(self._rows) if isinstance(self._algorithm, Correction) else None
         made = {
-            name: resolve(function)(bench, self._algorithm)
+            name: resolve(function)(bench, self._algorithm, self._rows)
             for plugin in plugins()
             for name, function in plugin.batch_maps.items()
         }
@@ -259,7 +259,7 @@ class Learner:
             self._bench.say(f"learner: the warm-up is over; {count:,} updates come at once now")
         batches = self._rows.batches(count)
         for each in self._maps.values():
-            each.count(target)
+            each.count()
             batches = map(each.mixed, batches)
         metrics: list[dict[str, Tensor]] = []
         for number, batch in enumerate(batches, self.updates):
@@ -283,7 +283,7 @@ class Learner:
     def _judge(self, trial: Trial) -> None:
         """Say whether what was learned is deployed, where that has changed; undo a loss."""
         before, learned = trial.proved, f"after {self.environment_steps} steps what was learned"
-        trial.count(self.environment_steps)
+        trial.count()
         if trial.proved != before:
             held = "is held back: the policy it began with acts"
             now = "is deployed now" if trial.proved else held
@@ -384,6 +384,6 @@ class Learner:
             self._trial.load_state_dict(state["trial"])
         self.environment_steps = int(state["environment_steps"])
         for name, each in self._maps.items():
-            each.load_state_dict(state["batch_maps"][name], self.environment_steps)
+            each.load_state_dict(state["batch_maps"][name])
         self.updates = int(state["gradient_updates"])
         self._saved_steps = self.environment_steps

@@ -134,8 +134,8 @@ class Plugin:
     # Called with a run and its configuration before a policy learns on a robot; each gives
     # sentences that are printed.
     checks: tuple[str, ...] = ()
-    # Called with the workbench and the algorithm as online learning begins; each gives a
-    # `robot_rl.learner.BatchMap`, or None where it does not apply.
+    # Called with the workbench, the algorithm and the run's rows as online learning begins; each
+    # gives a `robot_rl.learner.BatchMap`, or None where it does not apply.
     batch_maps: Mapping[str, str] = field(default_factory=dict)
     # Called with a run and its configuration once it has decided which policy is deployed; each
     # writes a file and gives its path, which is printed under the name.

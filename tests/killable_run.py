@@ -16,7 +16,7 @@ from robot_rl import actor, learner
 from robot_rl.commands.runs import load_resolved
 from robot_rl.processes.waiting import wait_until
 from robot_rl.replay import StoreError, server
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import LAST
 
 STAGES = {"replay": server.run, "learner": learner.run, "actor": actor.run}
@@ -83,7 +83,7 @@ class KillableRun:
     def steps(self) -> int:
         """Environment steps in the store, 0 while it is not made yet."""
         with suppress(StoreError), StoreReader(self.run / "store") as reader:
-            episodes = [e for table in reader.tables() for e in reader.episodes(table)]
+            episodes = reader.episodes()
             return sum(e.environment_steps for e in episodes if e.source != "demo")
         return 0
 
@@ -95,10 +95,9 @@ class KillableRun:
                 for name in tensors.keys():  # noqa: SIM118  # it is no mapping
                     found[f"{file.name} {name}"] = tensors.get_tensor(name).tobytes()
         with StoreReader(self.run / "store") as reader:
-            for table in reader.tables():
-                for number, episode in enumerate(reader.episodes(table)):
-                    rows = reader.read_episode(table, episode)
-                    found[f"episode {number}"] = rows.tobytes()
+            for number, episode in enumerate(reader.episodes()):
+                rows = reader.read_episode(episode)
+                found[f"episode {number}"] = rows.tobytes()
         return found
 
 

@@ -15,15 +15,14 @@ from omegaconf import DictConfig
 
 from robot_rl.data.schema import SOURCE_POLICY, Field, Row, RowSchema, row_schema
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import summarize_store
-from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import TableRows
-from robot_rl.replay.sampler import SampleSpec
+from robot_rl.replay.row_sources import StoreRows
+from robot_rl.replay.sampler import Sampler
 from robot_rl.replay.server import serve
 from robot_rl.replay.store import Fsync
+from robot_rl.replay.store_reader import summarize_store
+from robot_rl.replay.windows import SampleSpec
 from robot_rl.wire.endpoint import wait_for_endpoint
 
-TABLE = "bench"
 EPISODE_STEPS = 100
 BATCH_SIZE = 256
 SAMPLES = 100
@@ -111,7 +110,7 @@ def _insert(store: Path, schema: RowSchema, seconds: float, batch_rows: int) -> 
     """Append for so long and return acknowledged transitions per second."""
     rows = episode_rows(schema)
     with ReplayClient(store, spool_bytes=64 << 20, batch_rows=batch_rows) as client:
-        client.open_session(TABLE, schema)
+        client.open_session(schema)
         start = time.monotonic()
         count = 0
         while time.monotonic() < start + seconds:
@@ -125,7 +124,7 @@ def _sample_ms(store: Path, schema: RowSchema, n_step: int) -> float:
     """Time a batch into preallocated arrays, rows spread over the store."""
     fields = [*schema.observation_names, "action", "base_action"]
     spec = SampleSpec(tuple(fields), BATCH_SIZE, n_step, demonstration_share=0.0)
-    sampler = ReplaySampler(TableRows(store, TABLE), spec, np.random.default_rng(0))
+    sampler = Sampler(StoreRows(store), spec, np.random.default_rng(0))
     with contextlib.closing(sampler):
         batch = sampler.allocate()
         # Maps the pages of the file, as the first minutes do: each row about three times.

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,11 +35,12 @@ from robot_rl.plugins import format_of, resolve
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.client import ReplayClient as ReplayClient
-from robot_rl.replay.reader import StoreEpisodes
+from robot_rl.replay.replica import Replica
+from robot_rl.replay.row_sources import StoreRows
 from robot_rl.replay.sampler import Sampler
-from robot_rl.replay.sampler import SampleSpec as SampleSpec
 from robot_rl.replay.server import ReplayServer
-from robot_rl.replay.server_place import RemoteSampler
+from robot_rl.replay.store_reader import StoreEpisodes
+from robot_rl.replay.windows import SampleSpec as SampleSpec
 from robot_rl.run import LATEST, POLICIES, RunDirectory, read_json_lines
 
 if TYPE_CHECKING:
@@ -144,13 +146,12 @@ def load_policy(
     return LoadedPolicy(behaviour)
 
 
-def read_episodes(path: str | Path, table: str | None = None) -> Iterator[Episode]:
+def read_episodes(path: str | Path) -> Iterator[Episode]:
     """Read whole episodes, one at a time, also while a run writes them.
 
     Args:
         path: A dataset, a LeRobot dataset that robot_rl exported, a replay store, or a run: its
             store or, where it has none, its demonstrations or random actions.
-        table: Of a store; None takes the only one.
 
     Yields:
         Episodes: `rows` is a structured array (T + 1,) whose names are the fields, as in
@@ -165,7 +166,7 @@ def read_episodes(path: str | Path, table: str | None = None) -> Iterator[Episod
         stored = is_store(run.store)
         kind, place = (Kind.STORE, run.store) if stored else (Kind.DATASET, first_episodes_of(run))
     if kind is Kind.STORE:
-        yield from StoreEpisodes(place, table, Selection()).episodes()
+        yield from StoreEpisodes(place, Selection()).episodes()
         return
     if kind is Kind.POLICY:
         raise NotADataset("a policy holds no episodes", got=str(place))
@@ -197,22 +198,29 @@ def serve_replay(folder: str | Path) -> Iterator[str]:
         thread.join()
 
 
+@contextmanager
 def open_sampler(
-    address: str | Path, table: str, spec: SampleSpec, *, seed: int = 0, keys: Path | None = None
-) -> Sampler:
-    """Draw mini-batches from a replay server; `sample()` gives one, as `SampleSpec` describes it.
+    address: str | Path, spec: SampleSpec, *, seed: int = 0, keys: Path | None = None
+) -> Iterator[Sampler]:
+    """Draw mini-batches from a store; `sample()` gives one, as `SampleSpec` describes it.
 
-    Address and keys are as for `ReplayClient`; the seed is that of all draws.
+    The folder of a store is read as it is. From the address of a replay server its rows are copied
+    to the system's temporary folder first, as long as the context lasts. The seed is that of all
+    draws.
 
     Raises:
-        RobotRLError: No such table or field, or no answer.
+        RobotRLError: No such field, no rows, or no answer.
     """
-    client = ReplayClient(address, keys=keys)
-    try:
-        return RemoteSampler(client, table, spec, np.random.default_rng(seed))
-    except BaseException:
-        client.close()
-        raise
+    rng = np.random.default_rng(seed)
+    with ExitStack() as opened:
+        if isinstance(address, Path):
+            rows = StoreRows(address)
+        else:
+            folder = Path(opened.enter_context(TemporaryDirectory(prefix="replica-")))
+            client = opened.enter_context(ReplayClient(address, keys=keys))
+            replica = opened.enter_context(closing(Replica(folder, client)))
+            rows = StoreRows(folder, replica.pull)
+        yield opened.enter_context(closing(Sampler(rows, spec, rng)))
 
 
 def compare_results(first: str | Path, second: str | Path | None = None) -> Comparison:

@@ -16,27 +16,24 @@ from robot_rl.data.transfer import (
     Selection,
     write_episodes,
 )
-from robot_rl.errors import RobotRLError
 from robot_rl.plugins import added, resolve
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import stop_event
 from robot_rl.replay.catalogue import is_store
-from robot_rl.replay.reader import StoreEpisodes
+from robot_rl.replay.store_reader import StoreEpisodes
 from robot_rl.run import CONFIG_FILE, RunDirectory
 
 _OUTCOMES = {"true": True, "false": False, "all": None}
 
 
-def export(
-    store: str, out: str, *, format: str, table: str | None, source: str, success: str
-) -> None:
+def export(store: str, out: str, *, format: str, source: str, success: str) -> None:
     """Write the sealed episodes of a store, or those of a dataset, to a new directory."""
     wanted = None if source == "all" else SOURCE_NAMES.index(source)
     selection = Selection(wanted, _OUTCOMES[success])
     place = store_at(Path(store))
     if is_store(place):
-        episodes = StoreEpisodes(place, table, selection)
-        transfer(episodes, out, "exported", format=format)
+        episodes = StoreEpisodes(place, selection)
+        transfer(episodes, out, "exported", format)
         if episodes.open_episodes:
             print(f"{episodes.open_episodes} open episodes left out")
         if episodes.left_out:
@@ -49,7 +46,7 @@ def export(
             f"there are no episodes to export at {place}",
             expected="a store, a run directory or an episode dataset",
         )
-    transfer(DatasetEpisodes(place, selection), out, "exported", table, format)
+    transfer(DatasetEpisodes(place, selection), out, "exported", format)
 
 
 @contextmanager
@@ -75,12 +72,8 @@ def stoppable(
         yield on_episode, seen
 
 
-def transfer(
-    source: EpisodeSource, out: str, done: str, table: str | None = None, format: str = "zarr"
-) -> None:
-    """Write a source to `out`, which has no tables, and say what was `done`."""
-    if table is not None:
-        raise RobotRLError("a dataset has no tables", got=f"table={table}", hint="leave it out")
+def transfer(source: EpisodeSource, out: str, done: str, format: str = "zarr") -> None:
+    """Write a source to `out`, and say what was `done`."""
     sink: OpenSink = DatasetSink
     if format != "zarr":
         sink = resolve(added("dataset_formats")[format].create)

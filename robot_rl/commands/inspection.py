@@ -29,7 +29,7 @@ from robot_rl.plugins import format_of, resolve
 from robot_rl.processes.files import MANIFEST, CheckpointError, check_manifest
 from robot_rl.processes.progress import WorkProgress, plain_console
 from robot_rl.replay.catalogue import is_store
-from robot_rl.replay.reader import summarize_store
+from robot_rl.replay.store_reader import summarize_store
 from robot_rl.replay.store_state import rebuild_catalogue
 from robot_rl.run import (
     ACCEPTED,
@@ -341,9 +341,9 @@ def _in_short(part: Facts) -> str:
         return f"{part['policy']} policy, version {part['version']}"
     if part["kind"] != Kind.STORE:
         return _counts(part)
-    damage = "DAMAGED, " * any(table["missing_rows"] for table in part["tables"].values())
-    tables = "; ".join(f"table {name}: {_counts(t)}" for name, t in part["tables"].items())
-    return f"{damage}{part['disk_bytes'] / 1e6:.1f} MB; {tables or 'no rows'}"
+    damage = "DAMAGED, " * bool(part.get("missing_rows"))
+    counts = _counts(part) if "schema" in part else "no rows"
+    return f"{damage}{part['disk_bytes'] / 1e6:.1f} MB; {counts}"
 
 
 def _counts(held: Facts) -> str:
@@ -363,46 +363,42 @@ def _print_episodes(console: Console, dataset: Facts) -> None:
 
 
 def _print_store(console: Console, store: Facts) -> None:
-    rows = sum(table["rows"] for table in store["tables"].values())
+    rows = store.get("rows")
     size = f"\nstore {store['path']}, {store['disk_bytes'] / 1e6:.1f} MB on disk"
     console.print(f"{size}, {store['bytes_per_row']:,.0f} bytes a row" if rows else size)
     if store["identity"] is not None:
         console.print(f"identity {store['identity']}")
     for name, version in store["weights"].items():
         console.print(f"weights {name}: version {version}")
-    for name, table in store["tables"].items():
-        console.print(f"\ntable {name}")
-        _print_schema(console, table["schema"])
-        _print_counts(console, table)
-
-
-def _print_counts(console: Console, table: Facts) -> None:
+    if "schema" not in store:
+        return
+    _print_schema(console, store["schema"])
     console.print(
-        f"{table['episodes']} episodes ({table['sealed']} sealed, {table['cut']} of them cut;"
-        f" {table['episodes'] - table['sealed']} open), {table['steps']} steps,"
-        f" {table['successes']} successful"
+        f"{store['episodes']} episodes ({store['sealed']} sealed, {store['cut']} of them cut;"
+        f" {store['episodes'] - store['sealed']} open), {store['steps']} steps,"
+        f" {store['successes']} successful"
     )
     counts = Table("source", "episodes", "sealed", "successful", "steps", box=None, pad_edge=False)
-    for source, found in table["sources"].items():
+    for source, found in store["sources"].items():
         if found["episodes"]:
             sealed, successes = found["sealed"], found["successes"]
             rate = f" ({100 * successes / sealed:.0f} %)" if sealed else ""
             numbers = (found["episodes"], sealed, f"{successes}{rate}", found["steps"])
             counts.add_row(source, *map(str, numbers))
     console.print(counts)
-    rows, missing = table["rows"], table["missing_rows"]
-    console.print(f"{rows} rows of {table['row_bytes']:,} bytes in {table['sessions']} sessions")
+    rows, missing = store["rows"], store["missing_rows"]
+    console.print(f"{rows} rows of {store['row_bytes']:,} bytes in {store['sessions']} sessions")
     if missing:
         of = f"{len(missing)} episodes: {', '.join(map(str, list(missing)[:10]))}"
         console.print(f"DAMAGED: {sum(missing.values())} rows are missing, of {of}")
     else:
         console.print("no row is missing; what is in them has no checksum and was not read")
-    for name, values in table["annotations"].items():
+    for name, values in store["annotations"].items():
         console.print(f"annotation {name}: {values} values")
-    if table["evicted_rows"]:
-        console.print(f"{table['evicted_rows']} rows were evicted")
-    if table["first_stamp"] is not None and table["last_stamp"] is not None:
-        stamps = (table["first_stamp"], table["last_stamp"])
+    if store["evicted_rows"]:
+        console.print(f"{store['evicted_rows']} rows were evicted")
+    if store["first_stamp"] is not None and store["last_stamp"] is not None:
+        stamps = (store["first_stamp"], store["last_stamp"])
         begin, end = (datetime.fromtimestamp(stamp // 10**9) for stamp in stamps)
         console.print(f"recorded {begin} to {end} ({end - begin})")
     elif rows:

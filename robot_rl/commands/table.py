@@ -197,7 +197,6 @@ COMMANDS: dict[str, Command] = {
         arguments=("STORE", "OUT"),
         options=(
             Option("format", "the dataset's format", "zarr", _dataset_formats),
-            Option("table", "the store's table, if it has several"),
             Option(
                 "source",
                 "who acted; intervention takes episodes in which somebody intervened",

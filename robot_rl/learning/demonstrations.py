@@ -153,7 +153,7 @@ def insert_episodes(
         Stopped: `stop` was set, and the episode is in.
     """
     schema = stored_schema(dataset.schema, cloned)
-    opened = client.open_session(schema.task, schema, DEMONSTRATOR, 0, owner=_OWNER)
+    opened = client.open_session(schema, DEMONSTRATOR, 0, owner=_OWNER)
     present = opened.next_sequence
     runner = PolicyRunner(cloned)
     lengths = np.diff(dataset.episode_ends, prepend=0)

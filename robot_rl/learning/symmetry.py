@@ -19,7 +19,7 @@ from policies.columns import INSTRUCTION, INSTRUCTION_FEATURES, PLAN
 from robot_rl.data.schema import LAST_COMMAND, RowSchema
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
 from robot_rl.errors import RobotRLError
-from robot_rl.replay.sampler import CHUNK, NEXT, is_observation
+from robot_rl.replay.windows import CHUNK, NEXT, is_observation
 
 _SAME = "same"  # a column that does not change
 _KNOWN = (*ARM_ACTIONS, GRIPPER_ACTION, _SAME)

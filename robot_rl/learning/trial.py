@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data.schema import SOURCE_INTERVENTION
-from robot_rl.learning.workbench import Workbench
-from robot_rl.replay.sampler import SampleSpec
+from robot_rl.learning.workbench import Rows
 
 _EXPLORING = 12  # latest episodes that count of what is learned while it explores; it changes
 _NOISELESS = 20  # the same of those without noise
@@ -32,8 +31,7 @@ _FIRST_SHARE = 0.5  # of the episodes, until _LEAST of the clone are known: it a
 _SHARE = 0.125  # of the episodes after that
 _HOPELESS = 0.2  # chance below which what was learned is not tried without noise
 _NOISELESS_SHARE = 1 / 3  # of the episodes otherwise, until exploring episodes prove it
-_BATCH = 1024
-_FIELDS = ("success", "base_alone", "noiseless", "policy_version", "episode_step")
+_FIELDS = ("source", "success", "base_alone", "noiseless", "policy_version")
 
 
 _Score = tuple[bool, float]  # success and return of an episode
@@ -51,11 +49,9 @@ class Trial:
         proved: Whether what was learned is held for better than the clone.
     """
 
-    def __init__(self, bench: Workbench) -> None:
-        spec = SampleSpec(
-            _FIELDS, _BATCH, demonstration_share=0.0, next_fields=(), order="episodes"
-        )
-        self._rows = bench.sampler(spec)
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._counted = -1  # the episode that was looked at last
         # Success and return of each episode that counts; of learned ones also whether it explored.
         self._cloned: list[_Score] = []
         self._learned: deque[tuple[_Score, bool]] = deque(maxlen=_LATEST)
@@ -109,11 +105,13 @@ class Trial:
         counts = zip(names, self._successes(), strict=True)
         return "; ".join(f"{name}: {more} of {of}" for name, (more, of) in counts if of)
 
-    def count(self, steps: int) -> None:
-        """Take in the episodes that ended within the first `steps` steps, and decide."""
-        self._rows.show(steps)
-        for episode in self._rows.episodes():
-            if (episode["source"] == SOURCE_INTERVENTION).any():
+    def count(self) -> None:
+        """Take in the episodes that are visible in the rows now, and decide."""
+        for number, columns in self._rows.episodes(_FIELDS, self._counted):
+            self._counted = number
+            known = ~np.isnan(columns["reward"][:-1])  # what an annotation says nothing of is left
+            episode = {name: column[:-1][known] for name, column in columns.items()}
+            if not known.any() or (episode["source"] == SOURCE_INTERVENTION).any():
                 continue
             score = bool(episode["success"].any()), float(episode["reward"].sum())
             of_clone = episode["base_alone"]
@@ -166,14 +164,14 @@ class Trial:
             "learned": list(self._learned),
             "first_version": self._first_version,
             "proved": self.proved,
-            "sampler": self._rows.state_dict(),
+            "counted": self._counted,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
         self._cloned, self._learned = list(state["cloned"]), deque(state["learned"], _LATEST)
         self._first_version, self.proved = state["first_version"], state["proved"]
-        self._rows.load_state_dict(state["sampler"])
+        self._counted = state["counted"]
 
 
 def chance_of_more(more: int, of_more: int, less: int, of_less: int) -> float:

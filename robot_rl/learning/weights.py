@@ -203,7 +203,6 @@ class SharedWeights(SteppedWeights):
     (`Blocks.acts_until`).
     """
 
-    table: str  # which all actors write
     every_steps: int  # its own steps between two questions
 
     def __post_init__(self) -> None:
@@ -220,7 +219,7 @@ class SharedWeights(SteppedWeights):
             return None
         before = self.present
         self.client.flush(stop=self.stop)  # so that the count holds this actor's rows
-        self._known, self._asked_at = online_steps(self.client, self.table), step
+        self._known, self._asked_at = online_steps(self.client), step
         self._look(0.0)
         self._wait_while(lambda: self._known >= self.present.acts_until)
         return self.present if self.present is not before else None
@@ -240,7 +239,6 @@ class RealtimeWeights(WeightSource):
 
     client: ReplayClient  # its own, which is closed with it
     receiver: WeightsReceiver  # takes the weights out of the mailbox
-    table: str  # which all actors write
     version: int  # of what the actor has
     note: Callable[[str], None]  # told where there are no new weights for long
 
@@ -275,7 +273,7 @@ class RealtimeWeights(WeightSource):
         try:
             while not self._stop.is_set():
                 try:
-                    self._stored = online_steps(self.client, self.table)
+                    self._stored = online_steps(self.client)
                     found = self.receiver.fetch(self.client, self.version, POLL_SECONDS)
                 except KeysRefused as problem:  # raised at once
                     self._goes_on_without(problem)
@@ -294,9 +292,8 @@ class RealtimeWeights(WeightSource):
         self._wait.goes_on(f"new weights; version {self.version} acts meanwhile: {problem}")
 
 
-def online_steps(client: ReplayClient, table: str) -> int:
-    """Environment steps of actors, interventions included, in a table of the store."""
-    tables = client.statistics()["tables"]
-    assert isinstance(tables, dict)
-    counts = tables[table]["environment_steps"]
+def online_steps(client: ReplayClient) -> int:
+    """Environment steps of actors, interventions included, in the store."""
+    counts = client.statistics()["environment_steps"]
+    assert isinstance(counts, dict)
     return int(counts["policy"]) + int(counts["intervention"])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property, partial
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from omegaconf import DictConfig
 from safetensors.torch import load_file, save_file
@@ -41,9 +39,12 @@ from robot_rl.learning.demonstrations import open_demonstrations
 from robot_rl.learning.weights import base_apart, publish
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped
+from robot_rl.replay.address import ReplayAddress
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.sampler import Prefetcher, Sampler, SampleSpec
-from robot_rl.replay.server_place import ServerPlace
+from robot_rl.replay.replica import Replica
+from robot_rl.replay.row_sources import StoreRows
+from robot_rl.replay.sampler import Prefetcher, Sampler
+from robot_rl.replay.windows import SampleSpec
 from robot_rl.run import ACCEPTED, CLONED, STATE_FILE, UNTRAINED, RunDirectory
 from robot_rl.wire import KeysRefused, ServerUnreachable
 
@@ -67,7 +68,7 @@ class Workbench:
         self.settings, self.run = settings, run
         self.stop = StopEvent() if stop is None else stop
         replay = settings.replay
-        self._place = ServerPlace.of(run, replay.connect, replay.keys)
+        self._place = ReplayAddress.of(run, replay.connect, replay.keys)
         self._opened = ExitStack()
         self._base: StoredBase | None = None
 
@@ -127,9 +128,23 @@ class Workbench:
             capacity_rows=self.settings.replay.capacity_rows,
             rewards=self.settings.reward["annotation"],
         )
-        rng = np.random.default_rng(self.settings.seed)
-        sampler = self._place.sampler(self.cloned.interface.task, spec, rng)
-        return self._opened.enter_context(closing(Rows(sampler, self._until_answered)))
+        rng, replica = np.random.default_rng(self.settings.seed), self.replica
+        here = (self.run.store,) if replica is None else (replica.folder, replica.pull)
+        rows = Rows(Sampler(StoreRows(*here), spec, rng), self._until_answered)
+        return self._opened.enter_context(closing(rows))
+
+    @cached_property
+    def replica(self) -> Replica | None:
+        """The store's rows in RUN/replica, where the replay server is on another machine.
+
+        Raises:
+            ReplayError: They cannot be copied.
+            ServerUnreachable: It does not answer now.
+        """
+        if self._place.address is None:
+            return None
+        replica = Replica(self.run.path / "replica", self.client)
+        return self._opened.enter_context(closing(replica))
 
     def gather(
         self,
@@ -294,21 +309,14 @@ class Rows:
     def batches(self, count: int) -> Iterator[Batch]:
         """Give so many batches; the arrays of each are valid until the next."""
         self._prefetcher.start(count)
-        for left in range(count, 0, -1):
-            yield self._until_answered(partial(self._next, left), _ROWS)
+        for _ in range(count):
+            yield self._prefetcher.next()
 
-    def episodes(self) -> Iterator[dict[str, npt.NDArray[Any]]]:
-        """With the order "episodes", each that is still to be given, as columns of its steps."""
-        count = math.ceil(self._sampler.visible.left / self._sampler.spec.batch_size)
-        parts = [
-            {name: column[batch["drawn"]] for name, column in batch.items()}
-            for batch in self.batches(count)
-        ]
-        if parts:
-            columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-            begins = np.flatnonzero(np.diff(columns["episode_step"]) <= 0) + 1
-            for rows in np.split(np.arange(len(columns["reward"])), begins):
-                yield {name: column[rows] for name, column in columns.items()}
+    def episodes(
+        self, fields: Sequence[str], after: int = -1, *, demonstrations: bool = False
+    ) -> Iterator[tuple[int, Batch]]:
+        """Give the visible episodes that have ended, with T + 1 rows; see `Sampler.episodes`."""
+        return self._sampler.episodes(fields, after, demonstrations=demonstrations)
 
     def state_dict(self) -> dict[str, object]:
         """The state of the random stream and what is shown, as JSON."""
@@ -322,11 +330,6 @@ class Rows:
         """End the thread and release the store."""
         self._prefetcher.close()
         self._sampler.close()
-
-    def _next(self, left: int) -> Batch:
-        if not self._prefetcher.ordered:  # the server was away, which has ended the order
-            self._prefetcher.start(left)
-        return self._prefetcher.next()
 
 
 def _announcement(session: Session, episodes: int, behaviour: Behaviour, words: str) -> str:

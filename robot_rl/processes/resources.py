@@ -52,7 +52,8 @@ def config_places() -> tuple[Path, ...]:
 def choice_file(group: str, choice: str) -> Path | None:
     """The file of a choice, robot_rl's own or the user's; None where there is none."""
     files = (place / group / f"{choice}.yaml" for place in config_places())
-    return next((file for file in files if file.is_file()), None)
+    # A name may come from another machine: one that no file can have is none.
+    return next((file for file in files if os.path.isfile(file)), None)
 
 
 def _resource_roots() -> list[Path]:

@@ -1,7 +1,8 @@
 """The catalogue of a store: one small SQLite file beside the rows.
 
-It knows tables, sessions, episodes and annotations. All of it but the annotations is in the row
-files too, and can be made anew from them. Readers use it while the server writes (WAL).
+It knows the schema, sessions, episodes and annotations. All of it but the annotations is in the row
+files too, and can be rebuilt from them. Readers use it while the server writes (WAL). Its values
+are only believed where they have their types.
 
 An annotation is a float32 under a row's place, a name (for example of a relabelled reward) and the
 version of the model that made it. A stored version never changes; a newer version is another value
@@ -11,10 +12,15 @@ beside it.
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
+import os
 import secrets
+import shutil
 import sqlite3
+import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import GenericAlias
 from typing import Any, NamedTuple
@@ -24,46 +30,43 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.schema import RowSchema
-from robot_rl.errors import did_you_mean
-from robot_rl.processes.files import check_links
+from robot_rl.processes.files import check_links, locked
 from robot_rl.replay import AnnotationRefused, StoreError
-from robot_rl.replay.catalogue_file import FILE, CatalogueFile
-from robot_rl.replay.records import (
-    Annotations,
-    Count,
-    EpisodeRecord,
-    Session,
-    SessionKey,
-    TableInfo,
-)
-from robot_rl.replay.row_file import rebuilding
+from robot_rl.replay.episode_records import Count, EpisodeRecord, Session, SessionKey
+from robot_rl.replay.protocol import Annotations
+from robot_rl.replay.row_file import rebuilding, write_error
 
-VERSION = 2
+FILE = "catalogue.sqlite"
+LOCK = "server.lock"
+VERSION = 3
+_BUSY_SECONDS = 30.0
+_LITTLE_ROOM_BYTES = 1 << 20
+# What a value brings about that no catalogue has: the converters' errors, and those of types.
+_FORGED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
 _TABLES = """
-CREATE TABLE about (identity TEXT);
-CREATE TABLE tables (identifier INTEGER PRIMARY KEY, name TEXT UNIQUE, schema TEXT, metadata JSON,
-    evicted JSON);
-CREATE TABLE sessions ("table" INTEGER, actor INTEGER, session INTEGER, owner TEXT,
-    evicted INTEGER DEFAULT 0, PRIMARY KEY ("table", actor, session)) WITHOUT ROWID;
-CREATE TABLE episodes (identifier INTEGER PRIMARY KEY AUTOINCREMENT, "table" INTEGER,
-    actor INTEGER, session INTEGER, first_sequence INTEGER, rows INTEGER, steps STEPS, sealed FLAG,
-    cut FLAG, source TEXT, success FLAG, metadata JSON);
-CREATE INDEX episodes_of_session ON episodes ("table", actor, session, first_sequence);
-CREATE TABLE annotation_names (identifier INTEGER PRIMARY KEY, "table" INTEGER, name TEXT,
-    written INTEGER DEFAULT 0, UNIQUE ("table", name));
-CREATE TABLE annotations (name INTEGER, actor INTEGER, session INTEGER, sequence INTEGER,
-    version INTEGER, value REAL, PRIMARY KEY (name, actor, session, sequence, version))
-    WITHOUT ROWID;
+CREATE TABLE about (identity TEXT, made TEXT, schema TEXT, metadata JSON, evicted JSON);
+CREATE TABLE sessions (actor INTEGER, session INTEGER, owner TEXT, evicted INTEGER DEFAULT 0,
+    PRIMARY KEY (actor, session)) WITHOUT ROWID;
+CREATE TABLE episodes (identifier INTEGER PRIMARY KEY AUTOINCREMENT, actor INTEGER,
+    session INTEGER, first_sequence INTEGER, rows INTEGER, steps STEPS, sealed FLAG, cut FLAG,
+    source TEXT, success FLAG, metadata JSON);
+CREATE INDEX episodes_of_session ON episodes (actor, session, first_sequence);
+CREATE TABLE annotation_names (identifier INTEGER PRIMARY KEY, name TEXT UNIQUE,
+    written INTEGER DEFAULT 0);
+CREATE TABLE annotations (number INTEGER PRIMARY KEY AUTOINCREMENT, name INTEGER, actor INTEGER,
+    session INTEGER, sequence INTEGER, version INTEGER, value REAL,
+    UNIQUE (actor, session, sequence, name, version));
 """
-_SESSION = '"table" = ? AND actor = ? AND session = ?'
+_SESSION = "actor = ? AND session = ?"
 _STRETCH = f"{_SESSION} AND first_sequence >= ? AND first_sequence < ?"
-
-_JSON = dict[str, Any]
+_ROWS = f"{_SESSION} AND sequence >= ? AND sequence < ?"
 _EPISODE = GenericAlias(tuple, tuple(f.type for f in msgspec.structs.fields(EpisodeRecord)))
-_UNKNOWN_TABLE = """
-SELECT "table" FROM (SELECT "table" FROM sessions UNION SELECT "table" FROM episodes)
-    WHERE "table" IS NULL OR "table" NOT IN (SELECT identifier FROM tables)
-"""
+
+for _kind in (dict, tuple, Counter):
+    sqlite3.register_adapter(_kind, json.dumps)
+sqlite3.register_converter("JSON", json.loads)
+sqlite3.register_converter("STEPS", json.loads)
+sqlite3.register_converter("FLAG", lambda text: text == b"1")
 
 
 class NewestValues(NamedTuple):
@@ -74,12 +77,28 @@ class NewestValues(NamedTuple):
     values: npt.NDArray[np.float32]
 
 
-class Catalogue(CatalogueFile):
+class WrittenValue(NamedTuple):
+    """A value of an annotation, in the order of writing: its number increases."""
+
+    number: Count
+    name: str
+    actor: Count
+    session: Count
+    sequence: Count
+    version: Count
+    value: float
+
+
+class Catalogue:
     """The open catalogue of a store, which has the `identity` of all its copies.
 
     With `write` it is created where absent, else it is only read. With `durable` what was written
     is on the disk when a call returns. With `still` nothing is written beside it either, as SQLite
     does for readers; then what comes later may not be seen.
+
+    Attributes:
+        identity: Name of the store and its copies.
+        made: Name of this catalogue and its copies: one that was rebuilt has another.
 
     Raises:
         StoreError: There is no store, it is damaged, or of another version; or a link in it leads
@@ -94,102 +113,129 @@ class Catalogue(CatalogueFile):
         write: bool = False,
         durable: bool = False,
         identity: str | None = None,
+        made: str | None = None,
         still: bool = False,
     ) -> None:
         check_links(store, StoreError)
+        self.path = store / FILE
         with_rows = _has_rows(store) and identity is None
         # A new catalogue over rows would be another store's, which knows none of them.
-        if not (store / FILE).is_file() and (with_rows or not write):
+        if not self.path.is_file() and (with_rows or not write):
             raise _absent(store)
-        super().__init__(store / FILE, still=still)
+        self._opened = contextlib.ExitStack()
+        with self._errors():
+            self._connection = sqlite3.connect(
+                self._opened.enter_context(_unserved(self.path)) if still else self.path,
+                _BUSY_SECONDS,
+                detect_types=sqlite3.PARSE_DECLTYPES,
+                isolation_level=None,
+                check_same_thread=False,
+                uri=still,
+            )
+            self._opened.callback(self._connection.close)
         try:
             if write:
-                self.set("PRAGMA journal_mode = WAL")
-                self.set(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+                self._set("PRAGMA journal_mode = WAL")
+                self._set(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             else:
-                self.set("PRAGMA query_only = ON")
-            if write and not self.read(tuple[int], "SELECT 1 FROM sqlite_master"):
+                self._set("PRAGMA query_only = ON")
+            if write and not self._read(tuple[int], "SELECT 1 FROM sqlite_master"):
                 if with_rows:
                     raise _absent(store)
+                names = identity or secrets.token_hex(16), made or secrets.token_hex(8)
                 with self.transaction() as execute:
                     for statement in _TABLES.split(";"):
                         execute(statement)
-                    execute("INSERT INTO about VALUES (?)", (identity or secrets.token_hex(16),))
+                    execute("INSERT INTO about VALUES (?,?,NULL,'{}','{}')", names)
                     execute(f"PRAGMA user_version = {VERSION}")
-            (version,) = self.one(tuple[int], "PRAGMA user_version")
+            (version,) = self._one(tuple[int], "PRAGMA user_version")
             if version != VERSION:
                 raise StoreError(
                     f"the store {store} is of another version",
                     got=version,
                     expected=VERSION,
-                    hint="export it with the robot_rl that wrote it; if it is damaged instead, make"
-                    f" it anew from the rows: {rebuilding(store)}",
+                    hint="export it with the robot_rl that wrote it; if it is damaged instead,"
+                    f" rebuild it from the rows: {rebuilding(store)}",
                 )
-            (self.identity,) = self.one(tuple[str], "SELECT identity FROM about")
-            if unknown := self.read(tuple[Any], _UNKNOWN_TABLE):
-                raise self.unusable(f"sessions or episodes of the table {unknown[0][0]}, unknown")
+            types = tuple[str, str, str | None, dict[str, Any], dict[str, Count]]
+            self.identity, self.made, *_ = self._one(types, "SELECT * FROM about")
         except BaseException:
             self.close()
             raise
 
-    def tables(self) -> dict[str, TableInfo]:
-        """Return the tables by name."""
-        statement = "SELECT identifier, name, schema, metadata FROM tables ORDER BY 1"
-        rows = self.read(tuple[Count, str, str, _JSON], statement)
-        return {
-            name: TableInfo(number, name, RowSchema.from_json(schema), metadata)
-            for number, name, schema, metadata in rows
-        }
+    @contextlib.contextmanager
+    def transaction(self, *, write: bool = True) -> Iterator[Any]:
+        """Run statements together: all or none is done, and a read sees one moment."""
+        with self._errors():
+            self._connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            try:
+                yield self._connection.execute
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
 
-    def table(self, name: str | None) -> TableInfo:
-        """Return one table; None stands for the only one, else it raises `StoreError`."""
-        tables, store = self.tables(), self.path.parent
-        if name is None and len(tables) == 1:
-            return next(iter(tables.values()))
-        if name is None:
-            raise StoreError(
-                f"the store {store} has {len(tables) or 'no'} tables",
-                got=", ".join(sorted(tables)) or None,
-                expected="one",
-                hint="name one of them with table=NAME" if tables else None,
-            )
-        if name not in tables:
-            raise StoreError(
-                f"the store {store} has no such table",
-                got=name,
-                expected=sorted(tables),
-                hint=did_you_mean(name, tables),
-            )
-        return tables[name]
+    def data_version(self) -> int:
+        """Return a number that changes when another connection has written."""
+        (version,) = self._one(tuple[int], "PRAGMA data_version")
+        return int(version)
 
-    def add_table(self, info: TableInfo, evicted: Counter[str]) -> None:
-        """Put a table, and the totals of what was evicted from it."""
-        values = (info.identifier, info.name, info.schema.to_json(), dict(info.metadata), evicted)
+    @property
+    def schema(self) -> RowSchema | None:
+        """Of the rows; None before the first session."""
+        (text,) = self._one(tuple[str | None], "SELECT schema FROM about")
+        return None if text is None else RowSchema.from_json(text)
+
+    @property
+    def metadata(self) -> Mapping[str, object]:
+        """Facts about the recording, for example ``{"simulated": True}``."""
+        (metadata,) = self._one(tuple[dict[str, Any]], "SELECT metadata FROM about")
+        return dict(metadata)
+
+    def set_schema(self, schema: RowSchema, metadata: Mapping[str, object]) -> None:
+        """Put what the rows are, once."""
         with self.transaction() as execute:
-            execute("INSERT INTO tables VALUES (?,?,?,?,?)", values)
+            values = (schema.to_json(), dict(metadata))
+            execute("UPDATE about SET schema = ?, metadata = ?", values)
+
+    def evicted(self) -> Counter[str]:
+        """Return the totals of what was evicted."""
+        (evicted,) = self._one(tuple[dict[str, Count]], "SELECT evicted FROM about")
+        return Counter(evicted)
+
+    def set_evicted(self, total: Counter[str]) -> None:
+        """Put the totals of what was evicted."""
+        with self.transaction() as execute:
+            execute("UPDATE about SET evicted = ?", (total,))
 
     def sessions(self, only: SessionKey | None = None) -> dict[SessionKey, Session]:
         """Return all sessions, or only one, as they stand behind what was evicted of them."""
         where = "" if only is None else f" WHERE {_SESSION}"
-        types = tuple[Count, Count, Count, str, Count]
-        rows = self.read(types, f"SELECT * FROM sessions{where}", *(only or ()))
-        return {row[:3]: Session(*row[3:]) for row in rows}
+        rows = self._read(
+            tuple[Count, Count, str, Count], f"SELECT * FROM sessions{where}", *(only or ())
+        )
+        return {row[:2]: Session(*row[2:]) for row in rows}
 
     def add_session(self, key: SessionKey, owner: str) -> None:
         """Put a session."""
         with self.transaction() as execute:
-            execute("INSERT INTO sessions VALUES (?,?,?,?,0)", (*key, owner))
+            execute("INSERT INTO sessions VALUES (?,?,?,0)", (*key, owner))
 
-    def episodes(self, table: int, first: int = 0) -> list[EpisodeRecord]:
-        """Return the episodes of a table from an identifier on, in the order of beginning.
+    def episodes(self, first: int = 0, most: int = -1) -> list[EpisodeRecord]:
+        """Return so many episodes (-1: all) from an identifier on, in the order of beginning.
 
-        What is said of an open one beside its place and metadata is of the past; its rows know.
+        Of an open one only its place and metadata hold; the rest is in its rows.
         """
-        return self._episodes('"table" = ? AND identifier >= ? ORDER BY 1', table, first)
+        return self._episodes("identifier >= ? ORDER BY 1 LIMIT ?", first, most)
 
     def episode(self, identifier: int) -> EpisodeRecord | None:
         """Return one episode, None if it is not there any more."""
         return next(iter(self._episodes("identifier = ?", identifier)), None)
+
+    def open_episodes(self) -> list[EpisodeRecord]:
+        """Return the episodes that are not sealed."""
+        return self._episodes("NOT sealed ORDER BY 1")
 
     def episodes_of_session(
         self, key: SessionKey, first: int = 0, end: int = 2**63 - 1
@@ -199,52 +245,54 @@ class Catalogue(CatalogueFile):
 
     def next_episode(self) -> int:
         """Return an identifier above those of all episodes that there ever were."""
-        (newest,) = self.one(tuple[Count | None], "SELECT max(seq) FROM sqlite_sequence")
-        return 0 if newest is None else newest + 1
+        newest = "SELECT max(seq) FROM sqlite_sequence WHERE name = 'episodes'"
+        (number,) = self._one(tuple[Count | None], newest)
+        return 0 if number is None else number + 1
 
     def put_episodes(self, records: Iterable[EpisodeRecord]) -> None:
         """Put episodes, or what they have become."""
-        statement = f"INSERT OR REPLACE INTO episodes VALUES ({'?,' * 11}?)"
         with self.transaction() as execute:
-            for record in records:
-                execute(statement, msgspec.structs.astuple(record))
-
-    def evicted(self, table: int) -> Counter[str]:
-        """Return the totals of what was evicted from a table."""
-        statement = "SELECT evicted FROM tables WHERE identifier = ?"
-        (evicted,) = self.one(tuple[dict[str, Count]], statement, table)
-        return Counter(evicted)
+            _put_episodes(execute, records)
 
     def evict(self, key: SessionKey, first: int, end: int, total: Counter[str]) -> None:
         """Forget the episodes of a segment, rows `first` to `end`, and their annotations.
 
-        What was evicted of the table is then in `total`.
+        What was evicted is then in `total`.
         """
         with self.transaction() as execute:
-            execute(f"DELETE FROM episodes WHERE {_STRETCH}", (*key, first, end))
-            execute(
-                "DELETE FROM annotations WHERE name IN"
-                ' (SELECT identifier FROM annotation_names WHERE "table" = ?)'
-                " AND actor = ? AND session = ? AND sequence >= ? AND sequence < ?",
-                (*key, first, end),
-            )
+            _forget(execute, key, first, end)
             execute(f"UPDATE sessions SET evicted = max(evicted, ?) WHERE {_SESSION}", (end, *key))
-            execute("UPDATE tables SET evicted = ? WHERE identifier = ?", (total, key[0]))
+            execute("UPDATE about SET evicted = ?", (total,))
 
-    def annotation_counts(self, table: int) -> dict[str, int]:
-        """Return the values ever written of each annotation of a table, by its name."""
-        statement = 'SELECT name, written FROM annotation_names WHERE "table" = ?'
-        return dict(self.read(tuple[str, Count], statement, table))
+    def annotation_counts(self) -> dict[str, int]:
+        """Return the values ever written of each annotation, by its name."""
+        return dict(self._read(tuple[str, Count], "SELECT name, written FROM annotation_names"))
+
+    def annotations_after(self, number: int, most: int) -> list[WrittenValue]:
+        """Return so many values that were written after one of this number, in order."""
+        rows = self._read(
+            tuple[Count, str, Count, Count, Count, Count, float],
+            "SELECT number, n.name, actor, session, sequence, version, value FROM annotations"
+            " JOIN annotation_names AS n ON annotations.name = n.identifier"
+            " WHERE number > ? ORDER BY number LIMIT ?",
+            *(number, most),
+        )
+        return [WrittenValue(*row) for row in rows]
+
+    def last_annotation(self) -> int:
+        """Return the number of the value that was written last, also if it was evicted."""
+        newest = "SELECT max(seq) FROM sqlite_sequence WHERE name = 'annotations'"
+        (number,) = self._one(tuple[Count | None], newest)
+        return number or 0
 
     def newest_values(self, name: str, key: SessionKey, first: int, rows: int) -> NewestValues:
         """Read the newest version of an annotation of so many rows from a sequence on."""
         valid, versions = np.zeros(rows, np.bool_), np.zeros(rows, np.int64)
         values = np.zeros(rows, np.float32)
-        for at, version, value in self.read(
+        for at, version, value in self._read(
             tuple[Count, int, float],
             "SELECT sequence - ?, max(version), value FROM annotations JOIN annotation_names AS n"
-            ' ON annotations.name = n.identifier WHERE n.name = ? AND "table" = ? AND actor = ?'
-            " AND session = ? AND sequence >= ? AND sequence < ? GROUP BY sequence",
+            f" ON annotations.name = n.identifier WHERE n.name = ? AND {_ROWS} GROUP BY sequence",
             *(first, name, *key, first, first + rows),
         ):
             valid[at], versions[at], values[at] = True, version, value
@@ -252,31 +300,52 @@ class Catalogue(CatalogueFile):
 
     def annotate(self, new: Annotations) -> int:
         """Put annotations of rows that are there; see `StoreWriter.annotate`."""
-        where = "name = ? AND actor = ? AND session = ? AND sequence = ? AND version = ?"
-        (table, *place), count = new.session, 0
-        name = (table, new.name)
+        count = 0
         with self.transaction() as execute:
-            execute('INSERT OR IGNORE INTO annotation_names ("table", name) VALUES (?,?)', name)
-            ((number,),) = execute(
-                'SELECT identifier FROM annotation_names WHERE "table" = ? AND name = ?', name
-            )
+            number = _number_of(execute, new.name)
             for at, value in zip(new.sequences.tolist(), new.values.tolist(), strict=True):
-                row = (number, *place, at, new.version, value)
-                if execute("INSERT OR IGNORE INTO annotations VALUES (?,?,?,?,?,?)", row).rowcount:
+                row = (number, *new.session, at, new.version, value)
+                columns = "name, actor, session, sequence, version, value"
+                put = f"INSERT OR IGNORE INTO annotations ({columns}) VALUES (?,?,?,?,?,?)"
+                same = f"({columns}) = (?,?,?,?,?,?)"
+                if execute(put, row).rowcount:
                     count += 1
-                elif not execute(
-                    f"SELECT 1 FROM annotations WHERE {where} AND value = ?", row
-                ).fetchone():
+                elif not execute(f"SELECT 1 FROM annotations WHERE {same}", row).fetchone():
                     raise AnnotationRefused(
                         f"version {new.version} of the annotation {new.name!r} has another value",
                         got=f"row {at}",
                         hint="a version never changes: store corrected values under a newer one",
                     )
-            execute(
-                "UPDATE annotation_names SET written = written + ? WHERE identifier = ?",
-                (count, number),
-            )
+            written = "UPDATE annotation_names SET written = written + ? WHERE identifier = ?"
+            execute(written, (count, number))
         return count
+
+    def follow(
+        self,
+        episodes: Iterable[EpisodeRecord],
+        values: Iterable[WrittenValue],
+        gone: Iterable[tuple[SessionKey, int, int]],
+        evicted: Mapping[str, int],
+        written: Mapping[str, int],
+    ) -> None:
+        """Put into a copy what the catalogue of its store has taken in, all at once.
+
+        Of what is `gone` the session and its first and last sequence are given; `written` counts
+        the values of each annotation.
+        """
+        with self.transaction() as execute:
+            _put_episodes(execute, episodes)
+            for value in values:
+                row = (value.number, _number_of(execute, value.name), *value[2:])
+                execute("INSERT OR REPLACE INTO annotations VALUES (?,?,?,?,?,?,?)", row)
+            for stretch in gone:
+                _forget(execute, *stretch)
+            for name, count in written.items():
+                number = _number_of(execute, name)
+                execute(
+                    "UPDATE annotation_names SET written = ? WHERE identifier = ?", (count, number)
+                )
+            execute("UPDATE about SET evicted = ?", (dict(evicted),))
 
     def take_annotations(self, old: Path) -> int:
         """Copy the annotations of another catalogue, as far as it can be read; return how many."""
@@ -288,9 +357,109 @@ class Catalogue(CatalogueFile):
                 return int(copied.rowcount)
         return 0
 
+    def close(self) -> None:
+        """Release the file."""
+        self._opened.close()
+
     def _episodes(self, where: str, *values: object) -> list[EpisodeRecord]:
-        rows = self.read(_EPISODE, f"SELECT * FROM episodes WHERE {where}", *values)
+        rows = self._read(_EPISODE, f"SELECT * FROM episodes WHERE {where}", *values)
         return [EpisodeRecord(*row) for row in rows]
+
+    def _read(self, row: Any, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """Return the rows of a statement, each of the type `row`, such as ``tuple[int, str]``."""
+        with self._errors():
+            try:
+                found = self._connection.execute(statement, values).fetchall()
+                return [msgspec.convert(each, row) for each in found]
+            except (*_FORGED, msgspec.MsgspecError) as error:
+                raise self._unusable(error) from error
+
+    def _one(self, row: Any, statement: str) -> tuple[Any, ...]:
+        found = self._read(row, statement)
+        if len(found) != 1:
+            raise self._unusable(f"{len(found)} rows of {statement!r}")
+        return found[0]
+
+    def _set(self, pragma: str) -> None:
+        with self._errors():
+            self._connection.execute(pragma).fetchall()
+
+    def _unusable(self, found: object, hint: str | None = None) -> StoreError:
+        store = self.path.parent
+        problem = f"the catalogue of the store {store} cannot be used"
+        hint = hint or f"rebuild it from the rows: {rebuilding(store)}"
+        return StoreError(problem, got=found, hint=hint)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            store, code = self.path.parent, getattr(error, "sqlite_errorcode", 0) & 0xFF
+            full = code == sqlite3.SQLITE_FULL
+            if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and store.is_dir():
+                found = os.statvfs(store)
+                few = found.f_bavail * found.f_frsize < _LITTLE_ROOM_BYTES
+                full = few or (found.f_files > 0 and found.f_favail == 0)
+            if full:
+                raise write_error(OSError(errno.ENOSPC, str(error)), store) from error
+            damaged = code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+            hint = None if damaged else "see that the folder can be read and written"
+            raise self._unusable(error, hint) from error
+
+
+def _put_episodes(execute: Any, records: Iterable[EpisodeRecord]) -> None:
+    for record in records:
+        values: Sequence[object] = msgspec.structs.astuple(record)
+        execute(f"INSERT OR REPLACE INTO episodes VALUES ({'?,' * 10}?)", values)
+
+
+def _forget(execute: Any, key: SessionKey, first: int, end: int) -> None:
+    execute(f"DELETE FROM episodes WHERE {_STRETCH}", (*key, first, end))
+    execute(f"DELETE FROM annotations WHERE {_ROWS}", (*key, first, end))
+
+
+def _number_of(execute: Any, name: str) -> int:
+    """The number of an annotation's name, which is put where it is new."""
+    execute("INSERT OR IGNORE INTO annotation_names (name) VALUES (?)", (name,))
+    statement = "SELECT identifier FROM annotation_names WHERE name = ?"
+    return int(execute(statement, (name,)).fetchone()[0])
+
+
+@contextlib.contextmanager
+def _unserved(path: Path) -> Iterator[str]:
+    """Give SQLite a catalogue that nobody writes so that it writes nothing there itself."""
+    log = path.with_name(f"{path.name}-wal")
+    if is_served(path.parent):  # who writes has made all that a reader needs
+        yield f"{path.absolute().as_uri()}?mode=ro"
+    elif not log.exists() or not log.stat().st_size:
+        yield f"{path.absolute().as_uri()}?immutable=1"
+    else:  # what a killed server has written last is there alone; to read it SQLite moves it
+        memory = Path("/dev/shm")
+        with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+            for file in (path, log):
+                shutil.copyfile(file, Path(folder) / file.name)
+            yield (Path(folder) / path.name).as_uri()
+
+
+def schema_of(catalogue: Catalogue) -> RowSchema:
+    """Return the schema of a store's rows; raises `StoreError` before the first session."""
+    schema = catalogue.schema
+    if schema is None:
+        raise StoreError(
+            f"nobody has begun a session in the store {catalogue.path.parent}",
+            hint="let an actor, or an import, put rows into it first",
+        )
+    return schema
+
+
+def is_served(store: Path) -> bool:
+    """Return whether a server writes a store now."""
+    try:
+        with (store / LOCK).open("rb") as file:
+            return not locked(file.fileno())
+    except FileNotFoundError:
+        return False
 
 
 def is_store(path: Path) -> bool:
@@ -307,7 +476,7 @@ def _absent(store: Path) -> StoreError:
         return StoreError(
             f"the store {store} has rows and no catalogue",
             expected=FILE,
-            hint=f"put it back, or make it anew: {rebuilding(store)}",
+            hint=f"put it back, or rebuild it: {rebuilding(store)}",
         )
     return StoreError(
         f"there is no replay store in {store}",

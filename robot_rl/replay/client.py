@@ -1,37 +1,84 @@
 """The client of the replay server, for actors, learners and tools.
 
 `ReplayClient.append` packs and checks a row in the caller's thread, puts it into the spool and
-returns, without a system call; a background thread sends it, and it stays in the spool until the
-server has committed it.
+returns, without a system call. A background thread sends it, and it stays in the spool until the
+server has committed it. The server may go away and come back: after any break the thread asks
+where the session stands, and goes back to there.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
 import msgspec
+import zmq
 
 from robot_rl.data.schema import Row, RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, Stopped
-from robot_rl.replay import ReplayError, RowRefused, ServerBusy, SpoolFull, messages
-from robot_rl.replay.link import Link, Request
-from robot_rl.replay.records import Annotations, RowFacts, RowFlags, WeightsRecord, check_order
+from robot_rl.replay import (
+    ReplayError,
+    RowRefused,
+    SequenceGap,
+    ServerBusy,
+    SessionTaken,
+    SpoolFull,
+    StoreError,
+    StoreReplaced,
+    error_from_wire,
+    protocol,
+)
+from robot_rl.replay.episode_records import RowFacts, RowFlags, check_order
 from robot_rl.replay.spool import Spool, metadata_bytes
-from robot_rl.wire import ServerUnreachable, WireError
-from robot_rl.wire.endpoint import check_protected
+from robot_rl.wire import KeysRefused, ServerUnreachable, WireError
+from robot_rl.wire.endpoint import ServerConnection, check_protected, why_refused
 from robot_rl.wire.keys import ClientKeys
-from robot_rl.wire.messages import Facts, Frame, Numbered, Payload, json_text
+from robot_rl.wire.messages import (
+    PIECE_BYTES,
+    Decoder,
+    Facts,
+    Frame,
+    Numbered,
+    Payload,
+    Refused,
+    encode,
+    json_text,
+)
 
-LARGE_SECONDS = 30.0  # that weights may be on their way over a connection that stands
 _BUSY_SECONDS = 0.05  # between two questions to a server that takes no more
 _SLICE_SECONDS = 0.25  # between two looks at a stop event
+_RESYNC = 0  # request number of the thread's own question; callers' requests count from 1
+_MAXIMUM_PATIENCE_SECONDS = 4.0
+_IDLE_SECONDS = 0.1
+_ACTIVE_SECONDS = 1.0  # longer than the period of any control loop
+# How often the thread looks for new rows while they come. Callers do not wake it for a row, as that
+# would take a system call in the control loop.
+_LOOK_SECONDS = 0.005
+_SPOOL_LOOK_SECONDS = 1.0  # whether the spool is in its place
+_CREDIT_BYTES = 32 << 20  # on their way without acknowledgement
+_BATCH_BYTES = PIECE_BYTES - 1  # in one message, unless a single row is larger
 _Answer = TypeVar("_Answer", bound=Numbered)
+
+
+@dataclass
+class _Question:
+    """A message that waits for its answer."""
+
+    message: Numbered  # without its number, which the thread adds
+    payload: Sequence[Frame]
+    held_back: float  # seconds that the answer may take while the connection stands
+    answer: Future[tuple[Numbered, Payload]] = field(default_factory=Future)
+    sent_at: float | None = None  # steady time
 
 
 class ReplayClient:
@@ -48,10 +95,11 @@ class ReplayClient:
         spool_bytes: Room for unacknowledged rows; the size of the file.
         spool_path: File in which the unacknowledged rows wait, so that they outlive this process.
             Those that an earlier one left in it are sent before anything else. None: in memory.
-        request_seconds: How long a request may stay unanswered before it raises; one for weights
-            30 s longer, which they may be on their way.
+        request_seconds: How long a request may stay unanswered before it raises.
+        large_seconds: How much longer one for weights may, which are on their way.
         batch_rows: Most rows in one message.
-        resend_seconds: Silence after which the background thread connects anew and sends again.
+        credit_rows: Most rows on their way without acknowledgement.
+        resend_seconds: Silence after which the background thread connects again and sends again.
 
     Raises:
         AddressRefused: No address, or one beyond this machine and no keys.
@@ -67,44 +115,62 @@ class ReplayClient:
         spool_bytes: int = 256 << 20,
         spool_path: Path | None = None,
         request_seconds: float = 10.0,
+        large_seconds: float = 30.0,
         batch_rows: int = 16,
+        credit_rows: int = 512,
         resend_seconds: float = 0.5,
     ) -> None:
-        self._request_seconds = request_seconds
         if isinstance(address, str):
             check_protected(address, keys=keys is not None)
-        own = None if keys is None else ClientKeys.load(keys)
-        self._spool = Spool(spool_path, spool_bytes)
-        self._link = Link(address, self._spool, own, batch_rows, resend_seconds)
+        self._address, self._keys = address, None if keys is None else ClientKeys.load(keys)
+        self._request_seconds, self._large_seconds = request_seconds, large_seconds
+        self._batch_rows, self._credit_rows = batch_rows, credit_rows
+        self._resend_seconds = resend_seconds
         self._schema: RowSchema | None = None
-        self._flags: RowFlags | None = None
-        self._in_episode = self._ended = False
-        self._closed = False
+        self._in_episode = self._ended = self._closed = False
+        self._spool = Spool(spool_path, spool_bytes)
+        # Guards what callers and the thread share; notified of all that a caller may wait for.
+        self._changed = threading.Condition()
+        self._failure: RobotRLError | None = None  # what ended the thread
+        self._problem: RobotRLError | None = None  # why rows do not get through at the moment
+        self._closing = False
+        self._questions: dict[int, _Question] = {}
+        self._numbers = itertools.count(_RESYNC + 1)
+        self._wake_up = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # The thread's own.
+        self._decoder = Decoder(*protocol.ANSWERS)
+        self._connection: ServerConnection | None = None
+        self._sent = self._end_seen = 0
+        self._synced = False
+        self._resync_sent_at: float | None = None
+        self._pause_until = self._heard_at = self._connected_at = 0.0
+        self._patience = resend_seconds
+        self._rows_at = -float("inf")
+        self._thread = threading.Thread(target=self._run, name="replay-client", daemon=True)
+        self._thread.start()
 
     def open_session(
         self,
-        table: str,
         schema: RowSchema,
         actor: int = 0,
         session: int | None = None,
         *,
         owner: str | None = None,
         metadata: Mapping[str, object] | None = None,
-    ) -> messages.Opened:
-        """Begin a session in a table, which is created where absent.
+    ) -> protocol.Opened:
+        """Begin a session of an actor, or go on with one.
 
         Rows of the session before, also of an earlier process, are sent first.
 
         Args:
-            table: Name of the table.
-            schema: Of its rows.
+            schema: Of the rows. The first session of a store gives it its schema.
             actor: Number of this writer.
             session: Number of the session, larger than the actor's before; None takes the next.
             owner: Token of a session that is to go on, as `Opened.owner` gave it.
-            metadata: Facts about the recording, kept when the table is created.
+            metadata: Facts about the recording, kept with the schema.
 
         Raises:
-            SchemaMismatch: The table has another schema; names the field.
+            SchemaMismatch: The store has another schema; names the field.
             SessionTaken: The session was begun by another writer.
             StoreReplaced: The client, or its spool, has written to another store.
             StoreFull: The store has no room for rows of the session before.
@@ -113,8 +179,7 @@ class ReplayClient:
         flags = RowFlags(schema)
         self.flush(self._request_seconds)
         before = self._spool.opened
-        opening = messages.Open(
-            table=table,
+        opening = protocol.Open(
             schema=schema.to_json(),
             actor=actor,
             session=session,
@@ -122,7 +187,7 @@ class ReplayClient:
             metadata=_facts(metadata),
             store=None if before is None else before.store,
         )
-        opened, _ = self.ask(opening, messages.Opened)
+        opened, _ = self.ask(opening, protocol.Opened)
         self._schema, self._flags = schema, flags
         self._in_episode, self._ended = opened.in_episode, opened.ended
         return opened
@@ -181,23 +246,23 @@ class ReplayClient:
 
     def has_room(self, rows: int) -> bool:
         """Return whether so many more rows of one episode can be appended without waiting."""
-        with self._link.condition:
-            self._link.check()
+        with self._changed:
+            self._check()
             return self._spool.has_room(rows, begins=True)
 
     @property
     def unacknowledged(self) -> int:
         """Rows that the server has not committed yet."""
-        with self._link.condition:
-            self._link.check()
+        with self._changed:
+            self._check()
             return self._spool.end - self._spool.first
 
     @property
     def problem(self) -> RobotRLError | None:
         """Why rows are not getting through at the moment, for example `StoreFull`."""
-        with self._link.condition:
-            self._link.check()
-            return self._link.problem
+        with self._changed:
+            self._check()
+            return self._problem
 
     def flush(self, timeout: float = 30.0, stop: StopEvent | None = None) -> None:
         """Wait until every row is committed; `timeout` seconds may pass in which none gets through.
@@ -227,12 +292,12 @@ class ReplayClient:
             StoreFull: They do not fit.
             ServerUnreachable: No answer.
         """
-        weights = messages.PutWeights(name=name, version=version, metadata=_facts(metadata))
-        self.ask(weights, messages.Stored, [tensors], held_back=LARGE_SECONDS)
+        weights = protocol.PutWeights(name=name, version=version, metadata=_facts(metadata))
+        self.ask(weights, protocol.Stored, [tensors], held_back=self._large_seconds)
 
     def get_weights(
         self, name: str, newer_than: int | None = None, wait_seconds: float = 0.0
-    ) -> WeightsRecord | None:
+    ) -> protocol.WeightsRecord | None:
         """Return the latest weights; None if none newer than `newer_than` come in `wait_seconds`.
 
         These are at most 60.
@@ -240,14 +305,14 @@ class ReplayClient:
         Raises:
             ServerUnreachable: No answer.
         """
-        question = messages.GetWeights(name=name, newer_than=newer_than, wait=wait_seconds)
-        held_back = wait_seconds + LARGE_SECONDS
-        answer, tensors = self.ask(question, messages.Weights, held_back=held_back)
+        question = protocol.GetWeights(name=name, newer_than=newer_than, wait=wait_seconds)
+        held_back = wait_seconds + self._large_seconds
+        answer, tensors = self.ask(question, protocol.Weights, held_back=held_back)
         if answer.version is None:
             return None
-        return WeightsRecord(name, answer.version, b"".join(tensors), answer.metadata)
+        return protocol.WeightsRecord(name, answer.version, b"".join(tensors), answer.metadata)
 
-    def annotate(self, new: Annotations) -> int:
+    def annotate(self, new: protocol.Annotations) -> int:
         """Store values beside rows, durably, and return how many were new; the same are accepted.
 
         Readers use the newest version of each row.
@@ -258,17 +323,17 @@ class ReplayClient:
             ServerUnreachable: No answer.
         """
         return sum(
-            self.ask(question, messages.Stored, frames)[0].new
-            for question, frames in messages.annotate_requests(new)
+            self.ask(question, protocol.Stored, frames)[0].new
+            for question, frames in protocol.annotate_requests(new)
         )
 
     def statistics(self) -> dict[str, object]:
-        """Return the server's counters and the totals of its tables."""
-        return self.ask(messages.GetStatistics(), messages.Statistics)[0].statistics
+        """Return the server's counters and the totals of its store."""
+        return self.ask(protocol.GetStatistics(), protocol.Statistics)[0].statistics
 
     def ask(
         self,
-        question: Numbered,
+        message: Numbered,
         expected: type[_Answer],
         payload: Sequence[Frame] = (),
         *,
@@ -287,13 +352,32 @@ class ReplayClient:
         patience = held_back + self._request_seconds
         until = time.monotonic() + patience
         while True:
+            question = _Question(message, payload, held_back)
+            with self._changed:
+                self._check()
+                if self._closing:
+                    raise _was_closed()
+                if isinstance(self._problem, KeysRefused):
+                    raise KeysRefused(str(self._problem))
+                number = next(self._numbers)
+                self._questions[number] = question
+                self._wake()
             try:
-                answer, content = self._link.ask(Request(question, payload, held_back), patience)
+                answer, content = question.answer.result(patience)
                 break
             except ServerBusy:
                 if time.monotonic() >= until:
                     raise
                 time.sleep(_BUSY_SECONDS)
+            except TimeoutError as error:
+                raise ServerUnreachable(
+                    f"the replay server did not answer within {patience:g} s",
+                    got=self._problem,
+                    hint="see that the replay server runs",
+                ) from error
+            finally:
+                with self._changed:
+                    self._questions.pop(number, None)
         if not isinstance(answer, expected):
             raise WireError(
                 "the server has answered something else",
@@ -318,7 +402,14 @@ class ReplayClient:
             if not self._wait_for(self._is_empty, timeout):
                 raise self._not_committed(timeout)
         finally:
-            self._link.close()
+            with self._changed:
+                self._wake()
+                self._closing = True
+                self._refuse_all(_was_closed())
+                self._changed.notify_all()
+            self._thread.join()
+            os.close(self._wake_up)
+            self._spool.close()
 
     def __enter__(self) -> Self:
         return self
@@ -326,21 +417,33 @@ class ReplayClient:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    # What callers' threads do.
+
     def _is_empty(self) -> bool:
         return self._spool.first == self._spool.end
 
+    def _check(self) -> None:
+        """Raise what ended the thread. Call with the condition held."""
+        if self._failure is not None:
+            # A new one each time: an error that is raised again keeps the frames of every time.
+            raise type(self._failure)(str(self._failure)) from self._failure
+
+    def _wake(self) -> None:
+        """End the thread's wait. Call with the condition held."""
+        if not self._closing:
+            os.eventfd_write(self._wake_up, 1)
+
     def _wait_for(self, done: Callable[[], bool], timeout: float) -> bool:
         """Wait until something is so, or closing or time ends that; return whether it is."""
-        link = self._link
-        with link.condition:
+        with self._changed:
             if not done():
-                link.wake()
-            link.condition.wait_for(lambda: done() or link.failure or link.closing, timeout)
-            link.check()
+                self._wake()
+            self._changed.wait_for(lambda: done() or self._failure or self._closing, timeout)
+            self._check()
             return done()
 
     def _not_committed(self, seconds: float) -> RobotRLError:
-        problem, spool = self._link.problem, self._spool
+        problem, spool = self._problem, self._spool
         kind = ServerUnreachable if problem is None else type(problem)
         return kind(
             f"{spool.end - spool.first} rows are not acknowledged after {seconds:g} s",
@@ -349,7 +452,7 @@ class ReplayClient:
         )
 
     def _pack(self, row: Row) -> tuple[bytes, RowFacts]:
-        if self._schema is None or self._flags is None:
+        if self._schema is None:
             raise ReplayError("no session is open", hint="call open_session first")
         packed = self._schema.pack(row)
         return packed, self._flags.read(packed)
@@ -358,19 +461,273 @@ class ReplayClient:
         check_order(facts, begins=not self._in_episode, ended=self._ended)
         if metadata and self._in_episode:
             raise RowRefused("episode metadata belongs to the first row of an episode")
-        link, spool = self._link, self._spool
-        with link.condition:
-            link.check()
+        spool = self._spool
+        with self._changed:
+            self._check()
             if not spool.has_room(1, begins=bool(metadata)):
                 raise SpoolFull(
                     "the replay client holds as many unacknowledged rows as it may",
-                    got=f"{spool.end - spool.first} rows in {spool.place}; {link.problem or ''}",
+                    got=f"{spool.end - spool.first} rows in {spool.place}; {self._problem or ''}",
                     hint="wait until has_room(rows of an episode) before an episode begins",
                 )
-            # The link looks for rows by itself: waking it would take a system call.
+            # The thread looks for rows by itself: waking it would take a system call.
             sequence = spool.push(row, metadata)
         self._in_episode, self._ended = not facts.is_last, facts.ended
         return sequence
+
+    # What the background thread does.
+
+    def _run(self) -> None:
+        try:
+            self._connect()
+            looked_at = time.monotonic()
+            while not self._closing:
+                self._wait()
+                if time.monotonic() > looked_at + _SPOOL_LOOK_SECONDS:
+                    self._spool.check_in_place()
+                    looked_at = time.monotonic()
+                self._look_at_connection()
+                if self._connection is not None:
+                    self._receive(self._connection)
+                    self._send_questions(self._connection)
+                    self._send_rows(self._connection)
+                if self._is_overdue(time.monotonic()):
+                    silence = f"nothing in {self._patience:g} s"
+                    silent = ServerUnreachable("the replay server does not answer", got=silence)
+                    self._note(self._problem or silent)
+                    self._patience = min(2 * self._patience, _MAXIMUM_PATIENCE_SECONDS)
+                    self._connect()
+        except BaseException as failure:
+            with self._changed:
+                self._failure = self._explained(failure)
+                self._refuse_all(self._failure)
+                self._changed.notify_all()
+        finally:
+            self._disconnect()
+
+    def _explained(self, failure: BaseException) -> RobotRLError:
+        """Add to the server's answer where the rows are that it does not take."""
+        if not isinstance(failure, RobotRLError):
+            died = ReplayError("the replay client's thread has died", got=repr(failure))
+            died.__cause__ = failure
+            return died
+        spool, rows = self._spool, self._spool.end - self._spool.first
+        if spool.left is not None and rows:
+            failure.args = (
+                f"{failure}; {rows} rows of an earlier process stay"
+                f" in {spool.place}; next: serve the store that they are for, or, to go on"
+                " without them, move the file away",
+            )
+        return failure
+
+    def _connect(self) -> None:
+        """Open a fresh socket; everything unanswered will be sent again."""
+        self._disconnect()
+        self._connected_at = time.monotonic()
+        self._synced, self._resync_sent_at = False, None
+        with self._changed:
+            for question in self._questions.values():
+                question.sent_at = None
+        try:
+            self._connection = ServerConnection(self._address, self._keys, self._poller)
+        except ServerUnreachable as problem:
+            self._note(problem)
+
+    def _disconnect(self) -> None:
+        """End the connection; afterwards nothing looks at what was on its way."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection, self._up = None, False
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake_up, zmq.POLLIN)
+
+    def _wait(self) -> None:
+        """Wait a while for an answer, a wake-up or rows, which come without one."""
+        now = time.monotonic()
+        if self._spool.end != self._end_seen:
+            self._end_seen, self._rows_at = self._spool.end, now
+        active = now < self._rows_at + _ACTIVE_SECONDS
+        pause = _LOOK_SECONDS if active else min(self._resend_seconds / 2, _IDLE_SECONDS)
+        if self._wake_up in dict(self._poller.poll(round(1000 * pause))):
+            os.eventfd_read(self._wake_up)
+
+    def _look_at_connection(self) -> None:
+        """Note why there is none, and go back at once where it broke."""
+        while self._connection is not None and (event := self._connection.event()):
+            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._up = True
+                self._note_reached()
+            elif event["event"] != zmq.EVENT_DISCONNECTED:
+                refused = why_refused(event["event"], event["value"], keys=self._keys is not None)
+                if refused is not None:
+                    self._note(refused)
+                if isinstance(refused, KeysRefused):
+                    self._disconnect()  # until it is time to try again
+            elif self._up:
+                self._connect()
+
+    def _receive(self, connection: ServerConnection) -> None:
+        while frames := connection.receive():
+            self._heard_at = time.monotonic()
+            message, payload = self._decoder.decode(frames)
+            self._note_reached()
+            if isinstance(message, Refused):
+                self._on_refused(message)
+            elif isinstance(message, protocol.Acknowledged):
+                if self._spool.opened is not None and message.place == self._spool.opened.place:
+                    self._acknowledge(message.next)
+            elif message.request == _RESYNC:
+                self._on_resync(message)
+            else:
+                self._settle(message.request, (message, payload))
+
+    def _acknowledge(self, following: int) -> None:
+        with self._changed:
+            spool = self._spool
+            if following > spool.end:
+                raise SessionTaken(
+                    "the server has rows of this session that this client never sent",
+                    got=following,
+                    expected=f"<= {spool.end}",
+                )
+            if spool.acknowledge(following):
+                self._patience = self._resend_seconds
+                self._problem = None
+                self._changed.notify_all()
+            self._sent = max(self._sent, spool.first)
+
+    def _settle(self, number: int | None, answer: tuple[Numbered, Payload] | RobotRLError) -> None:
+        """Hand a question its answer, unless nobody waits for it any more."""
+        with self._changed:
+            question = self._questions.get(number or _RESYNC)
+            if question is None:
+                return
+            if isinstance(answer, RobotRLError):
+                question.answer.set_exception(answer)
+            else:
+                if isinstance(answer[0], protocol.Opened):  # the session is now the current one
+                    assert isinstance(question.message, protocol.Open)
+                    self._spool.begin(question.message, answer[0])
+                    self._sent, self._synced = answer[0].next_sequence, True
+                    self._resync_sent_at = None
+                question.answer.set_result(answer)
+            del self._questions[number or _RESYNC]
+
+    def _refuse_all(self, error: RobotRLError) -> None:
+        """Let all questions fail. Call with the condition held."""
+        for number in list(self._questions):
+            self._settle(number, error)
+
+    def _on_resync(self, message: protocol.Opened) -> None:
+        following, session = message.next_sequence, self._spool.opened
+        if session is None or message.owner != session.owner:
+            return  # about the session before, which was the current one when this was asked
+        if message.place != session.place:
+            raise StoreError(
+                "the server keeps the session under another key: it serves another store",
+                hint="start the server on the store that it served before",
+            )
+        if following < self._spool.first:
+            raise StoreError(
+                "the server lacks rows that it had acknowledged: it serves an older copy of the"
+                " store",
+                got=following,
+                expected=f">= {self._spool.first}",
+                hint="start the server on the store that it served before",
+            )
+        if session is self._spool.left:
+            # Nothing is added to it any more. After a power cut the spool may be older than the
+            # store: what the spool does not know is stored like all that it still holds.
+            following = min(following, self._spool.end)
+        self._acknowledge(following)
+        self._sent, self._synced, self._resync_sent_at = following, True, None
+
+    def _on_refused(self, message: Refused) -> None:
+        error = error_from_wire(message.error, message.message)
+        if message.request is not None and message.request != _RESYNC:
+            self._settle(message.request, error)
+            return
+        if not isinstance(error, StoreError | SequenceGap) or isinstance(error, StoreReplaced):
+            raise error
+        # The rows stay here; after a pause this asks where the session stands and goes back.
+        if isinstance(error, StoreError):
+            self._note(error)
+        self._pause_until = time.monotonic() + self._resend_seconds
+        self._synced, self._resync_sent_at = False, None
+
+    def _note(self, problem: RobotRLError | None) -> None:
+        with self._changed:
+            self._problem = problem
+            if isinstance(problem, KeysRefused):
+                self._refuse_all(problem)
+            self._changed.notify_all()
+
+    def _note_reached(self) -> None:
+        if isinstance(self._problem, ServerUnreachable):
+            self._note(None)
+
+    def _send_questions(self, connection: ServerConnection) -> None:
+        with self._changed:
+            waiting = [(n, q) for n, q in self._questions.items() if q.sent_at is None]
+        for number, question in waiting:
+            question.sent_at = time.monotonic()
+            message = msgspec.structs.replace(question.message, request=number)
+            try:
+                connection.send(encode(message, question.payload))
+            except WireError as error:  # it is too large to be sent to anybody
+                self._settle(number, error)
+
+    def _send_rows(self, connection: ServerConnection) -> None:
+        opening, opened, now = self._spool.opening, self._spool.opened, time.monotonic()
+        if opening is None or opened is None or now < self._pause_until:
+            return
+        if self._synced:
+            while self._sent_batch(connection, opened):
+                pass
+        elif self._resync_sent_at is None:
+            self._resync_sent_at = now
+            again = msgspec.structs.replace(
+                opening, request=_RESYNC, session=opened.session, store=opened.store
+            )
+            connection.send(encode(again))
+
+    def _sent_batch(self, connection: ServerConnection, session: protocol.Opened) -> bool:
+        spool = self._spool
+        with self._changed:
+            on_their_way = self._sent - spool.first
+            if on_their_way >= self._credit_rows or on_their_way * spool.row_bytes >= _CREDIT_BYTES:
+                return False
+            rows, frames, episodes = spool.rows_from(self._sent, self._batch_rows, _BATCH_BYTES)
+        if not rows:
+            return False
+        if on_their_way == 0:
+            self._heard_at = time.monotonic()
+        # Of a row that is not acknowledged only one message is on its way at a time, so that its
+        # place in the spool, which is not copied, is not used again before it is sent.
+        texts = {at: msgspec.Raw(text) for at, text in episodes.items()}
+        append = protocol.Append.of(
+            session.place, owner=session.owner, first=self._sent, episodes=texts
+        )
+        connection.send(encode(append, frames))
+        self._sent += rows
+        return True
+
+    def _is_overdue(self, now: float) -> bool:
+        if self._connection is None:
+            return now > self._connected_at + self._patience
+        if self._resync_sent_at is not None:
+            return now > self._resync_sent_at + self._patience
+        with self._changed:
+            # Only a server that is there holds answers back.
+            sent = [q for q in self._questions.values() if q.sent_at is not None]
+            waits = [(q.sent_at or 0.0) + self._up * q.held_back for q in sent]
+            if self._synced and self._sent > self._spool.first:
+                waits.append(self._heard_at)
+        return now > min(waits, default=now) + self._patience
+
+
+def _was_closed() -> ServerUnreachable:
+    return ServerUnreachable("the replay client was closed before the answer came")
 
 
 def _facts(metadata: Mapping[str, object] | None) -> Facts:

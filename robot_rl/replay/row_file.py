@@ -32,7 +32,7 @@ from robot_rl.errors import in_shell
 from robot_rl.processes.files import why_not_written
 from robot_rl.replay import FileDamaged, StoreError, StoreFull
 
-VERSION = 2
+VERSION = 3
 COUNTERS = slice(32, 64)
 _MAGIC = b"RRLROWS\0"
 _HEAD = struct.Struct("<8sIIIII")  # magic, version, header, row, description, checksum

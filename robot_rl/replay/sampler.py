@@ -1,170 +1,41 @@
-"""What a learner draws mini-batches with, wherever the rows are, and draws them ahead with."""
+"""What a learner draws mini-batches with, and draws them ahead with.
+
+The rows are on this machine: memory maps of a store or of its replica, or datasets in memory. A
+sampler keeps a small record of every window in memory (50 bytes each) and copies rows when a batch
+is drawn.
+"""
 
 from __future__ import annotations
 
 import itertools
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from contextlib import ExitStack
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from robot_rl.data.schema import LAST_COMMAND, Array
-from robot_rl.replay import ReplayError, StoreReplaced
+from robot_rl.errors import did_you_mean
+from robot_rl.replay import NotEnoughData, ReplayError, StoreReplaced
+from robot_rl.replay.row_sources import EpisodeRows, StoreRows
+from robot_rl.replay.windows import (
+    CHUNK,
+    LABELS,
+    SCALARS,
+    UNKNOWN,
+    WINDOW,
+    Batch,
+    DataKind,
+    Integers,
+    Records,
+    SampleSpec,
+    WindowIndex,
+    is_observation,
+)
 
-Batch = dict[str, Array]
 # For each array its dtype and the shape of one item.
 Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
-
-MAXIMUM_BATCH_SIZE = 1 << 16
-MAXIMUM_STEPS = 512
-NEXT, CHUNK = "next/", "chunk/"
-_OBSERVED = ("state/", "images/", "points/", "features/")
-
-
-def is_observation(name: str) -> bool:
-    """Whether a field was seen, so that it has a history."""
-    return name.startswith(_OBSERVED) or name in (LAST_COMMAND, "instruction")
-
-
-def size_of(layout: Layout) -> int:
-    """Bytes of one item of each array together."""
-    return sum(dtype.itemsize * math.prod(shape) for dtype, shape in layout.values())
-
-
-def _at_every_state(name: str) -> bool:
-    """Whether a field is there at an episode's last row too."""
-    return is_observation(name) or name == "base_action"
-
-
-@dataclass(frozen=True)
-class SampleSpec:
-    """What mini-batches are made of, on this machine and across the network.
-
-    A window begins at a row s = row t of an episode that has an action. It covers the m ≤ `n_step`
-    steps up to the episode's end, or for an action of the policy up to where an operator takes
-    over; s' is row t + m. A batch has these arrays; B = `batch_size`, n = `observation_steps`,
-    H = `chunk_steps`:
-
-    ====================  ==============  ======================================================
-    ``<field>``           (B, *shape)     row t. Observations are (B, n, *shape) if n > 0: rows
-                                          t - n + 1 … t, before the episode its first row again
-    ``next/<field>``      as above        the same of row t + m
-    ``reward``            float32 (B,)    Σ γ^j r_{t+j} over j < m, γ = `discount`
-    ``discount``          float32 (B,)    γ^m; 0 where the last step terminated
-    ``steps``             int16 (B,)      m
-    ``source``            uint8 (B,)      who acted at s: 0 demonstration, 1 policy, 2 operator
-    ``chunk/<field>``     (B, H, *shape)  rows t … t + H - 1; from the episode's end or a take-over
-                                          on the last of these rows again
-    ``chunk/valid``       bool (B, H)     false where it is repeated. For `ChunkPolicy.loss` these
-                                          are "action" and "valid"
-    ``next/chunk/…``      (B, H, …)       the same of rows t + m … for fields that every state has,
-                                          as ``base_action``; here an episode's last row counts
-    ``return``            float32 (B,)    Σ γ^j r_{t+j} to the episode's end or a take-over
-    ``return/valid``      bool (B,)       whether it ended by termination: else more may follow
-    ``drawn``             bool (B,)       with `order` "episodes": false where no window was left,
-                                          and the last one is repeated
-    ====================  ==============  ======================================================
-
-    Attributes:
-        fields: Fields to give at s.
-        batch_size: B, at most 65536.
-        n_step: Most steps of a window, at most 512.
-        discount: γ per step.
-        demonstration_share: Share of slots for demonstrations, in [0, 1]; strictly between, a kind
-            that has no data yet is replaced by the other.
-        intervention_share: Share of slots for operators' interventions alone. None gives them none
-            of their own, but draws them with the demonstrations too, as in HIL-SERL.
-        next_fields: Fields to give at s'; None takes those of `fields` that every state has:
-            observations, ``base_action`` and ``last_command``.
-        observation_steps: n, length of the history; 0 gives no axis for it.
-        chunk_fields: Fields to give for each step of a chunk.
-        chunk_steps: H; None takes `n_step`.
-        returns: Whether to give Monte-Carlo returns; only episodes that have ended are drawn then.
-        policy_versions: Lowest and highest version of the policy in whose steps a window of an
-            actor may begin.
-        rewards: Annotation whose newest version gives the rewards; it need not exist yet. Labels
-            (``reward``) replace those of the rows that have one, and a label of success ends its
-            episode; any other is the only reward, and rows without it are not drawn.
-        capacity_rows: The store's ``replay.capacity_rows``. The newest 7/8 of so many rows are
-            drawn from, so that what is drawn does not depend on how far the server has evicted.
-        order: "random" draws windows uniformly, each kind from its slots. "episodes" gives each
-            episode that has ended once from its start, in the order in which they began, window
-            after window: actors' episodes, or with `demonstration_share` 1 the demonstrations.
-
-    Raises:
-        ReplayError: A number is out of range, or a name is given twice.
-    """
-
-    fields: tuple[str, ...]
-    batch_size: int = 256
-    n_step: int = 1
-    discount: float = 0.99
-    demonstration_share: float = 0.5
-    intervention_share: float | None = None
-    next_fields: tuple[str, ...] | None = None
-    observation_steps: int = 0
-    chunk_fields: tuple[str, ...] = ()
-    chunk_steps: int | None = None
-    returns: bool = False
-    policy_versions: tuple[int, int] | None = None
-    rewards: str | None = None
-    capacity_rows: int | None = None
-    order: Literal["random", "episodes"] = "random"
-
-    def __post_init__(self) -> None:
-        bounds: dict[str, tuple[float, float]] = {
-            "batch_size": (1, MAXIMUM_BATCH_SIZE),
-            "n_step": (1, MAXIMUM_STEPS),
-            "chunk_steps": (1, MAXIMUM_STEPS),
-            "observation_steps": (0, MAXIMUM_STEPS),
-            "discount": (0, 1),
-            "capacity_rows": (1, 2**62),
-        }
-        for name, (low, high) in bounds.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise ReplayError(f"{name} is out of range", got=value, expected=f"{low} to {high}")
-        low, high = self.policy_versions or (0, 0)
-        if low > high:
-            problem = "policy_versions is no range"
-            raise ReplayError(problem, got=(low, high), expected="lowest, highest")
-        for names in (self.fields, self.next_fields or (), self.chunk_fields):
-            if len(set(names)) < len(names):
-                problem = "names to sample are given twice"
-                raise ReplayError(problem, got=names, expected="each name once")
-        if self.in_order and self.demonstration_share not in (0, 1):
-            raise ReplayError(
-                "episodes in order are demonstrations or actors' own",
-                got=f"demonstration_share {self.demonstration_share}",
-                expected="0 or 1",
-            )
-
-    @property
-    def in_order(self) -> bool:
-        """Whether each episode is given once."""
-        return self.order == "episodes"
-
-    @property
-    def horizon(self) -> int:
-        """H, 0 where no field is wanted of a chunk."""
-        return (self.chunk_steps or self.n_step) if self.chunk_fields else 0
-
-    @property
-    def next_chunk_fields(self) -> tuple[str, ...]:
-        """Fields of a chunk that are given from s' on too."""
-        return tuple(filter(_at_every_state, self.chunk_fields))
-
-    @property
-    def sides(self) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
-        """For s and for s': the prefix of the arrays, the fields, and those of a chunk."""
-        following = self.next_fields
-        if following is None:
-            following = tuple(filter(_at_every_state, self.fields))
-        return ("", self.fields, self.chunk_fields), (NEXT, following, self.next_chunk_fields)
 
 
 class Visible(NamedTuple):
@@ -174,82 +45,174 @@ class Visible(NamedTuple):
     demonstrations: int = 0
     online: int = 0  # of actors, those of interventions included
     interventions: int = 0
-    left: int = 0  # with the order "episodes", those that are still to be given
 
 
-class Sampler(ABC):
-    """Draws the mini-batches that a `SampleSpec` describes: here, or from a server.
+class Sampler:
+    """Draws the mini-batches that a `SampleSpec` describes from rows, which are closed with it.
 
     What is visible depends on the number of steps that `refresh` was given alone, as long as one
-    actor writes at a time and the store has one table; with `capacity_rows` the rows by which the
-    learner is behind and the longest episode must fit into an eighth of them. Kinds of data are
-    interleaved, so that every contiguous part of a batch keeps the shares. Not safe for use from
-    several threads at a time.
+    actor writes at a time; with `capacity_rows` the rows by which the learner is behind and the
+    longest episode must fit into an eighth of them. Kinds of data are interleaved, so that every
+    contiguous part of a batch keeps the shares. Not safe for use from several threads at a time.
+
+    Raises:
+        ReplayError: Unknown field, or a share out of range.
     """
 
-    def __init__(self, spec: SampleSpec, rng: np.random.Generator) -> None:
+    def __init__(
+        self, rows: StoreRows | EpisodeRows, spec: SampleSpec, rng: np.random.Generator
+    ) -> None:
         self.spec, self.rng = spec, rng
-        self.visible = Visible()
-        self.layout: Layout = {}
-        self._identity = ""  # of the store
-        self._steps: int | None = None  # visible ones, as `refresh` was told; None for all
-        self._limit = 0  # and in numbers
-        self._given = (-1, 0)  # in order: the episode that was given last, and windows of it
+        with ExitStack() as failed:
+            failed.callback(rows.close)
+            self._rows = rows
+            apart = spec.intervention_share
+            self._quotas = Quotas(spec.batch_size, spec.demonstration_share, apart or 0.0)
+            self.layout = _layout(spec, rows.dtype)
+            self._spans = dict.fromkeys(DataKind, range(0))
+            self._begin_index()
+            self.refresh(None)
+            failed.pop_all()
 
-    @abstractmethod
     def transitions_available(self) -> int:
-        """Look at the store and return its number of online environment steps.
+        """Look at the rows and return their number of online environment steps.
 
         Evicted steps count: the number never decreases. The last step of an ended episode counts
         once its ``is_last`` row is there.
-        """
 
-    @abstractmethod
+        Raises:
+            ServerUnreachable: Of a store elsewhere: its server does not answer.
+        """
+        news = self._rows.look()
+        evicted = self._rows.evicted
+        steps = evicted["policy"] + evicted["intervention"]
+        self._index.note_evicted(evicted["rows"], steps, self._rows.gone())
+        for item in news:
+            self._index.add(item)
+        return self._index.online_transitions
+
     def refresh(self, environment_steps: int | None = None) -> None:
         """Make exactly the first `environment_steps` online steps visible; None means all.
 
         "First" is the order of rows for one actor, and the order of arrival for several; what is
         complete because an episode was cut short comes with the step after. Demonstrations are
-        always all visible. Evicted rows and those beyond the capacity are left out.
+        always all visible. Evicted rows and those beyond the capacity are left out. Where there are
+        newer rewards, all rows are read again.
 
         Raises:
-            NotEnoughData: The store holds fewer; wait for `transitions_available` first.
+            NotEnoughData: There are fewer; wait for `transitions_available` first.
+            ServerUnreachable: Of a store elsewhere: its server does not answer.
         """
-
-    @abstractmethod
-    def _fill(self, batch: Batch) -> None:
-        """Draw a batch."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release the store or the connection."""
+        available = self.transitions_available()
+        if self._rewards_there() != self._rewards_seen:
+            self._begin_index()
+            available = self.transitions_available()
+        if environment_steps is not None and environment_steps > available:
+            raise NotEnoughData(
+                "the store holds fewer online steps than asked for",
+                got=available,
+                expected=environment_steps,
+                hint="wait for those that are on their way; if the store is another than before,"
+                " put the former back from a copy, or begin a new run",
+            )
+        self._steps = environment_steps
+        # What arrives later stays invisible until the next refresh.
+        self._limit = available if environment_steps is None else environment_steps
+        if gone := self._rows.gone():
+            self._index.forget(gone)
+            self._rows.forget_gone()
+        pools = self._index.pools
+        ends = {kind: pool.visible(self._limit) for kind, pool in pools.items()}
+        self._oldest = 0
+        if self.spec.capacity_rows is not None and ends[DataKind.ONLINE]:
+            newest = int(pools[DataKind.ONLINE].windows["row"][ends[DataKind.ONLINE] - 1])
+            kept = self.spec.capacity_rows - self.spec.capacity_rows // 8
+            self._oldest = newest + 1 - max(kept - self._index.demonstration_rows, 1)
+        for kind, pool in pools.items():
+            start = 0 if kind is DataKind.DEMONSTRATION else pool.begun_before(self._oldest)
+            self._spans[kind] = range(start, ends[kind])
+        demonstrations, interventions, online = map(len, self._spans.values())
+        self.visible = Visible(available, demonstrations, online, interventions)
 
     def sample(self, out: Batch | None = None) -> Batch:
         """Draw one batch into `out`, from `allocate`, or into new arrays.
 
         Raises:
-            NotEnoughData: Nothing to draw from is visible, or each episode was given.
+            NotEnoughData: Nothing to draw from is visible.
         """
         batch = self.allocate() if out is None else out
-        self._fill(batch)
+        self._fill(batch, self._draw())
         return batch
 
-    def allocate(self) -> Batch:
-        """Return arrays for a batch."""
-        size = self.spec.batch_size
+    def every_window(self) -> Batch:
+        """Give each visible window once, in order, as a batch of so many: demonstrations first."""
+        kinds = DataKind.DEMONSTRATION, DataKind.ONLINE
+        pools, spans = self._index.pools, self._spans
+        windows = np.concatenate(
+            [pools[kind].windows[spans[kind].start : spans[kind].stop] for kind in kinds]
+        )
+        batch = self.allocate(len(windows))
+        self._fill(batch, windows)
+        return batch
+
+    def episodes(
+        self, fields: Sequence[str], after: int = -1, *, demonstrations: bool = False
+    ) -> Iterator[tuple[int, Batch]]:
+        """Yield the visible episodes that have ended, in the order in which they began.
+
+        One that has not ended, or is not visible as a whole, holds those behind it back. They are
+        those of actors, or `demonstrations`.
+
+        Args:
+            fields: Columns of the rows.
+            after: Identifier of the episode behind which to begin.
+            demonstrations: Which ones.
+
+        Yields:
+            The identifier, and columns of T + 1 rows: the fields, and ``reward`` and ``terminated``
+            as the spec asks for them; a reward that nobody knows is NaN.
+        """
+        found = self._index.visible_episodes(
+            self._limit, self._oldest, of_actors=not demonstrations
+        )
+        dtype = self._rows.dtype
+        judged = SCALARS.names if self.spec.rewards is not None else None
+        names = {*fields, *(judged or ("reward", "terminated"))}
+        for number, episode in found:
+            if number <= after:
+                continue
+            at = np.append(np.arange(episode.first, episode.first + episode.steps), episode.last)
+            columns = {
+                n: np.empty((len(at), *dtype[n].shape), dtype[n].base)
+                for n in dtype.names or ()
+                if n in names
+            }
+            self._rows.take(at, columns)
+            if self.spec.rewards is not None:
+                scalars = np.empty(len(at), SCALARS)
+                for name in SCALARS.names or ():
+                    scalars[name] = columns[name]
+                whole = episode.last == episode.first + episode.steps
+                rows = scalars if whole else scalars[:-1]
+                self._relabel(episode.first, rows)
+                columns["reward"], columns["terminated"] = scalars["reward"], scalars["terminated"]
+            yield number, {name: columns[name] for name in (*fields, "reward", "terminated")}
+
+    def allocate(self, size: int | None = None) -> Batch:
+        """Return arrays for a batch, or for one of so many windows."""
+        size = self.spec.batch_size if size is None else size
         return {name: np.empty((size, *shape), kind) for name, (kind, shape) in self.layout.items()}
 
     def state_dict(self) -> dict[str, object]:
-        """Return the random stream's state, what is visible and what was given, JSON-able."""
+        """Return the random stream's state and what is visible, JSON-able."""
         return {
             "rng": cast("dict[str, object]", self.rng.bit_generator.state),
             "environment_steps": self._steps,
-            "given": list(self._given),
-            "store": self._identity,
+            "store": self._rows.identity,
         }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on where `state_dict` was taken, of this sampler or of one across the network.
+        """Go on where `state_dict` was taken.
 
         Raises:
             ReplayError: The state is not one of this kind of generator.
@@ -258,23 +221,218 @@ class Sampler(ABC):
         """
         try:
             steps, store = state["environment_steps"], state["store"]
-            episode, windows = map(int, cast("list[int]", state["given"]))
-            if not -1 <= episode < 2**63 or not 0 <= windows < 2**63:
-                raise ValueError(f"given is {episode}, {windows}")
             if steps is not None and (type(steps) is not int or steps < 0):
                 raise ValueError(f"environment_steps is {steps!r}")
             self.rng.bit_generator.state = cast("dict[str, Any]", state["rng"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ReplayError("this is not the state of a sampler", got=repr(error)) from error
-        if store != self._identity:
+        if store != self._rows.identity:
             raise StoreReplaced(
                 "this is another store than the one that was learned from",
-                got=self._identity,
+                got=self._rows.identity,
                 expected=store,
                 hint="put that store back, or begin a new run",
             )
-        self._given = episode, windows
         self.refresh(steps)
+
+    def close(self) -> None:
+        """Release the rows."""
+        self._rows.close()
+
+    def _rewards_there(self) -> int:
+        """Return how many values of the annotation that gives the rewards were written so far."""
+        return 0 if self.spec.rewards is None else self._rows.annotation_count(self.spec.rewards)
+
+    def _begin_index(self) -> None:
+        """Forget all windows; the next look reads all rows again."""
+        self._rows.rewind()
+        self._rewards_seen = self._rewards_there()
+        relabel = None if self.spec.rewards is None else self._relabel
+        self._index = WindowIndex(self.spec, relabel)
+
+    def _relabel(self, address: int, scalars: Records) -> None:
+        """Put the rewards that the spec asks for into the scalars of consecutive rows."""
+        name = self.spec.rewards
+        assert name is not None
+        if name != LABELS:
+            scalars["reward"] = UNKNOWN
+        if self._rewards_seen:
+            valid, _, values = self._rows.annotated(name, address, len(scalars))
+            scalars["reward"][valid] = values[valid]
+            if name == LABELS:
+                end_at_success(scalars, valid)
+
+    def _draw(self) -> Records:
+        together = self.spec.intervention_share is None
+        available = {kind: len(span) for kind, span in self._spans.items()}
+        if together:
+            available[DataKind.DEMONSTRATION] += available[DataKind.INTERVENTION]
+        kinds = self._quotas.kinds(available)
+        windows = np.empty(len(kinds), WINDOW)
+        for kind in DataKind:
+            places = np.flatnonzero(kinds == kind)
+            if not len(places):
+                continue
+            sources = [kind]
+            if kind is DataKind.DEMONSTRATION and together:
+                sources.append(DataKind.INTERVENTION)
+            counts = [len(self._spans[source]) for source in sources]
+            chosen = self.rng.integers(0, sum(counts), len(places))
+            for source, count in zip(sources, counts, strict=True):
+                here = (chosen >= 0) & (chosen < count)
+                pool = self._index.pools[source].windows
+                windows[places[here]] = pool[self._spans[source].start + chosen[here]]
+                chosen -= count
+        return windows
+
+    def _fill(self, batch: Batch, windows: Records) -> None:
+        for name in ("reward", "discount", "steps", "source"):
+            batch[name][...] = windows[name]
+        if self.spec.returns:
+            batch["return"][...], batch["return/valid"][...] = windows["return"], windows["ended"]
+        spec, steps = self.spec, np.arange(self.spec.horizon)
+        history = np.arange(1 - spec.observation_steps, 1)
+        places = (0, windows["chunk"]), (windows["ahead"], windows["next_chunk"])
+        for (ahead, length), (prefix, names, chunked) in zip(places, spec.sides, strict=True):
+            at, before = windows["address"] + ahead, windows["before"] + ahead
+            seen = [name for name in names if spec.observation_steps and is_observation(name)]
+            if seen:
+                earlier = np.maximum(history, -before[:, None])
+                self._take(at[:, None] + earlier, {name: batch[prefix + name] for name in seen})
+            others = {name: batch[prefix + name] for name in names if name not in seen}
+            self._take(at[:, None], others)
+            if chunked:
+                later = np.minimum(steps, length[:, None] - 1)
+                chunks = {name: batch[prefix + CHUNK + name] for name in chunked}
+                self._take(at[:, None] + later, chunks)
+                batch[prefix + CHUNK + "valid"][...] = steps < length[:, None]
+
+    def _take(self, addresses: Integers, out: Batch) -> None:
+        row = self._rows.dtype
+        flat = {name: array.reshape(-1, *row[name].shape) for name, array in out.items()}
+        self._rows.take(addresses.reshape(-1), flat)
+
+
+def _layout(spec: SampleSpec, row: np.dtype[Any]) -> Layout:
+    """Work out the arrays of a batch."""
+    flag, number = (np.dtype(np.bool_), ()), (np.dtype(np.float32), ())
+    layout: Layout = {
+        "reward": number,
+        "discount": number,
+        "steps": (np.dtype(np.int16), ()),
+        "source": (np.dtype(np.uint8), ()),
+    }
+    for name in layout.keys() & {*spec.fields, *(spec.next_fields or ())}:
+        raise ReplayError(
+            f"the field {name!r} is in every batch already", hint="leave it out of fields"
+        )
+    history = (spec.observation_steps,) if spec.observation_steps else ()
+    for prefix, names, chunked in spec.sides:
+        for name in names:
+            layout[prefix + name] = _column(row, name, history if is_observation(name) else ())
+        for name in chunked:
+            layout[prefix + CHUNK + name] = _column(row, name, (spec.horizon,))
+        if chunked:
+            layout[prefix + CHUNK + "valid"] = flag[0], (spec.horizon,)
+    if spec.returns:
+        layout |= {"return": number, "return/valid": flag}
+    return layout
+
+
+def _column(
+    row: np.dtype[Any], name: str, lead: tuple[int, ...]
+) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    names = row.names or ()
+    if name not in names:
+        raise ReplayError(
+            "the rows have no such field",
+            got=name,
+            expected=sorted(names),
+            hint=did_you_mean(name, names),
+        )
+    return row[name].base, (*lead, *row[name].shape)
+
+
+# What stands in for a kind that has no data yet, if it has a share itself.
+_REPLACEMENTS = DataKind.DEMONSTRATION, DataKind.ONLINE
+
+
+class Quotas:
+    """Gives each slot of a batch its kind, interleaved.
+
+    Every contiguous part of a batch keeps the share of demonstrations to within one row, and
+    those of the others to within two.
+
+    Raises:
+        ReplayError: A share is out of range.
+    """
+
+    def __init__(
+        self, batch_size: int, demonstration_share: float, intervention_share: float
+    ) -> None:
+        online = 1.0 - demonstration_share - intervention_share
+        shares = demonstration_share, intervention_share
+        if not all(0 <= share <= 1 for share in shares) or online < -1e-9:
+            raise ReplayError(
+                "the shares of demonstrations and interventions are out of range",
+                got=f"{demonstration_share} and {intervention_share}",
+                expected="each in [0, 1], and at most 1 together",
+            )
+        kinds = np.full(batch_size, DataKind.ONLINE, np.uint8)
+        kinds[_every(batch_size, demonstration_share)] = DataKind.DEMONSTRATION
+        others = np.flatnonzero(kinds == DataKind.ONLINE)
+        if intervention_share > 0:
+            part = min(intervention_share / (1.0 - demonstration_share), 1.0)
+            kinds[others[_every(len(others), part)]] = DataKind.INTERVENTION
+        self._kinds = kinds
+        self._shares = dict(zip(DataKind, (*shares, max(online, 0.0)), strict=True))
+
+    def kinds(self, available: Mapping[DataKind, int]) -> npt.NDArray[np.uint8]:
+        """Return the kind of each slot, shape (batch_size,).
+
+        A kind that has no windows `available` is replaced by another.
+
+        Raises:
+            NotEnoughData: There is nothing to replace it.
+        """
+        kinds = self._kinds
+        for kind in DataKind:
+            wanted = self._kinds == kind
+            if available[kind] or not wanted.any():
+                continue
+            usable = [k for k in _REPLACEMENTS if self._shares[k] > 0 and available[k]]
+            if not usable:
+                raise NotEnoughData(
+                    "there is nothing to sample from",
+                    got={k.name.lower(): count for k, count in available.items()},
+                    expected=f"data of kind {kind.name.lower()}, or of one that replaces it",
+                    hint="if it was evicted, raise replay.capacity_rows",
+                )
+            kinds = np.where(wanted, np.uint8(usable[0]), kinds)
+        return kinds
+
+
+def _every(count: int, share: float) -> npt.NDArray[np.bool_]:
+    """Spread a share evenly over so many slots, shape (count,)."""
+    steps: npt.NDArray[np.float64] = np.diff(np.floor(np.arange(count + 1) * share + 1e-9))
+    return steps.astype(np.bool_)
+
+
+def end_at_success(scalars: Records, labelled: npt.NDArray[np.bool_]) -> None:
+    """Let episodes that somebody says have succeeded terminate with their last action.
+
+    Whoever says it before the episode's end terminates it: said later it means the same, and what
+    would have come after the time limit counts for nothing. Labels of other actions, and of
+    failure, end nothing.
+
+    Args:
+        scalars: Shape (rows,), dtype `SCALARS`, consecutive rows; changed in place.
+        labelled: Shape (rows,), whether a row's reward is a label.
+    """
+    succeeded = labelled[:-1] & (scalars["reward"][:-1] == 1.0)
+    ended = np.flatnonzero(succeeded & scalars["is_last"][1:])
+    scalars["terminated"][ended] = True
+    scalars["truncated"][ended] = False
 
 
 class Prefetcher:
@@ -295,27 +453,18 @@ class Prefetcher:
 
     def start(self, draws: int) -> None:
         """Begin to draw so many batches, once those of the last `start` are taken."""
-        if self.ordered:
+        if self._drawing is not None:
             raise ReplayError(
                 "the prefetcher still holds batches of the last start", got=self._left + 1
             )
         self._left = draws
         self._order()
 
-    @property
-    def ordered(self) -> bool:
-        """Whether there are batches of the last order to take."""
-        return self._drawing is not None
-
     def next(self) -> Batch:
         """Return the next batch; its arrays are valid until the next call.
 
-        What the sampler raises for a batch makes the rest of the order void: the random stream then
-        stands before that batch, so that who orders the rest again gets what was to come.
-
         Raises:
             ReplayError: No batch was ordered, or none can be drawn.
-            ServerUnreachable: The sampler's server does not answer.
         """
         drawing, self._drawing = self._drawing, None
         if drawing is None:

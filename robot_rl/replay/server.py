@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import resource
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,14 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import zmq
-
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, stop_event
-from robot_rl.replay import ReplayError, ServerBusy, StoreError, StoreFull, StoreReplaced, messages
-from robot_rl.replay.records import SessionKey, WeightsRecord
-from robot_rl.replay.server_place import Sampling
+from robot_rl.replay import ReplayError, ServerBusy, StoreError, StoreFull, StoreReplaced, protocol
+from robot_rl.replay.episode_records import SessionKey
 from robot_rl.replay.store import Fsync, RowBatch, StoreWriter
 from robot_rl.replay.store_files import read_weights, write_weights
 from robot_rl.run import RunDirectory
@@ -62,7 +58,6 @@ DURABLE_DRAIN_BYTES = 4 << 20
 _LARGE_MESSAGES = 4
 _OTHER_BYTES = 1 << 30
 _DESCRIPTORS = 16384
-_SWITCH_SECONDS = 2e-4
 
 
 class ReplayServer:
@@ -76,7 +71,7 @@ class ReplayServer:
             must have keys too; without, only clients on this machine are served.
         fsync: ``"none"``: acknowledged rows survive kill -9 of any process. ``"group"``: they
             survive a power cut too.
-        message_bytes: Largest message: weights, or a mini-batch for a learner elsewhere.
+        message_bytes: Largest message, which weights are.
         capacity_rows: See `StoreWriter`.
 
     Attributes:
@@ -109,8 +104,6 @@ class ReplayServer:
         with ExitStack() as opened:
             self._writer = StoreWriter(path, fsync=fsync, capacity_rows=capacity_rows)
             opened.callback(self._writer.close)
-            self._sampling = Sampling(path, message_bytes)
-            opened.callback(self._sampling.close)
             self._listener = Listener(
                 address,
                 folder=path,
@@ -119,20 +112,20 @@ class ReplayServer:
                 memory_bytes=_LARGE_MESSAGES * message_bytes + _OTHER_BYTES,
             )
             opened.callback(self._listener.close)
-            self._listener.poller.register(self._sampling.ready, zmq.POLLIN)
             self.address = self._listener.endpoint.address
             self._opened = opened.pop_all()
-        self._waiting: list[tuple[bytes, messages.GetWeights, float]] = []
+        self._waiting: list[tuple[bytes, protocol.GetWeights, float]] = []
         self._pending: list[tuple[bytes, RowBatch]] = []
         self._counters = {"bad_messages": 0, "internal_errors": 0}
         self._handlers: Mapping[type[Message], Callable[[bytes, Any, Payload], None]] = {
-            messages.Open: self._open,
-            messages.Append: self._append,
-            messages.PutWeights: self._put_weights,
-            messages.GetWeights: self._get_weights,
-            messages.GetStatistics: self._get_statistics,
-            messages.Annotate: self._annotate,
-            messages.Sample: self._sample,
+            protocol.Open: self._open,
+            protocol.Append: self._append,
+            protocol.PutWeights: self._put_weights,
+            protocol.GetWeights: self._get_weights,
+            protocol.GetStatistics: self._get_statistics,
+            protocol.Annotate: self._annotate,
+            protocol.GetChanges: self._get_changes,
+            protocol.GetRows: self._get_rows,
         }
         self._decoder = Decoder(*self._handlers, payload_bytes=message_bytes)
 
@@ -151,8 +144,6 @@ class ReplayServer:
                 if self._listener.poll(IDLE_SECONDS):
                     self._drain()
                 self._commit()
-                for sampled in self._sampling.answers():
-                    self._send(*sampled)
                 self._answer_waiting(None)
             self._listener.withdraw()
         finally:
@@ -189,7 +180,7 @@ class ReplayServer:
                 logger.exception("a message could not be handled")
             self._send(client, refusal(error, message))
 
-    def _open(self, client: bytes, message: messages.Open, _: Payload) -> None:
+    def _open(self, client: bytes, message: protocol.Open, _: Payload) -> None:
         self._commit()
         if message.store not in (None, self._writer.identity):  # before anything is begun in it
             raise StoreReplaced(
@@ -199,12 +190,11 @@ class ReplayServer:
                 hint="put the former store back, or start the client anew to begin with this one",
             )
         schema = RowSchema.from_json(message.schema)
-        table = self._writer.open_table(message.table, schema, message.metadata)
         key = self._writer.open_session(
-            table.identifier, message.actor, message.session, message.owner
+            schema, message.actor, message.session, message.owner, message.metadata
         )
         state = self._writer.session(key)
-        answer = messages.Opened.of(
+        answer = protocol.Opened.of(
             key,
             request=message.request,
             owner=message.owner,
@@ -215,17 +205,19 @@ class ReplayServer:
         )
         self._send(client, answer)
 
-    def _append(self, client: bytes, message: messages.Append, payload: Payload) -> None:
-        rows = messages.split_rows(payload, self._writer.schema(message.table))
+    def _append(self, client: bytes, message: protocol.Append, payload: Payload) -> None:
+        rows = protocol.split_rows(payload, self._writer.schema)
         self._pending.append((client, (message, rows)))
 
-    def _put_weights(self, client: bytes, message: messages.PutWeights, payload: Payload) -> None:
-        record = WeightsRecord(message.name, message.version, bytes(payload[0]), message.metadata)
+    def _put_weights(self, client: bytes, message: protocol.PutWeights, payload: Payload) -> None:
+        record = protocol.WeightsRecord(
+            message.name, message.version, bytes(payload[0]), message.metadata
+        )
         write_weights(self.path, record, flush=self._durable)
-        self._send(client, messages.Stored(request=message.request))
+        self._send(client, protocol.Stored(request=message.request))
         self._answer_waiting(record)
 
-    def _get_weights(self, client: bytes, message: messages.GetWeights, _: Payload) -> None:
+    def _get_weights(self, client: bytes, message: protocol.GetWeights, _: Payload) -> None:
         if message.is_answered_by(read_weights(self.path, message.name, tensors=False)):
             self._send_weights(client, message, read_weights(self.path, message.name))
             return
@@ -233,7 +225,7 @@ class ReplayServer:
             raise ServerBusy("too many clients wait for weights", got=MAXIMUM_WAITING)
         self._waiting.append((client, message, time.monotonic() + message.wait))
 
-    def _answer_waiting(self, new: WeightsRecord | None) -> None:
+    def _answer_waiting(self, new: protocol.WeightsRecord | None) -> None:
         """Answer those who asked for these weights, or have waited long enough."""
         asked, self._waiting = self._waiting, []
         for client, question, until in asked:
@@ -245,33 +237,37 @@ class ReplayServer:
                 self._waiting.append((client, question, until))
 
     def _send_weights(
-        self, client: bytes, question: messages.GetWeights, record: WeightsRecord | None
+        self, client: bytes, question: protocol.GetWeights, record: protocol.WeightsRecord | None
     ) -> None:
         if record is None:
-            self._send(client, messages.Weights(request=question.request))
+            self._send(client, protocol.Weights(request=question.request))
             return
-        answer = messages.Weights(
+        answer = protocol.Weights(
             request=question.request, version=record.version, metadata=dict(record.metadata)
         )
         self._send(client, encode(answer, [record.tensors]))
 
-    def _get_statistics(self, client: bytes, message: messages.GetStatistics, _: Payload) -> None:
+    def _get_statistics(self, client: bytes, message: protocol.GetStatistics, _: Payload) -> None:
         admission = self._listener.admission
         statistics = {
-            "tables": self._writer.statistics(),
+            **self._writer.statistics(),
             **self._counters,
-            "sampling_failures": self._sampling.failures,
             "clients_refused": 0 if admission is None else admission.refused,
             "connections_ended": self._listener.peers.ended,
         }
-        self._send(client, messages.Statistics(request=message.request, statistics=statistics))
+        self._send(client, protocol.Statistics(request=message.request, statistics=statistics))
 
-    def _annotate(self, client: bytes, message: messages.Annotate, payload: Payload) -> None:
-        new = self._writer.annotate(messages.parse_annotations(message, payload))
-        self._send(client, messages.Stored(request=message.request, new=new))
+    def _annotate(self, client: bytes, message: protocol.Annotate, payload: Payload) -> None:
+        new = self._writer.annotate(protocol.parse_annotations(message, payload))
+        self._send(client, protocol.Stored(request=message.request, new=new))
 
-    def _sample(self, client: bytes, message: messages.Sample, _: Payload) -> None:
-        self._sampling.submit(client, message)
+    def _get_changes(self, client: bytes, message: protocol.GetChanges, _: Payload) -> None:
+        self._commit()
+        self._send(client, encode(*self._writer.changes(message)))
+
+    def _get_rows(self, client: bytes, message: protocol.GetRows, _: Payload) -> None:
+        answer = protocol.SegmentRows.of(message.place, request=message.request)
+        self._send(client, encode(answer, [self._writer.rows(message)]))
 
     def _commit(self) -> None:
         """Commit the pending rows, then acknowledge them; on a full disk answer with the error."""
@@ -287,7 +283,7 @@ class ReplayServer:
                 self._send(client, refusal(error, message))
         for client, place in acknowledged:
             following = self._writer.session(place).next_sequence
-            self._send(client, messages.Acknowledged.of(place, next=following))
+            self._send(client, protocol.Acknowledged.of(place, next=following))
 
     def _store(self, batches: Sequence[RowBatch]) -> Sequence[RobotRLError | None]:
         try:
@@ -321,9 +317,6 @@ def serve(
     **options: Any,
 ) -> None:
     """Run a `ReplayServer` as the whole business of this process, until SIGTERM or SIGINT."""
-    # Each turn of the loop gives up the interpreter's lock and waits so long for it, while a table
-    # is being indexed.
-    sys.setswitchinterval(_SWITCH_SECONDS)
     _allow_descriptors()
     memory_bytes = _LARGE_MESSAGES * message_bytes + 2 * _OTHER_BYTES
     with _limited_memory(memory_bytes), stop_event() as stop:

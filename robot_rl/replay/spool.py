@@ -25,8 +25,8 @@ from msgspec.structs import asdict
 from robot_rl.data.schema import RowSchema, SchemaMismatch
 from robot_rl.processes.files import is_in_place, locked
 from robot_rl.replay import FileDamaged, RowRefused, SpoolError
-from robot_rl.replay.messages import Open, Opened
-from robot_rl.replay.records import MAXIMUM_EPISODE_METADATA
+from robot_rl.replay.episode_records import MAXIMUM_EPISODE_METADATA
+from robot_rl.replay.protocol import Open, Opened
 from robot_rl.replay.row_file import COUNTERS, RowFile, is_blank
 from robot_rl.wire import WireError
 from robot_rl.wire.messages import Frame, json_text

@@ -12,16 +12,17 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import secrets
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import numpy as np
 
-from robot_rl.data.schema import RowSchema
+from robot_rl.data.schema import SOURCE_NAMES, RowSchema
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.files import is_in_place
 from robot_rl.replay import (
@@ -33,24 +34,27 @@ from robot_rl.replay import (
     StoreError,
     StoreFull,
 )
-from robot_rl.replay.catalogue import Catalogue
-from robot_rl.replay.catalogue_file import LOCK
-from robot_rl.replay.messages import Append
-from robot_rl.replay.records import Annotations, EpisodeRecord, Session, SessionKey, TableInfo
+from robot_rl.replay.catalogue import LOCK, Catalogue
+from robot_rl.replay.episode_records import EpisodeRecord, Session, SessionKey
+from robot_rl.replay.protocol import Annotations, Append, Changes, GetChanges, GetRows
 from robot_rl.replay.row_file import write_error
-from robot_rl.replay.store_files import WrittenSegment, lock_store
-from robot_rl.replay.store_state import StoreState, Table
+from robot_rl.replay.store_files import WrittenSegment, lock_store, not_there
+from robot_rl.replay.store_state import StoreState
+from robot_rl.wire.messages import Frame
 
 Fsync = Literal["none", "group"]
+# What a replica gets in one message.
+PART_EPISODES = 512
+PART_ANNOTATIONS = 16384
+PART_BYTES = 1 << 20
 RowBatch = tuple[Append, Sequence[memoryview]]  # and the rows that came with it
-MAXIMUM_TABLES = 256
 
 
 class StoreWriter:
     """The only writer of a store, in a folder that is created where absent.
 
-    With fsync ``"group"`` it waits for the disk. Beyond `capacity_rows`, of all tables together,
-    the oldest segments are evicted, but never demonstrations or an open episode.
+    With fsync ``"group"`` it waits for the disk. Beyond `capacity_rows` the oldest segments are
+    evicted, but never demonstrations or an open episode.
 
     Raises:
         ReplayError: The capacity is out of range.
@@ -68,6 +72,7 @@ class StoreWriter:
         self.path, self._capacity, self._durable = path, capacity_rows, fsync == "group"
         self._failure: OSError | None = None
         self._unsynced: list[WrittenSegment] = []
+        self._run, self._commits = secrets.token_hex(4), 0  # what a replica may not have seen
         with ExitStack() as opened:
             self._lock_file = opened.enter_context(lock_store(path))
             self._catalogue = Catalogue(path, write=True, durable=self._durable)
@@ -76,46 +81,33 @@ class StoreWriter:
             self._state = StoreState(path, self._catalogue)
             opened.pop_all()
 
-    def open_table(
-        self, name: str, schema: RowSchema, metadata: Mapping[str, object] | None = None
-    ) -> TableInfo:
-        """Create a table, or check its schema; raises `SchemaMismatch` and `StoreError`."""
-        for known in self._state.tables.values():
-            if known.info.name == name:
-                known.info.schema.compare(schema, what=f"table {name!r}")
-                return known.info
-        identifier = max(self._state.tables, default=0) + 1
-        if identifier > MAXIMUM_TABLES:
-            raise StoreError("the store has as many tables as it may", got=name)
-        table = Table(TableInfo(identifier, name, schema, dict(metadata or {})), Counter())
-        self._catalogue.add_table(table.info, table.evicted)
-        self._state.tables[identifier] = table
-        return table.info
-
-    def schema(self, table: int) -> RowSchema:
-        """Return the schema of a table's rows; raises `StoreError` where there is no such table."""
-        if table not in self._state.tables:
-            raise StoreError(
-                "there is no such table", got=table, expected=sorted(self._state.tables)
-            )
-        return self._state.tables[table].info.schema
-
-    def open_session(self, table: int, actor: int, session: int | None, owner: str) -> SessionKey:
+    def open_session(
+        self,
+        schema: RowSchema,
+        actor: int,
+        session: int | None,
+        owner: str,
+        metadata: Mapping[str, object] | None = None,
+    ) -> SessionKey:
         """Begin a session (None: the actor's next), or go on with one that the same owner began.
 
-        Beginning one closes the actor's session before it; an episode that was open there is cut
-        short.
+        The first one says what the rows of the store are. Beginning one closes the actor's session
+        before it; an episode that was open there is cut short.
 
         Raises:
+            SchemaMismatch: The store has rows of another schema; names the field.
             SessionTaken: The session has another owner, or newer sessions exist already.
             StoreError: It cannot be written.
         """
-        latest = self._state.latest(table, actor)
-        number = -1 if latest is None else latest[2]
+        if self._state.schema is None:
+            self._state.set_schema(schema, metadata or {})
+        self.schema.compare(schema, what=f"the store {self.path}")
+        latest = self._state.latest(actor)
+        number = -1 if latest is None else latest[1]
         if session is None:
             goes_on = latest is not None and self._state.sessions[latest].owner == owner
             session = number if goes_on else number + 1
-        key = (table, actor, session)
+        key = (actor, session)
         known = self._state.sessions.get(key) or self._closed(key)
         if known is not None:
             if known.owner == owner:
@@ -130,11 +122,19 @@ class StoreWriter:
                 got=session,
                 expected=f"> {number}, so that sessions are in order of time",
             )
+        self._commits += 1
         self._catalogue.add_session(key, owner)
         self._state.sessions[key] = Session(owner)
         if latest is not None:
             self._state.close_session(latest)
         return key
+
+    @property
+    def schema(self) -> RowSchema:
+        """Of the rows; raises `StoreError` before the first session."""
+        if self._state.schema is None:
+            raise StoreError(f"nobody has begun a session in the store {self.path}")
+        return self._state.schema
 
     def session(self, key: SessionKey) -> Session:
         """Return where a session stands; raises `SessionTaken` where nobody has begun it."""
@@ -157,6 +157,7 @@ class StoreWriter:
         if self._failure is not None:
             raise self._failed(self._failure)
         results: list[RobotRLError | None] = []
+        self._commits += 1
         for batch in batches:
             try:
                 self._append(batch)
@@ -189,18 +190,75 @@ class StoreWriter:
             raise AnnotationRefused(
                 f"a row to annotate is not in the store {self.path}",
                 got=(*new.session, int(new.sequences[np.argmin(there)])),
-                expected="table, actor, session and sequence of a stored row",
+                expected="actor, session and sequence of a stored row",
                 hint="it may have been evicted; leave it out and send the others again",
             )
+        self._commits += 1
         return self._catalogue.annotate(new)
 
-    def statistics(self) -> dict[str, dict[str, object]]:
-        """Return the totals of each table by its name.
+    def statistics(self) -> dict[str, object]:
+        """Return the totals of the store.
 
         ``environment_steps`` counts all that were ever stored, so it never decreases; everything
         else is what is there now.
         """
-        return {table.info.name: table.statistics() for table in self._state.tables.values()}
+        stored, evicted = self._state.stored, self._state.evicted
+        return {
+            "rows": stored["rows"],
+            "episodes": stored["episodes"],
+            "environment_steps": {name: stored[name] + evicted[name] for name in SOURCE_NAMES},
+            "evicted": {
+                "rows": evicted["rows"],
+                "episodes": evicted["episodes"],
+                "environment_steps": sum(evicted[name] for name in SOURCE_NAMES),
+            },
+        }
+
+    def changes(self, question: GetChanges) -> tuple[Changes, list[Frame]]:
+        """What a replica lacks; see `GetChanges`."""
+        token = f"{self._catalogue.made}-{self._run}-{self._commits}"
+        answer = Changes(
+            request=question.request,
+            token=token,
+            store=self.identity,
+            catalogue=self._catalogue.made,
+        )
+        if question.token == token:
+            return answer, []
+        catalogue, first = self._catalogue, question.next_episode
+        new = catalogue.episodes(first, PART_EPISODES)
+        known = [e for i in question.open if i < first and (e := catalogue.episode(i)) is not None]
+        values = catalogue.annotations_after(question.last_annotation, PART_ANNOTATIONS)
+        more = len(new) == PART_EPISODES or len(values) == PART_ANNOTATIONS
+        segments = [
+            (*segment.key, segment.first, segment.rows)
+            for segment in itertools.chain(*self._state.segments.values())
+        ]
+        answer = msgspec.structs.replace(
+            answer,
+            token="" if more else token,
+            schema=None if self._state.schema is None else self.schema.to_json(),
+            more=more,
+            evicted=dict(self._state.evicted),
+            written=catalogue.annotation_counts(),
+        )
+        encoded = msgspec.json.encode([*known, *new]), msgspec.json.encode(values)
+        return answer, [*encoded, np.array(segments, np.int64).reshape(-1, 4).tobytes()]
+
+    def rows(self, question: GetRows) -> memoryview:
+        """Rows that a replica asks for, as many as a message takes.
+
+        Raises:
+            NotEnoughData: They are not there; for example, they were evicted.
+        """
+        there = self._state.segments.get(question.place, [])
+        segment = next((s for s in there if s.first == question.first), None)
+        rows = None if segment is None else segment.view(self.identity, self.schema.dtype)
+        start = question.start - question.first
+        if rows is None or not 0 <= start < len(rows):
+            raise not_there(f"row {question.start} of session {question.place}")
+        most = max(PART_BYTES // rows.itemsize, 1)
+        return rows[start : start + most].view(np.uint8).data
 
     def check_in_place(self) -> None:
         """Raise `StoreError` where the folder is not at its path any more."""
@@ -239,8 +297,7 @@ class StoreWriter:
                 got=key,
                 hint="let only one process write as this actor",
             )
-        table = state.tables[key[0]]
-        facts = [table.flags.read(row) for row in rows]
+        facts = [state.flags.read(row) for row in rows]
         after, episodes = before.after(key, facts, message.episodes, state.next_episode)
         if self._capacity is not None:
             self._check_capacity(self._capacity, next(iter(episodes.values())), len(rows))
@@ -250,7 +307,7 @@ class StoreWriter:
             facts = facts[:done]
             after, episodes = before.after(key, facts, message.episodes, state.next_episode)
         for record in episodes.values():
-            table.count(record, before.episode)
+            state.count(record, before.episode)
             if record.sealed or record.identifier >= state.next_episode:
                 state.changed[record.identifier] = record
         state.sessions[key] = after
@@ -261,7 +318,7 @@ class StoreWriter:
 
     def _check_capacity(self, capacity: int, first: EpisodeRecord, rows: int) -> None:
         """Check that eviction can make room for rows, the first of which are of an episode."""
-        new, there = rows if first.is_demonstration else 0, self._state.rows("demonstration_rows")
+        new, there = rows if first.is_demonstration else 0, self._state.stored["demonstration_rows"]
         if there + new > capacity or (not new and there >= capacity):
             raise StoreFull(
                 "demonstrations alone fill the store's capacity, and they are never evicted",
@@ -304,21 +361,19 @@ class StoreWriter:
         if last is not None:
             self._sync()  # which passes over what is closed
             last.close()
-        table = self._state.tables[key[0]]
         about = {
             "store": self.identity,
             "session": list(key),
             "first": begins.first_sequence,
             "created_ns": time.time_ns(),
-            # For whoever makes the catalogue anew:
-            "table": table.info.name,
-            "schema": table.info.schema.to_json(),
-            "metadata": dict(table.info.metadata),
+            # To rebuild the catalogue from:
+            "schema": self.schema.to_json(),
+            "metadata": dict(self._catalogue.metadata),
             "owner": self._state.sessions[key].owner,
-            "evicted": table.evicted,
+            "evicted": self._state.evicted,
         }
         new = WrittenSegment.of(
-            self.path, key, begins.first_sequence, row_bytes=table.row_bytes, begins=begins
+            self.path, key, begins.first_sequence, row_bytes=self._state.row_bytes, begins=begins
         )
         new.create(about, durable=self._durable)
         segments.append(new)

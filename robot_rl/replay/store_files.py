@@ -1,6 +1,6 @@
 """The files of a store: segments of rows, weights, and the lock of the one writer.
 
-    rows/t<table>-a<actor>-s<session>-<first sequence>.rows       see `robot_rl.replay.row_file`
+    rows/a<actor>-s<session>-<first sequence>.rows       see `robot_rl.replay.row_file`
     rows/… .episodes     a JSON line for each episode that begins there: its sequence and metadata
     weights/NAME-VERSION.safetensors     the latest tensors under a name
     weights/NAME.json                    their version, metadata and the name of that file
@@ -29,15 +29,16 @@ import numpy.typing as npt
 
 from robot_rl.processes.files import check_links, flush_to_disk, locked, replace_bytes
 from robot_rl.replay import NotEnoughData, StoreError, StoreInUse, WeightsRefused
-from robot_rl.replay.catalogue_file import LOCK
-from robot_rl.replay.records import EpisodeRecord, SessionKey, WeightsRecord
+from robot_rl.replay.catalogue import LOCK
+from robot_rl.replay.episode_records import EpisodeRecord, SessionKey
+from robot_rl.replay.protocol import WeightsRecord
 from robot_rl.replay.row_file import RowFile, rebuilding, write_error
 
 SEGMENT_BYTES = 256 << 20
 # A segment takes at most so much of the capacity: by so much less may be kept.
 _CAPACITY_PARTS = 16
 _TICK_NS = 20_000_000  # more than the kernel's clock for files takes between two of its readings
-_SEGMENT_NAME = re.compile(r"t(\d+)-a(\d+)-s(\d+)-(\d+)\.rows")
+_SEGMENT_NAME = re.compile(r"a(\d+)-s(\d+)-(\d+)\.rows")
 _WEIGHTS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -52,8 +53,7 @@ class Segment:
     @classmethod
     def of(cls, store: Path, key: SessionKey, first: int, **more: Any) -> Self:
         """Return the segment that begins at a sequence of a session."""
-        table, actor, session = key
-        name = f"t{table}-a{actor}-s{session}-{first:012d}.rows"
+        name = f"a{key[0]}-s{key[1]}-{first:012d}.rows"
         return cls(key, first, store / "rows" / name, **more)
 
     @property
@@ -71,7 +71,7 @@ class Segment:
         try:
             file = RowFile.open(self.path, write=write)
         except FileNotFoundError as error:
-            raise _not_there(self.path) from error
+            raise not_there(self.path.name) from error
         about = file.about
         found = (about.get("store"), (*about["session"],), about.get("first"))
         expected = (identity, self.key, self.first)
@@ -82,7 +82,7 @@ class Segment:
                 got=found,
                 expected=expected,
                 hint="if it is of another store, move it out of the folder; if the catalogue is,"
-                " make it anew from the rows: robot-rl inspect STORE rebuild=true",
+                " rebuild it from the rows: robot-rl inspect STORE rebuild=true",
             )
         return file
 
@@ -122,8 +122,8 @@ class Segments:
         with suppress(FileNotFoundError):
             for entry in os.listdir(self._folder):
                 if name := _SEGMENT_NAME.fullmatch(entry):
-                    table, actor, session, first = map(int, name.groups())
-                    segment = Segment((table, actor, session), first, self._folder / entry)
+                    actor, session, first = map(int, name.groups())
+                    segment = Segment((actor, session), first, self._folder / entry)
                     self._found.setdefault(segment.key, []).append(segment)
         for segments in self._found.values():
             segments.sort()
@@ -147,13 +147,14 @@ class Segments:
             # A later segment may have been begun since the folder was listed.
             if at >= 0 and (again or at < len(segments) - 1):
                 return segments[at]
-        raise _not_there(Segment.of(self._store, key, sequence).path)
+        raise not_there(Segment.of(self._store, key, sequence).path.name)
 
 
-def _not_there(path: Path) -> NotEnoughData:
+def not_there(what: str) -> NotEnoughData:
+    """Make the error for rows that were evicted or lost."""
     return NotEnoughData(
         "rows that were asked for are not in the store any more",
-        got=f"no {path.name}",
+        got=f"no {what}",
         hint="they were evicted, and a larger replay.capacity_rows keeps more; or"
         " they are damaged: robot-rl inspect STORE counts both",
     )

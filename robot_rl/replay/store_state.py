@@ -1,4 +1,4 @@
-"""Where a store stands, for its writer: what its files hold, and what is to be evicted of that.
+"""What a store holds, for its writer: brought up to its files, and evicted beyond its capacity.
 
 After a kill the catalogue may lack the newest episodes, whose rows are there; without a catalogue
 it lacks all of them. Both are the same work.
@@ -8,62 +8,28 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 
-from robot_rl.data.schema import SOURCE_NAMES, RowSchema
+from robot_rl.data.schema import RowSchema
 from robot_rl.replay import FileDamaged, RowRefused, StoreError, StoreFull
-from robot_rl.replay.catalogue import Catalogue, is_store
-from robot_rl.replay.catalogue_file import FILE
-from robot_rl.replay.records import EpisodeRecord, RowFlags, Session, SessionKey, TableInfo
+from robot_rl.replay.catalogue import FILE, Catalogue, is_store
+from robot_rl.replay.episode_records import EpisodeRecord, RowFlags, Session, SessionKey
 from robot_rl.replay.row_file import RowFile, is_blank
-from robot_rl.replay.store_files import (
-    Segment,
-    Segments,
-    WrittenSegment,
-    lacks_rows,
-    lock_store,
-)
-
-
-@dataclass
-class Table:
-    """A table, with the totals of what it holds, open episodes included, and of what it held."""
-
-    info: TableInfo
-    evicted: Counter[str]
-    stored: Counter[str] = field(default_factory=Counter)
-
-    def __post_init__(self) -> None:
-        self.flags = RowFlags(self.info.schema)
-        self.row_bytes = self.info.schema.dtype.itemsize
-
-    def count(self, record: EpisodeRecord, before: EpisodeRecord | None = None) -> None:
-        """Count an episode; if it was counted already, in place of what it was before."""
-        self.stored.update(record.totals())
-        if before is not None and before.identifier == record.identifier:
-            self.stored.subtract(before.totals())
-
-    def statistics(self) -> dict[str, object]:
-        """See `StoreWriter.statistics`."""
-        stored, evicted = self.stored, self.evicted
-        return {
-            "rows": stored["rows"],
-            "episodes": stored["episodes"],
-            "environment_steps": {name: stored[name] + evicted[name] for name in SOURCE_NAMES},
-            "evicted": {
-                "rows": evicted["rows"],
-                "episodes": evicted["episodes"],
-                "environment_steps": sum(evicted[name] for name in SOURCE_NAMES),
-            },
-        }
+from robot_rl.replay.store_files import Segment, Segments, WrittenSegment, lacks_rows, lock_store
 
 
 class StoreState:
     """Where a store stands; brought up to what its files hold.
+
+    Attributes:
+        schema: Of the rows, None before the first session; `flags` and `row_bytes` follow.
+        sessions: Those that may go on, by actor and session.
+        segments: Of each session, in order.
+        changed: Episodes that the catalogue has yet to learn of, by identifier.
+        stored: Totals of what it holds, open episodes included; `evicted`, of what it held.
 
     Raises:
         StoreError: A file is damaged, or the catalogue knows rows that are not there.
@@ -71,14 +37,14 @@ class StoreState:
 
     def __init__(self, path: Path, catalogue: Catalogue) -> None:
         self._path, self._catalogue = path, catalogue
-        self.tables: dict[int, Table] = {}
+        self.schema: RowSchema | None = None
+        if (schema := catalogue.schema) is not None:
+            self._use(schema)
+        self.evicted, self.stored = catalogue.evicted(), Counter[str]()
         self.sessions = catalogue.sessions()
-        self.segments: dict[SessionKey, list[WrittenSegment]] = {}  # in order
-        # Episodes that the catalogue has yet to learn of, by identifier.
+        self.segments: dict[SessionKey, list[WrittenSegment]] = {}
         self.changed: dict[int, EpisodeRecord] = {}
         self.next_episode = catalogue.next_episode()
-        for info in catalogue.tables().values():
-            self.tables[info.identifier] = Table(info, catalogue.evicted(info.identifier))
         created = dict.fromkeys(self.sessions, 0)
         for segment in Segments(path):
             begun = self._adopt(segment)
@@ -86,24 +52,30 @@ class StoreState:
         for key in sorted(self.sessions, key=lambda key: (created[key], key)):
             self._reconcile(key)
         self.put_episodes()
-        for number, table in self.tables.items():
-            for record in catalogue.episodes(number):
-                if record.sealed:
-                    table.count(record)
-        for key, session in self.sessions.items():
+        for record in catalogue.episodes():
+            if record.sealed:
+                self.count(record)
+        for session in self.sessions.values():
             if session.episode is not None:
-                self.tables[key[0]].count(session.episode)
+                self.count(session.episode)
         for key in list(self.sessions):
-            if key != self.latest(*key[:2]):
+            if key != self.latest(key[0]):
                 self.close_session(key)
 
-    def latest(self, table: int, actor: int) -> SessionKey | None:
-        """Return the session that an actor began last in a table."""
-        return max((key for key in self.sessions if key[:2] == (table, actor)), default=None)
+    def set_schema(self, schema: RowSchema, metadata: Mapping[str, object]) -> None:
+        """Say what the rows are, before the first session."""
+        self._use(schema)
+        self._catalogue.set_schema(schema, metadata)
 
-    def rows(self, kind: str) -> int:
-        """Return how many rows of a kind there are in all tables."""
-        return sum(table.stored[kind] for table in self.tables.values())
+    def latest(self, actor: int) -> SessionKey | None:
+        """Return the session that an actor began last."""
+        return max((key for key in self.sessions if key[0] == actor), default=None)
+
+    def count(self, record: EpisodeRecord, before: EpisodeRecord | None = None) -> None:
+        """Count an episode; if it was counted already, in place of what it was before."""
+        self.stored.update(record.totals())
+        if before is not None and before.identifier == record.identifier:
+            self.stored.subtract(before.totals())
 
     def put_episodes(self) -> None:
         """Put the episodes that have begun or are complete; if that fails, at the next commit."""
@@ -113,14 +85,14 @@ class StoreState:
 
     def close_session(self, key: SessionKey) -> None:
         """Close a session for ever, and cut short the episode that is open there."""
-        session, table = self.sessions[key], self.tables[key[0]]
+        session = self.sessions[key]
         segments = self.segments.get(key, [])
         for segment in segments:
             segment.close()
         if session.episode is not None:
-            rows = segments[-1].view(self._catalogue.identity, table.info.schema.dtype)
-            record = session.episode.cut_short(table.flags.read_all(rows[-1:])[0])
-            table.count(record, session.episode)
+            rows = segments[-1].view(self._catalogue.identity, self._dtype)
+            record = session.episode.cut_short(self.flags.read_all(rows[-1:])[0])
+            self.count(record, session.episode)
             self.changed[record.identifier] = record
         del self.sessions[key]
         with suppress(StoreFull):  # it is put with the next commit
@@ -131,7 +103,7 @@ class StoreState:
 
         Those of demonstrations stay, and those with an open episode or one that was just touched.
         """
-        if self.rows("rows") <= capacity_rows:
+        if self.stored["rows"] <= capacity_rows:
             return
         still_open = [s.episode for s in self.sessions.values() if s.episode is not None]
         kept = [(e.session_key, e.first_sequence) for e in (*still_open, *touched)]
@@ -144,20 +116,24 @@ class StoreState:
             and not any(k == segment.key and segment.first <= at < segment.end for k, at in kept)
         ]
         for _, oldest in sorted(candidates, key=itemgetter(0)):
-            key, table, gone = oldest.key, self.tables[oldest.key[0]], Counter[str]()
-            for record in self._catalogue.episodes_of_session(key, oldest.first, oldest.end):
+            place, gone = (oldest.key, oldest.first, oldest.end), Counter[str]()
+            for record in self._catalogue.episodes_of_session(*place):
                 gone.update(record.totals())
             try:
-                self._catalogue.evict(key, oldest.first, oldest.end, table.evicted + gone)
+                self._catalogue.evict(*place, self.evicted + gone)
             except StoreFull:
                 return  # until somebody has made room on the disk
-            table.stored.subtract(gone)
-            table.evicted += gone
+            self.stored.subtract(gone)
+            self.evicted += gone
             oldest.close()
-            self.segments[key].remove(oldest)
+            self.segments[oldest.key].remove(oldest)
             oldest.remove()  # who has mapped it goes on reading
-            if self.rows("rows") <= capacity_rows:
+            if self.stored["rows"] <= capacity_rows:
                 return
+
+    def _use(self, schema: RowSchema) -> None:
+        self.flags, self._dtype = RowFlags(schema), schema.dtype
+        self.schema, self.row_bytes = schema, schema.dtype.itemsize
 
     def _adopt(self, segment: Segment) -> int:
         """Take a segment to what is there; return when it was made, ns of the system clock."""
@@ -176,20 +152,25 @@ class StoreState:
                 raise
             segment.remove()  # killed while it was made
             return 0
-        number = segment.key[0]
-        if number not in self.tables:
-            schema = RowSchema.from_json(about["schema"])
-            info = TableInfo(number, about["table"], schema, about["metadata"])
-            self.tables[number] = Table(info, Counter(about["evicted"]))
-            self._catalogue.add_table(info, self.tables[number].evicted)
-        if row_bytes != self.tables[number].row_bytes:
+        if "owner" not in about:
             raise StoreError(
-                f"{segment.path} has rows of another size than its table",
+                f"{self._path} is a replica, which nobody can serve",
+                hint="serve the store that it is a copy of",
+            )
+        if self.schema is None:
+            self.set_schema(RowSchema.from_json(about["schema"]), about["metadata"])
+        if row_bytes != self.row_bytes:
+            raise StoreError(
+                f"{segment.path} has rows of another size than the store",
                 got=row_bytes,
-                expected=self.tables[number].row_bytes,
+                expected=self.row_bytes,
                 hint="move it out of the store's folder",
             )
         if known is None:
+            evicted_before = Counter[str](about["evicted"])
+            if evicted_before["rows"] > self.evicted["rows"]:  # the catalogue is rebuilt
+                self.evicted = evicted_before
+                self._catalogue.set_evicted(evicted_before)
             self._catalogue.add_session(segment.key, about["owner"])
             self.sessions[segment.key] = Session(about["owner"])
         written = WrittenSegment(segment.key, segment.first, segment.path, row_bytes, rows)
@@ -205,7 +186,7 @@ class StoreState:
             if last.sealed:
                 state.next_sequence = max(state.next_sequence, last.end)
             else:
-                state.next_sequence, state.episode = last.first_sequence, last.begun_anew()
+                state.next_sequence, state.episode = last.first_sequence, last.restarted()
         if end < state.next_sequence or (state.episode and end == state.next_sequence):
             raise lacks_rows(self._path, f"session {key}", end, state.next_sequence)
         ends = [*(following.first for following in segments[1:]), end]
@@ -225,15 +206,14 @@ class StoreState:
         self, segment: WrittenSegment, state: Session
     ) -> tuple[Session, list[EpisodeRecord]]:
         """Return where a session stands behind a segment, and the episodes that are new there."""
-        table = self.tables[segment.key[0]]
         if state.episode is not None and state.episode.first_sequence < segment.first:
             # The end of that episode was lost with the end of its file.
             self.changed[state.episode.identifier] = state.episode.cut_short(None)
             state = Session(state.owner)
         state.next_sequence = max(state.next_sequence, segment.first)
-        rows = segment.view(self._catalogue.identity, table.info.schema.dtype)
+        rows = segment.view(self._catalogue.identity, self._dtype)
         try:
-            facts = table.flags.read_all(rows[state.next_sequence - segment.first :])
+            facts = self.flags.read_all(rows[state.next_sequence - segment.first :])
             state, found = state.after(segment.key, facts, segment.metadata(), self.next_episode)
         except RowRefused as error:
             raise FileDamaged(
@@ -245,7 +225,7 @@ class StoreState:
 
 
 def rebuild_catalogue(path: Path) -> str:
-    """Make the catalogue of a store anew from its files of rows, and say what was found.
+    """Rebuild the catalogue of a store from its files of rows, and say what was found.
 
     What only the catalogue knows are the annotations: they are taken over as far as the present
     one can be read. That file stays beside the new one.
@@ -265,9 +245,8 @@ def rebuild_catalogue(path: Path) -> str:
         with closing(Catalogue(path, write=True, identity=identity)) as made:
             annotations = made.take_annotations(kept) if kept.exists() else 0
         with closing(Catalogue(path, write=True)) as made:  # without the old one beside it
-            tables = StoreState(path, made).tables.values()
-    found = ", ".join(f"{it.stored['episodes']} episodes of {it.info.name}" for it in tables)
-    return f"made the catalogue anew: {found}; {annotations} annotations were kept"
+            episodes = StoreState(path, made).stored["episodes"]
+    return f"rebuilt the catalogue: {episodes} episodes; {annotations} annotations were kept"
 
 
 def _identity_of_rows(path: Path) -> str:

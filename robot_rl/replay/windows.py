@@ -1,4 +1,4 @@
-"""Windows: which rows a sample covers, and what it returns. `SampleSpec` says what is wanted.
+"""Windows: which rows a sample covers, and what it returns. `SampleSpec` says what to draw.
 
 Pure arithmetic on the scalars of rows, without a store. A window that starts at row t covers
 m <= n steps: it stops at the episode's end, and its next observation is row t + m. One of the
@@ -10,15 +10,151 @@ short the last row serves as the last observation, unless it is terminated.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_INTERVENTION, SOURCE_POLICY
-from robot_rl.replay.sampler import SampleSpec
+from robot_rl.data.schema import (
+    LAST_COMMAND,
+    SOURCE_DEMONSTRATION,
+    SOURCE_INTERVENTION,
+    SOURCE_POLICY,
+    Array,
+)
+from robot_rl.replay import ReplayError
+
+Batch = dict[str, Array]
+
+MAXIMUM_BATCH_SIZE = 1 << 16
+MAXIMUM_STEPS = 512
+NEXT, CHUNK = "next/", "chunk/"
+_OBSERVED = ("state/", "images/", "points/", "features/")
+
+
+def is_observation(name: str) -> bool:
+    """Whether a field was seen, so that it has a history."""
+    return name.startswith(_OBSERVED) or name in (LAST_COMMAND, "instruction")
+
+
+def _at_every_state(name: str) -> bool:
+    """Whether a field is there at an episode's last row too."""
+    return is_observation(name) or name == "base_action"
+
+
+@dataclass(frozen=True)
+class SampleSpec:
+    """What mini-batches are made of.
+
+    A window begins at a row s = row t of an episode that has an action. It covers the m ≤ `n_step`
+    steps up to the episode's end, or for an action of the policy up to where an operator takes
+    over; s' is row t + m. A batch has these arrays; B = `batch_size`, n = `observation_steps`,
+    H = `chunk_steps`:
+
+    ====================  ==============  ======================================================
+    ``<field>``           (B, *shape)     row t. Observations are (B, n, *shape) if n > 0: rows
+                                          t - n + 1 … t, before the episode its first row again
+    ``next/<field>``      as above        the same of row t + m
+    ``reward``            float32 (B,)    Σ γ^j r_{t+j} over j < m, γ = `discount`
+    ``discount``          float32 (B,)    γ^m; 0 where the last step terminated
+    ``steps``             int16 (B,)      m
+    ``source``            uint8 (B,)      who acted at s: 0 demonstration, 1 policy, 2 operator
+    ``chunk/<field>``     (B, H, *shape)  rows t … t + H - 1; from the episode's end or a take-over
+                                          on the last of these rows again
+    ``chunk/valid``       bool (B, H)     false where it is repeated. For `ChunkPolicy.loss` these
+                                          are "action" and "valid"
+    ``next/chunk/…``      (B, H, …)       the same of rows t + m … for fields that every state has,
+                                          as ``base_action``; here an episode's last row counts
+    ``return``            float32 (B,)    Σ γ^j r_{t+j} to the episode's end or a take-over
+    ``return/valid``      bool (B,)       whether it ended by termination: else more may follow
+    ====================  ==============  ======================================================
+
+    Attributes:
+        fields: Fields to give at s.
+        batch_size: B, at most 65536.
+        n_step: Most steps of a window, at most 512.
+        discount: γ per step.
+        demonstration_share: Share of slots for demonstrations, in [0, 1]; strictly between, a kind
+            that has no data yet is replaced by the other.
+        intervention_share: Share of slots for operators' interventions alone. None gives them none
+            of their own, but draws them with the demonstrations too, as in HIL-SERL.
+        next_fields: Fields to give at s'; None takes those of `fields` that every state has:
+            observations, ``base_action`` and ``last_command``.
+        observation_steps: n, length of the history; 0 gives no axis for it.
+        chunk_fields: Fields to give for each step of a chunk.
+        chunk_steps: H; None takes `n_step`.
+        returns: Whether to give Monte-Carlo returns; only episodes that have ended are drawn then.
+        policy_versions: Lowest and highest version of the policy in whose steps a window of an
+            actor may begin.
+        rewards: Annotation whose newest version gives the rewards; it need not exist yet. Labels
+            (``reward``) replace those of the rows that have one, and a label of success ends its
+            episode; any other is the only reward, and rows without it are not drawn.
+        capacity_rows: The store's ``replay.capacity_rows``. The newest 7/8 of so many rows are
+            drawn from, so that what is drawn does not depend on how far the server has evicted.
+
+    Raises:
+        ReplayError: A number is out of range, or a name is given twice.
+    """
+
+    fields: tuple[str, ...]
+    batch_size: int = 256
+    n_step: int = 1
+    discount: float = 0.99
+    demonstration_share: float = 0.5
+    intervention_share: float | None = None
+    next_fields: tuple[str, ...] | None = None
+    observation_steps: int = 0
+    chunk_fields: tuple[str, ...] = ()
+    chunk_steps: int | None = None
+    returns: bool = False
+    policy_versions: tuple[int, int] | None = None
+    rewards: str | None = None
+    capacity_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        bounds: dict[str, tuple[float, float]] = {
+            "batch_size": (1, MAXIMUM_BATCH_SIZE),
+            "n_step": (1, MAXIMUM_STEPS),
+            "chunk_steps": (1, MAXIMUM_STEPS),
+            "observation_steps": (0, MAXIMUM_STEPS),
+            "discount": (0, 1),
+            "capacity_rows": (1, 2**62),
+        }
+        for name, (low, high) in bounds.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ReplayError(f"{name} is out of range", got=value, expected=f"{low} to {high}")
+        low, high = self.policy_versions or (0, 0)
+        if low > high:
+            problem = "policy_versions is no range"
+            raise ReplayError(problem, got=(low, high), expected="lowest, highest")
+        for names in (self.fields, self.next_fields or (), self.chunk_fields):
+            if len(set(names)) < len(names):
+                problem = "names to sample are given twice"
+                raise ReplayError(problem, got=names, expected="each name once")
+
+    @property
+    def horizon(self) -> int:
+        """H, 0 without fields of a chunk."""
+        return (self.chunk_steps or self.n_step) if self.chunk_fields else 0
+
+    @property
+    def next_chunk_fields(self) -> tuple[str, ...]:
+        """Fields of a chunk that are given from s' on too."""
+        return tuple(filter(_at_every_state, self.chunk_fields))
+
+    @property
+    def sides(self) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
+        """For s and for s': the prefix of the arrays, the fields, and those of a chunk."""
+        following = self.next_fields
+        if following is None:
+            following = tuple(filter(_at_every_state, self.fields))
+        return ("", self.fields, self.chunk_fields), (NEXT, following, self.next_chunk_fields)
+
 
 SCALARS = np.dtype(
     [
@@ -46,7 +182,6 @@ WINDOW = np.dtype(
         ("return", np.float32),
         ("ended", np.bool_),  # whether the return ends by termination
         ("source", np.uint8),
-        ("episode", np.int64),
         ("needed", np.int64),
         ("row", np.int64),
     ]
@@ -124,12 +259,24 @@ class News(NamedTuple):
     cut: bool = False  # it was closed without its ``is_last`` row
 
 
+class FinishedEpisode(NamedTuple):
+    """A complete episode with at least one step."""
+
+    first: int  # address of its first row
+    steps: int  # rows that have an action
+    last: int  # address of the final observation; where that is missing, of the row before
+    needed: int  # online transitions that must be visible for it to be
+    row: int  # number of its first row among all rows of actors
+    of_actor: bool
+
+
 class _Tail:
     """The end of an open episode: rows whose windows were not complete yet."""
 
     def __init__(self, first: int, of_actor: bool) -> None:
         self.first, self.of_actor = first, of_actor  # address of the episode's first row
         self.rows = self.steps = self.done = 0  # taken in, online steps, and rows before the tail
+        self.needed = self.row = 0  # as of `FinishedEpisode`
         self.counted = np.empty(0, _COUNTED)
         self.held = np.empty(0, SCALARS)  # an end without its last row
 
@@ -142,6 +289,7 @@ class WindowIndex:
     `relabel` changes the scalars of consecutive rows from an address on, in place.
 
     Attributes:
+        finished: The complete episodes, by identifier.
         online_transitions: Online steps so far, those of rows that were never seen included.
         online_rows: Rows of actors' episodes so far, likewise.
         demonstration_rows: Rows of demonstrations so far, which are never evicted.
@@ -153,14 +301,36 @@ class WindowIndex:
         self._spec, self._relabel = spec, relabel
         self.pools = {kind: WindowPool() for kind in DataKind}
         self.online_transitions = self.online_rows = self.demonstration_rows = 0
+        self.finished: dict[int, FinishedEpisode] = {}
         self._open: dict[int, _Tail] = {}
         self._ended: dict[int, tuple[int, int]] = {}  # by first address: rows and steps of actors'
         self._evicted = (0, 0)
 
-    def first_open(self, *, of_actor: bool) -> int:
-        """Return the episode that began first of those that are not complete; 2^63 - 1 for none."""
-        opened = (e for e, tail in self._open.items() if tail.of_actor is of_actor)
-        return min(opened, default=2**63 - 1)
+    def visible_episodes(
+        self, online_transitions: int, oldest_row: int, *, of_actors: bool
+    ) -> list[tuple[int, FinishedEpisode]]:
+        """Return those that have ended, in the order in which they began; see `Sampler.episodes`.
+
+        One that is not there as a whole holds those that began after it back.
+        """
+        still_open = [e for e, tail in self._open.items() if tail.of_actor is of_actors]
+        found: list[tuple[int, FinishedEpisode]] = []
+        for number, episode in sorted(self.finished.items()):
+            if episode.of_actor is not of_actors:
+                continue
+            if episode.needed > online_transitions or number > min(still_open, default=number):
+                break
+            if not of_actors or episode.row >= oldest_row:
+                found.append((number, episode))
+        return found
+
+    def forget(self, gone: Ranges) -> None:
+        """Drop the windows and the finished episodes that begin in these ranges."""
+        for pool in self.pools.values():
+            pool.forget(gone)
+        firsts = np.array([episode.first for episode in self.finished.values()], np.int64)
+        kept = ~_inside(firsts, gone)
+        self.finished = dict(itertools.compress(self.finished.items(), kept))
 
     def add(self, news: News) -> None:
         """Take in the rows that follow in an episode.
@@ -181,10 +351,14 @@ class WindowIndex:
         self._extend(tail, scalars[:taken])
         tail.held = scalars[taken:]
         if taken:
-            self._emit(episode, tail)
-        if news.cut:
-            self._cut(episode, tail)
+            self._emit(tail)
+        without_last = news.cut and self._cut(tail)
         if news.complete:
+            steps = tail.rows - (not without_last)
+            if steps > 0:
+                last = tail.first + tail.rows - 1
+                facts = tail.first, steps, last, tail.needed, tail.row, tail.of_actor
+                self.finished[episode] = FinishedEpisode(*facts)
             del self._open[episode]
             if news.of_actor:
                 self._ended[tail.first] = tail.rows, tail.steps
@@ -219,13 +393,18 @@ class WindowIndex:
             self.online_rows += len(scalars)
         else:
             self.demonstration_rows += len(scalars)
+        if not tail.rows:
+            tail.row = self.online_rows - len(scalars) + 1
         tail.rows += len(scalars)
         tail.steps += int(online.sum())
         self.online_transitions += int(online.sum())
         tail.counted = np.concatenate((tail.counted, counted))
 
-    def _cut(self, episode: int, tail: _Tail) -> None:
-        """Complete the windows of an episode that was cut short."""
+    def _cut(self, tail: _Tail) -> bool:
+        """Complete the windows of an episode that was cut short; return whether its end is whole.
+
+        Then it has no final observation.
+        """
         whole = len(tail.held) > 0 and bool(tail.held[0]["terminated"])
         last = tail.held.copy()
         if not whole:
@@ -239,18 +418,19 @@ class WindowIndex:
             tail.counted["is_last"][-1] = True
             if tail.counted["source"][-1] != SOURCE_DEMONSTRATION:
                 tail.counted["needed"][-1] = self.online_transitions + 1
-        self._emit(episode, tail, without_last=whole)
+        self._emit(tail, without_last=whole)
+        return whole
 
-    def _emit(self, episode: int, tail: _Tail, *, without_last: bool = False) -> None:
+    def _emit(self, tail: _Tail, *, without_last: bool = False) -> None:
         """Move the windows that are complete from an episode's tail into the pools."""
         rows = tail.counted
+        tail.needed = int(rows["needed"].max(initial=tail.needed))
         windows, done = make_windows(rows, rows["needed"], self._spec)
         at = windows["address"]
         windows["ahead"] = windows["steps"]
         if without_last:
             windows["ahead"] -= at + windows["steps"] == len(rows) - 1
         windows["row"] = rows["number"][at]
-        windows["episode"] = episode
         windows["before"] = tail.done + at
         versions = rows["policy_version"][at]
         windows["address"] += tail.first + tail.done
@@ -300,7 +480,7 @@ def make_windows(scalars: Records, needed: Integers, spec: SampleSpec) -> tuple[
     next_chunk = np.minimum(horizon if spec.next_chunk_fields else 0, reach - following)
     last = np.maximum(following, rows + chunk - 1)
     last = np.maximum(last, following + next_chunk - 1)
-    if spec.returns or spec.in_order:
+    if spec.returns:
         last = np.maximum(last, ends)
     # Windows come in order: one that is complete waits for those before it.
     waiting = (steps > 0) & (last >= count)

@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from robot_rl.errors import RobotRLError
 from robot_rl.replay import AnnotationRefused, StoreFull
-from robot_rl.replay.messages import Opened
-from robot_rl.replay.records import Annotations
-from robot_rl.replay.server_place import ServerPlace
+from robot_rl.replay.address import ReplayAddress
+from robot_rl.replay.protocol import Annotations, Opened
 from robot_rl.replay.windows import LABELS
 from robot_rl.wire import ServerUnreachable
 
@@ -32,7 +31,7 @@ class LateLabels:
     then ends the episode as one that is said in time does, else 0.
     """
 
-    place: ServerPlace  # where the server is; each label has a connection of its own
+    place: ReplayAddress  # where the server is; each label has a connection of its own
     session: Opened  # the actor's
     note: Callable[[str], None]  # told of a label that is lost
 

@@ -344,7 +344,7 @@ class Listener:
             raise AddressRefused(problem, got=got, expected=expected) from error
 
 
-class Connection:
+class ServerConnection:
     """Connects to the server at an address, or to the one that has told its own in a folder.
 
     The poller is woken by messages and by events.

@@ -27,7 +27,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.wire import WireError
 
 MAGIC = b"RRLW"
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 PREFIX = struct.Struct(">4sH")
 MAXIMUM_HEADER_BYTES = 1 << 18
 MAXIMUM_HEADER_DEPTH = 16

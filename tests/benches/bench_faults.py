@@ -30,14 +30,13 @@ from robot_rl.processes.signals import StopEvent, stop_event
 from robot_rl.processes.waiting import wait_until
 from robot_rl.replay import NotEnoughData, StoreError
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import TableRows
-from robot_rl.replay.sampler import SampleSpec
+from robot_rl.replay.row_sources import StoreRows
+from robot_rl.replay.sampler import Sampler
 from robot_rl.replay.server import serve
+from robot_rl.replay.store_reader import StoreReader
+from robot_rl.replay.windows import SampleSpec
 from robot_rl.wire.endpoint import parse_address, read_endpoint, wait_for_endpoint
 
-TABLE = "faults"
 EPISODE_STEPS = 40
 CUT_AFTER_SECONDS, CUT_SECONDS = 30.0, 10.0
 _SESSIONS = 4096
@@ -166,9 +165,9 @@ class _Torture:
         rows = safe = 0
         with StoreReader(self._store) as reader:
             stored: dict[tuple[int, int], dict[int, bytes]] = {}
-            for episode in reader.episodes(TABLE):
+            for episode in reader.episodes():
                 place = stored.setdefault((episode.actor, episode.session), {})
-                for index, row in enumerate(reader.read_episode(TABLE, episode)):
+                for index, row in enumerate(reader.read_episode(episode)):
                     place[episode.first_sequence + index] = row.tobytes()
         schema = _schema()
         for actor in (1, 2):
@@ -222,7 +221,7 @@ def _opened(client: ReplayClient, schema: RowSchema, actor: int) -> int:
     """Open a session, waiting for a server that is being killed all the time."""
     while True:
         with contextlib.suppress(RobotRLError):
-            return client.open_session(TABLE, schema, actor).session
+            return client.open_session(schema, actor).session
 
 
 def _read(folder: Path, store: Path) -> None:
@@ -238,11 +237,11 @@ def _read(folder: Path, store: Path) -> None:
             stop.wait(0.05)
 
 
-def _sampler(store: Path, stop: StopEvent) -> ReplaySampler:
+def _sampler(store: Path, stop: StopEvent) -> Sampler:
     while True:
         with contextlib.suppress(StoreError, NotEnoughData):
             spec = SampleSpec(("state/place", "state/content"), 64, 3, 0.9, 0.0)
-            sampler = ReplaySampler(TableRows(store, TABLE), spec, np.random.default_rng())
+            sampler = Sampler(StoreRows(store), spec, np.random.default_rng())
             if sampler.transitions_available() > EPISODE_STEPS:
                 return sampler
             sampler.close()
@@ -261,7 +260,7 @@ def _check_window(window: dict[str, npt.NDArray[Any]]) -> None:
 
 def _schema() -> RowSchema:
     fields = [Field("state/place", "float64", (3,)), Field("state/content", "float32", (64,))]
-    return row_schema(TABLE, fields, ["dx"], 10.0)
+    return row_schema("faults", fields, ["dx"], 10.0)
 
 
 def _row(actor: int, session: int, sequence: int) -> Row:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,6 @@ from omegaconf import DictConfig
 
 sys.path.append(str(Path(__file__).parents[1] / "replay"))
 
-from store_server import ServerProcess
 from transition_cases import CASES, Case, NotOffered, OpenMemory, fault
 from transition_memories import our_dataset, our_store
 from transition_peers import PEERS, PeerAbsent, opened
@@ -33,13 +31,8 @@ def run(config: DictConfig) -> dict[str, Any]:
     """
     memories: dict[str, str] = {"our store": "", "our datasets": ""}
     faults: dict[str, dict[str, str | None]] = {}
-    with tempfile.TemporaryDirectory(prefix="transitions-") as folder:
-        server = ServerProcess(Path(folder) / "store")
-        try:
-            faults["our store"] = _judged(partial(our_store, server))
-        finally:
-            server.kill()
-        faults["our datasets"] = _judged(our_dataset)
+    faults["our store"] = _judged(our_store)
+    faults["our datasets"] = _judged(our_dataset)
     for peer in PEERS:
         try:
             memories[peer.name] = peer.version()

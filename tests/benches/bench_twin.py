@@ -31,7 +31,7 @@ from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.env.factory import make_session
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.processes.waiting import wait_until
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import FAULTS, LATEST, RunDirectory
 
 if TYPE_CHECKING:
@@ -247,19 +247,18 @@ def _check_rows(folder: str, actions: Sequence[tuple[int, Any]]) -> int:
     run = RunDirectory(Path(folder) / LATEST)
     rows, sequences = [], dict[tuple[int, int], int]()
     with StoreReader(run.store) as reader:
-        for table in reader.tables():
-            for episode in reader.episodes(table):
-                place = episode.actor, episode.session
-                if episode.first_sequence != sequences.get(place, 0):
-                    raise BenchFailed(
-                        "rows are missing, or twice there",
-                        got=f"row {episode.first_sequence} of actor and session {place}",
-                        expected=sequences.get(place, 0),
-                    )
-                found = reader.read_episode(table, episode)
-                sequences[place] = episode.first_sequence + len(found)
-                if len(found) and found["source"][0] != SOURCE_DEMONSTRATION:
-                    rows += list(found[~found["is_last"]])
+        for episode in reader.episodes():
+            place = episode.actor, episode.session
+            if episode.first_sequence != sequences.get(place, 0):
+                raise BenchFailed(
+                    "rows are missing, or twice there",
+                    got=f"row {episode.first_sequence} of actor and session {place}",
+                    expected=sequences.get(place, 0),
+                )
+            found = reader.read_episode(episode)
+            sequences[place] = episode.first_sequence + len(found)
+            if len(found) and found["source"][0] != SOURCE_DEMONSTRATION:
+                rows += list(found[~found["is_last"]])
     since = int(rows[0]["stamp_action"]) if rows else 0
     told = [action for at, action in actions if at >= since]
     stored = [row["action"] for row in rows]

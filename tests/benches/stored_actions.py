@@ -17,7 +17,7 @@ from robot_rl.console.link import loop_folder
 from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.env.robot import ARM_ACTIONS
 from robot_rl.processes.waiting import wait_until
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import LATEST, RunDirectory
 from robot_rl.wire.endpoint import ENDPOINT_FILE
 
@@ -57,9 +57,7 @@ class StoredActions:
             return []
         with StoreReader(run.store) as reader:
             episodes = [
-                reader.read_episode(table, record)
-                for table in reader.tables()
-                for record in reader.episodes(table)[-_NEWEST_EPISODES:]
+                reader.read_episode(record) for record in reader.episodes()[-_NEWEST_EPISODES:]
             ]
         return [
             rows for rows in episodes if len(rows) and rows["source"][0] != SOURCE_DEMONSTRATION

@@ -288,7 +288,7 @@ def test_lost_episode_ends_are_not_taken_for_an_empty_dataset(path):
 
 
 def test_the_module_loads_no_torch():
-    modules = "sys, robot_rl.data.episodes, robot_rl.replay.replay_sampler"
+    modules = "sys, robot_rl.data.episodes, robot_rl.replay.sampler"
     code = f"import {modules}; print('torch' in sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tiny_runs import Command, ServerProcess, lines, publish_cloned, starting
 
-from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.spool import size_for
+from robot_rl.replay.store_reader import StoreReader
 
 pytestmark = pytest.mark.faults
 
@@ -46,12 +46,12 @@ def server(server_process: ServerProcess) -> ServerProcess:
 def check_store(run: Path) -> int:
     """Check that each session is whole; return the environment steps of all of them."""
     reader = StoreReader(run / "store")
-    episodes = reader.episodes("reach")
+    episodes = reader.episodes()
     following: dict[int, int] = {}
     for episode in episodes:
         assert episode.first_sequence == following.get(episode.session, 0)
         following[episode.session] = episode.first_sequence + episode.rows
-        steps = reader.read_episode("reach", episode)["episode_step"]
+        steps = reader.read_episode(episode)["episode_step"]
         assert steps.tolist() == list(range(episode.rows))
     reader.close()
     return sum(episode.environment_steps for episode in episodes)

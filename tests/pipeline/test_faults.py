@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tiny_runs import TINY, WAIT_SECONDS, Train, lines, processes_of
 
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 
 pytestmark = pytest.mark.faults
 
@@ -25,9 +25,9 @@ def _rows(run: Path) -> dict[tuple[int, int], bytes]:
     """Rows of the actor's episodes, as bytes, by session and sequence."""
     reader = StoreReader(run / "store")
     rows = {}
-    for episode in reader.episodes("reach"):
+    for episode in reader.episodes():
         if episode.source == "policy":
-            for index, row in enumerate(reader.read_episode("reach", episode)):
+            for index, row in enumerate(reader.read_episode(episode)):
                 rows[episode.session, episode.first_sequence + index] = row.tobytes()
     reader.close()
     return rows
@@ -49,7 +49,7 @@ def _check_whole(train: Train) -> None:
     assert summary["gradient_updates"] == 20 + 325
     assert lines(train.run / "episodes.jsonl")[-1]["environment_steps"] == 400
     reader = StoreReader(train.run / "store")
-    episodes = [e for e in reader.episodes("reach") if e.source == "policy"]
+    episodes = [e for e in reader.episodes() if e.source == "policy"]
     reader.close()
     assert sum(e.environment_steps for e in episodes) == 400
     assert episodes[-1].sealed
@@ -91,7 +91,7 @@ def test_a_run_with_two_actors_goes_on_through_many_kills(folder, start_train):
     points = [e["environment_steps"] for e in lines(train.run / "evaluations.jsonl")]
     assert sorted(set(points)) == [*range(0, 1200, 100), 1200]
     reader = StoreReader(train.run / "store")
-    episodes = [e for e in reader.episodes("reach") if e.source == "policy"]
+    episodes = [e for e in reader.episodes() if e.source == "policy"]
     reader.close()
     for actor in (1, 2):
         own = [e for e in episodes if e.actor == actor]
@@ -155,12 +155,12 @@ def test_an_actor_killed_between_the_last_step_and_its_observation(folder, start
     try:
         wait_for_endpoint(run / "store", WAIT_SECONDS)
         reader = StoreReader(run / "store")
-        schema: RowSchema = reader.table("reach").schema
-        episode = next(e for e in reader.episodes("reach") if e.sealed and e.source == "policy")
-        rows = reader.read_episode("reach", episode)[-2:-1]  # a truncated or terminated row
+        schema: RowSchema = reader.schema
+        episode = next(e for e in reader.episodes() if e.sealed and e.source == "policy")
+        rows = reader.read_episode(episode)[-2:-1]  # a truncated or terminated row
         reader.close()
         with ReplayClient(run / "store") as client:
-            client.open_session("reach", schema, 1)
+            client.open_session(schema, 1)
             client.append({f.name: rows[f.name][0] for f in schema.fields}, {"task": "reach"})
             client.flush()
     finally:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -17,13 +15,11 @@ from torch import Tensor
 
 from robot_rl.config import Settings, compose
 from robot_rl.learner import Learner
-from robot_rl.learning.algorithms.base import Batch
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes import waiting
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.processes.waiting import wait_until
-from robot_rl.replay import client, server_place
 from robot_rl.replay.client import ReplayClient
 from robot_rl.run import LAST, STATE_FILE, RunDirectory
 from robot_rl.wire import KeysRefused
@@ -65,7 +61,6 @@ def test_a_learner_outlasts_an_outage_and_is_saved_when_it_is_stopped_in_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     act_for(STEPS, run)
-    monkeypatch.setattr(client, "LARGE_SECONDS", 0.5)
     stop, ends = StopEvent(), []
 
     def wait_for_note() -> None:
@@ -73,7 +68,7 @@ def test_a_learner_outlasts_an_outage_and_is_saved_when_it_is_stopped_in_one(
         note = "learner: waiting with new weights"
         assert wait_until(lambda: note in capsys.readouterr().out or bool(ends), WAIT_SECONDS)
 
-    with ReplayClient(run.store, request_seconds=0.5) as sender:
+    with ReplayClient(run.store, request_seconds=0.5, large_seconds=0.5) as sender:
         bench = Workbench(Settings.of(configured()), run, stop)
         bench.client = sender
         learner = Learner(bench)
@@ -100,43 +95,45 @@ def test_a_learner_outlasts_an_outage_and_is_saved_when_it_is_stopped_in_one(
     assert state["environment_steps"] == STEPS
 
 
-def test_a_learner_elsewhere_waits_for_rows_and_learns_the_same(
+def test_a_learner_elsewhere_outlasts_an_outage_and_learns_what_one_beside_the_store_does(
     run: RunDirectory, server_process: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     act_for(STEPS, run)
-    monkeypatch.setattr(server_place, "_SAMPLING_SECONDS", 0.3)
-    told: list[str] = []
+    said: list[str] = []
 
     def say(bench: Workbench, text: str) -> None:
-        told.append(text)
-        if "waiting for rows" in text and server_process.process.poll() is not None:
+        said.append(text)
+        if "learner: waiting" in text and server_process.process.poll() is not None:
             server_process.start()
 
     monkeypatch.setattr(Workbench, "say", say)
 
-    def learned(folder: str, kill_at: tuple[int, ...]) -> dict[str, Tensor]:
-        copy = run.path.with_name(folder)
-        shutil.copytree(run.path, copy, symlinks=True, ignore=shutil.ignore_patterns("store"))
-        address = wait_for_endpoint(run.store, WAIT_SECONDS).address
-        words = f"replay.connect={address}", f"environment_steps={STEPS}"
-        with Workbench(Settings.of(configured(*words)), RunDirectory(copy)) as bench:
-            learner, updates = Learner(bench), itertools.count()
-            update = learner._algorithm.update
+    class Killing(WorkProgress):
+        def update(self, done: int, *block: object) -> None:
+            super().update(done, *block)
+            if done == 50:
+                server_process.kill()
 
-            def update_and_kill(batch: Batch) -> Mapping[str, Tensor]:
-                if next(updates) in kill_at:
-                    server_process.kill()
-                return update(batch)
+    def learned(bench: Workbench, progress: WorkProgress) -> dict[str, Tensor]:
+        learner = Learner(bench)
+        learner.learn(progress)
+        bench.__exit__()
+        tensors, _ = bench.training_state(LAST)
+        return tensors
 
-            monkeypatch.setattr(learner._algorithm, "update", update_and_kill)
-            learner.learn(WorkProgress(STEPS))
-            return learner._algorithm.state_dict()
-
-    before = learned("undisturbed", ())
-    assert not any("waiting for rows" in text for text in told)
-    after = learned("disturbed", (0, 7))
-    assert any("waiting for rows" in text for text in told)
-    assert all(torch.equal(before[name], tensor) for name, tensor in after.items())
+    elsewhere = run.path.with_name("elsewhere")
+    shutil.copytree(run.path, elsewhere, symlinks=True, ignore=shutil.ignore_patterns("store"))
+    words = configured(f"environment_steps={STEPS}")
+    beside = learned(Workbench(Settings.of(words), run), WorkProgress(STEPS))
+    address = wait_for_endpoint(run.store, WAIT_SECONDS).address
+    words = configured(f"environment_steps={STEPS}", f"replay.connect={address}")
+    bench = Workbench(Settings.of(words), RunDirectory(elsewhere))
+    with ReplayClient(address, request_seconds=0.5, large_seconds=0.5) as client:
+        bench.client = client
+        away = learned(bench, Killing(STEPS))
+    assert any("learner: waiting" in text for text in said)
+    assert (elsewhere / "replica" / "rows").is_dir()
+    assert all(torch.equal(away[name], tensor) for name, tensor in beside.items())
 
 
 def test_a_learner_is_saved_before_a_server_that_refuses_its_keys_ends_it(

@@ -19,8 +19,8 @@ from robot_rl.evaluation.ledger import open_policy
 from robot_rl.learning.stages.offline import Offline, OfflineTraining, recorded
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.signals import StopEvent
-from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.sampler import SampleSpec
+from robot_rl.replay.sampler import Sampler
+from robot_rl.replay.windows import SampleSpec
 from robot_rl.run import CLONED, OFFLINE, RunDirectory
 
 GATHERED = "gathered.zarr"
@@ -89,7 +89,7 @@ def test_of_other_episodes_failures_are_learned_from_as_the_policys_own(run: Run
         cloned = bench.policy(CLONED)
     spec = SampleSpec(("action",), 256, demonstration_share=0.5)
     rows = recorded(shown, [EpisodeDataset(run.path / GATHERED)], cloned, spec)
-    batch = ReplaySampler(rows, spec, np.random.default_rng(0)).sample()
+    batch = Sampler(rows, spec, np.random.default_rng(0)).sample()
     kinds, counts = np.unique(batch["source"], return_counts=True)
     assert kinds.tolist() == [SOURCE_DEMONSTRATION, SOURCE_POLICY]
     assert counts.tolist() == [128, 128]

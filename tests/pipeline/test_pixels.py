@@ -18,7 +18,7 @@ from robot_rl.env import factory
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.sim.robot import SimRobot
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 
 CAMERA = "{_target_: robot_rl.env.sim.cameras.CameraOptions, name: front, width: 32, height: 24}"
 QUICK = (
@@ -49,8 +49,8 @@ POINTS = (
 
 def rows_of(run):
     reader = StoreReader(run / "store")
-    episodes = reader.episodes("reach")
-    rows = [(e.source, reader.read_episode("reach", e)) for e in episodes if e.sealed]
+    episodes = reader.episodes()
+    rows = [(e.source, reader.read_episode(e)) for e in episodes if e.sealed]
     reader.close()
     return rows
 

@@ -14,7 +14,7 @@ from robot_rl.actor import act
 from robot_rl.config import compose
 from robot_rl.processes.signals import StopEvent
 from robot_rl.processes.waiting import wait_until
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import RunDirectory
 
 pytestmark = pytest.mark.faults
@@ -81,6 +81,6 @@ def test_an_episode_that_goes_otherwise_is_told_and_another_one_begins(
     said = " ".join(capsys.readouterr().out.split())
     assert "the unfinished episode goes otherwise when it is played again; got: another " in said
     with StoreReader(run.store) as reader:
-        episodes = reader.episodes("reach")
+        episodes = reader.episodes()
     assert [e.environment_steps for e in episodes] == [20, 20]
     assert [e.session for e in episodes] == [0, 1]

@@ -19,8 +19,8 @@ from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import Annotations
+from robot_rl.replay.protocol import Annotations
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.rewards.classifier import TrainedClassifier
 from robot_rl.run import RunDirectory
 
@@ -83,7 +83,7 @@ def test_a_policy_learns_on_the_word_of_the_classifier(examples, tmp_path, robot
     run = (tmp_path / "runs/latest").resolve()
     assert all("task_success" in episode for episode in lines(run / "episodes.jsonl"))
     reader = StoreReader(run / "store")
-    rows = [reader.read_episode("reach", e) for e in reader.episodes("reach") if e.actor == 1]
+    rows = [reader.read_episode(e) for e in reader.episodes() if e.actor == 1]
     reader.close()
     versions = {int(v) for episode in rows for v in episode["reward_version"][:-1]}
     assert versions == {TrainedClassifier.load(path).version}
@@ -149,7 +149,7 @@ def test_learning_from_annotations_waits_for_them(folder, server, monkeypatch, c
             assert not learned.wait(0.05), work.result()
             said += capsys.readouterr().out
         assert learner.updates == 0
-        for episode in reader.episodes("reach"):
+        for episode in reader.episodes():
             rows, values = episode.sequences, np.full(episode.rows, 0.5, np.float32)
             client.annotate(Annotations(episode.session_key, "progress", 1, rows, values))
         work.result(WAIT_SECONDS)

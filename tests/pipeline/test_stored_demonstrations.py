@@ -21,8 +21,8 @@ from robot_rl.errors import RobotRLError
 from robot_rl.learning.demonstrations import fill_from_demonstrations, insert_episodes, value_range
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.spool import size_for
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import RunDirectory
 
 
@@ -47,7 +47,7 @@ def test_failed_episodes_are_no_demonstrations(server: RunServer, mixed: Episode
         for _ in range(2):  # the second time everything is there already
             insert_episodes(client, mixed, cloned, StopEvent())
     reader = StoreReader(server.run / "store")
-    stored = [reader.read_episode("reach", episode) for episode in reader.episodes("reach")]
+    stored = [reader.read_episode(episode) for episode in reader.episodes()]
     reader.close()
     assert len(stored) == 2
     for index, episode in zip((1, 3), stored, strict=True):
@@ -154,7 +154,7 @@ def test_a_demonstration_beyond_the_spool_goes_on_where_it_was_interrupted(
             insert()
     insert()
     reader = StoreReader(server.run / "store")
-    stored = [reader.read_episode("reach", episode) for episode in reader.episodes("reach")]
+    stored = [reader.read_episode(episode) for episode in reader.episodes()]
     reader.close()
     for index, episode in enumerate(stored):
         np.testing.assert_array_equal(episode["action"], given.episode(index)["action"])

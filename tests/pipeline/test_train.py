@@ -17,7 +17,7 @@ from robot_rl.commands.train import Feed
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.progress import WorkProgress
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import RunDirectory
 
 SUMMARY_KEYS = {
@@ -39,7 +39,7 @@ TIMES = ("wall_seconds", "updates_per_second", "median_decision_ms", "max_decisi
 
 def _online_steps(run: Path) -> int:
     reader = StoreReader(run / "store")
-    steps = sum(e.environment_steps for e in reader.episodes("reach") if e.source == "policy")
+    steps = sum(e.environment_steps for e in reader.episodes() if e.source == "policy")
     reader.close()
     return steps
 
@@ -383,7 +383,7 @@ def test_two_actors_share_the_steps_and_keep_pace_with_the_learner(tmp_path, rob
     assert summary["gradient_updates"] == 20 + 325
     assert {episode["actor"] for episode in lines(run / "episodes.jsonl")} == {1, 2}
     reader = StoreReader(run / "store")
-    episodes = [e for e in reader.episodes("reach") if e.source == "policy"]
+    episodes = [e for e in reader.episodes() if e.source == "policy"]
     reader.close()
     by_actor = {n: sum(e.environment_steps for e in episodes if e.actor == n) for n in (1, 2)}
     assert min(by_actor.values()) > 0

@@ -11,7 +11,7 @@ from policies import checkpoint
 from policies.columns import INSTRUCTION_FEATURES
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 
 
 @pytest.mark.slow  # six processes that load transformers: about a minute
@@ -35,10 +35,10 @@ def test_a_residual_is_trained_on_a_frozen_vla(tmp_path, robot_rl_command):
     assert checkpoint.load(run / "checkpoints/last/policy").policy.base.kind == "vla"
     env = make_env(compose(["task=reach_instructed"]))
     reader = StoreReader(run / "store")
-    episodes = reader.episodes("reach_instructed")
+    episodes = reader.episodes()
     told = {e.metadata["instruction"]: set() for e in episodes}
     for episode in episodes:
-        rows = reader.read_episode("reach_instructed", episode)[INSTRUCTION_FEATURES]
+        rows = reader.read_episode(episode)[INSTRUCTION_FEATURES]
         told[episode.metadata["instruction"]] |= {row.tobytes() for row in rows}
     reader.close()
     assert [len(signs) for signs in told.values()] == [1, 1]

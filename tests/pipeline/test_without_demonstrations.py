@@ -8,7 +8,7 @@ from tiny_runs import TINY, lines
 
 from robot_rl import cli
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 
 ALONE = (
     *(word for word in TINY if not word.startswith("demonstrations=")),
@@ -50,7 +50,7 @@ def test_a_run_learns_from_its_own_random_actions_alone(capsys):
 
     explored = EpisodeDataset(run / "exploration.zarr").read("is_last")
     reader = StoreReader(run / "store")
-    steps = [e.environment_steps for e in reader.episodes("reach") if e.source == "policy"]
+    steps = [e.environment_steps for e in reader.episodes() if e.source == "policy"]
     reader.close()
     assert sum(steps) == 100  # the random ones among them
     assert not (run / "demonstrations.zarr").exists()

@@ -18,7 +18,7 @@ from robot_rl.learning.algorithms.behavior_cloning import (
     windows,
 )
 from robot_rl.replay import ReplayError
-from robot_rl.replay.rows import EpisodeRows
+from robot_rl.replay.row_sources import EpisodeRows
 
 KEYS = {"state/position": 2}
 

@@ -5,7 +5,7 @@ prints what it did as JSON. It starts from valid messages of every kind and dama
 their structure, so that the damage gets past the first check. FACTS is a JSON object:
 
     schema  what rows look like, as `RowSchema.to_json` gives it
-    honest  table, actor, session and owner of somebody else's session
+    honest  actor, session and owner of somebody else's session
     rows    how many rows of that session are stored, which must never change
     keys    folder of a client's keys, or null
 """
@@ -29,7 +29,7 @@ import numpy as np
 import zmq
 
 from robot_rl.data.schema import RowSchema
-from robot_rl.replay.messages import ANSWERS, Acknowledged, Opened
+from robot_rl.replay.protocol import ANSWERS, Acknowledged, Opened
 from robot_rl.wire import WireError
 from robot_rl.wire.keys import ClientKeys
 from robot_rl.wire.messages import (
@@ -42,7 +42,8 @@ from robot_rl.wire.messages import (
 )
 
 REQUESTS = (
-    "open", "append", "annotate", "put_weights", "get_weights", "get_statistics", "sample",
+    "open", "append", "annotate", "put_weights", "get_weights", "get_statistics", "get_changes",
+    "get_rows",
 )  # fmt: skip
 decode = Decoder(*ANSWERS).decode
 INTERNAL = "the server failed on"
@@ -68,7 +69,6 @@ class Messages:
         self._honest, self._honest_rows = facts["honest"], facts["rows"]
         self.session: dict[str, Any] | None = None  # once the server has opened one
         self._version = 0
-        self._generator = np.random.default_rng(0).bit_generator.state
 
     def valid(self) -> list[bytes]:
         """Return a message that an honest client could send."""
@@ -76,19 +76,18 @@ class Messages:
         header: dict[str, Any] = {} if kind == "append" else {"request": rng.randrange(1, 1000)}
         payload: list[bytes] = []
         if kind == "open":
-            table = rng.choice(["reach", "reach", f"t{rng.randrange(4)}"])
-            header |= {"table": table, "schema": self._schema, "actor": rng.randrange(60, 70)}
+            header |= {"schema": self._schema, "actor": rng.randrange(60, 70)}
             header |= {"session": None, "owner": f"o{rng.randrange(9)}", "metadata": {"a": [1]}}
         elif kind == "append":
             place = self.session or {**self._honest, "owner": "guessed"}
-            names = ("table", "actor", "session", "owner")
+            names = ("actor", "session", "owner")
             header |= {name: place[name] for name in names} | {"first": place.get("next", 0)}
             header["episodes"] = {str(header["first"]): {"task": "reach", "seed": 1}}
             payload = [self._row() for _ in range(rng.randrange(1, 4))]
             if rng.random() < 0.5:
                 payload = [b"".join(payload)]
         elif kind == "annotate":
-            header |= {name: self._honest[name] for name in ("table", "actor", "session")}
+            header |= {name: self._honest[name] for name in ("actor", "session")}
             rows = range(rng.randrange(1, 5))
             header |= {"name": f"a{rng.randrange(3)}"}
             header |= {"version": rng.randrange(1, 50)}
@@ -100,20 +99,13 @@ class Messages:
         elif kind == "get_weights":
             header |= {"name": f"w{rng.randrange(4)}", "newer_than": rng.choice([None, 0, 10**9])}
             header["wait"] = rng.choice([0, 0.01, 1.0])
-        elif kind == "sample":
-            spec: dict[str, Any] = {"fields": ["state/x", "action"], "batch_size": 8}
-            spec |= {"n_step": rng.randrange(1, 4), "demonstration_share": 0.0}
-            if rng.random() < 0.3:
-                spec |= {"annotations": ["a0"], "rewards": "a0", "intervention_share": 0.25}
-                spec |= {"chunk_fields": ["action"], "capacity_rows": 100}
-            if rng.random() < 0.3:
-                spec |= {"order": "episodes", "returns": True, "observation_steps": 2}
-                spec |= {"chunk_fields": ["base_action"], "chunk_steps": 5}
-                spec |= {"policy_versions": [0, 5], "next_fields": []}
-            state = {"rng": self._generator, "environment_steps": None, "given": [-1, 0]}
-            state["store"] = (self.session or {}).get("store", "")
-            header |= {"table": "reach", "spec": spec, "state": state}
-            header["draw"] = rng.random() < 0.5
+        elif kind == "get_changes":
+            header |= {"token": rng.choice(["", "x"]), "next_episode": rng.choice([0, 3, 10**9])}
+            header |= {"open": rng.choice([[], [0], [1, 2, 10**6]])}
+            header["last_annotation"] = rng.choice([0, 5])
+        elif kind == "get_rows":
+            header |= {name: self._honest[name] for name in ("actor", "session")}
+            header |= {"first": 0, "start": rng.choice([0, 1, 10**6])}
         return build(kind, header, *payload)
 
     def overwriting(self) -> list[bytes]:
@@ -231,7 +223,7 @@ class Messages:
         return frames
 
     def _schema_text(self, frames: list[bytes]) -> list[bytes]:
-        """Open a table with a schema that is nearly right."""
+        """Open a session with a schema that is nearly right."""
         rng = self._rng
         content = json.loads(self._schema)
         fields = content["fields"]
@@ -254,7 +246,7 @@ class Messages:
         else:
             column[0] = rng.choice(["", "\0", "\ud800", "a/b", "x" * 5000, column[0] + " "])
         text = json.dumps(content)
-        header = {"request": 5, "table": f"h{rng.randrange(20)}", "schema": text, "actor": 60}
+        header = {"request": 5, "schema": text, "actor": 60}
         return build("open", {**header, "owner": "o", "metadata": {}})
 
 

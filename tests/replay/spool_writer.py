@@ -50,7 +50,7 @@ def main(store: str, spool: str) -> None:
     """Append until killed; tell of each row once `append` has returned."""
     schema = camera_schema()
     with open_client(Path(store), Path(spool)) as client:
-        session = client.open_session("reach", schema, ACTOR).session
+        session = client.open_session(schema, ACTOR).session
         os.write(1, f"{session} open\n".encode())
         sequence = 0
         while True:

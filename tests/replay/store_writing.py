@@ -8,32 +8,29 @@ from typing import Any
 import numpy as np
 
 from robot_rl.data.schema import Row, RowSchema
-from robot_rl.replay.messages import Append
-from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import EpisodeRecord
-from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import TableRows
-from robot_rl.replay.sampler import SampleSpec
+from robot_rl.replay.episode_records import EpisodeRecord
+from robot_rl.replay.protocol import Append
+from robot_rl.replay.row_sources import StoreRows
+from robot_rl.replay.sampler import Sampler
 from robot_rl.replay.store import RowBatch, StoreWriter
+from robot_rl.replay.store_reader import StoreReader
+from robot_rl.replay.windows import SampleSpec
 
 
 class Recording:
-    """One session of one actor in a table of a store that is open for writing."""
+    """One session of one actor in a store that is open for writing."""
 
     def __init__(
         self,
         writer: StoreWriter,
         schema: RowSchema,
         actor: int = 1,
-        table: str = "reach",
         session: int | None = None,
         owner: str | None = None,
     ) -> None:
         self.writer, self.schema = writer, schema
         self.owner = owner or f"owner {id(self)}"
-        self.table = table
-        number = writer.open_table(table, schema).identifier
-        self.key = writer.open_session(number, actor, session, self.owner)
+        self.key = writer.open_session(schema, actor, session, self.owner)
 
     def put(self, rows: list[Row], *, first: int | None = None) -> None:
         """Commit rows together; raise what they are refused for."""
@@ -48,20 +45,18 @@ class Recording:
         return message, [memoryview(self.schema.pack(row)) for row in rows]
 
     def steps(self) -> int:
-        """Environment steps of actors in the table, as the server tells them."""
-        counts = self.writer.statistics()[self.table]["environment_steps"]
+        """Environment steps of actors, as the server counts them."""
+        counts = self.writer.statistics()["environment_steps"]
         return counts["policy"] + counts["intervention"]
 
 
-def read_back(store: Path, table: str = "reach") -> list[tuple[EpisodeRecord, Any]]:
-    """The episodes of a table, with copies of their rows."""
+def read_back(store: Path) -> list[tuple[EpisodeRecord, Any]]:
+    """The episodes of a store, with copies of their rows."""
     with StoreReader(store) as reader:
-        return [(e, reader.read_episode(table, e).copy()) for e in reader.episodes(table)]
+        return [(e, reader.read_episode(e).copy()) for e in reader.episodes()]
 
 
-def sampler_of(
-    store: Path, *, table: str = "reach", seed: int = 0, **changes: object
-) -> ReplaySampler:
+def sampler_of(store: Path, *, seed: int = 0, **changes: object) -> Sampler:
     """A sampler of the numbered states that `make_episode` makes; `changes` are of its spec."""
     values = {
         "fields": ("state/x", "action"),
@@ -72,10 +67,10 @@ def sampler_of(
         **changes,
     }
     rng = np.random.default_rng(seed)
-    return ReplaySampler(TableRows(store, table), SampleSpec(**values), rng)
+    return Sampler(StoreRows(store), SampleSpec(**values), rng)
 
 
-def numbers(sampler: ReplaySampler, batches: int = 40) -> set[int]:
+def numbers(sampler: Sampler, batches: int = 40) -> set[int]:
     """Numbers of the rows that are drawn as s."""
     drawn = [sampler.sample()["state/x"][:, 0] for _ in range(batches)]
     return {int(number) for number in np.concatenate(drawn)}

@@ -36,9 +36,9 @@ def test_an_actor_in_real_time_counts_the_steps_of_the_others(
     server, client, schema, make_episode, tmp_path
 ):
     """Each of several actors ran the whole budget: it counted its own steps alone."""
-    client.open_session("reach", schema, 2)
+    client.open_session(schema, 2)
     receiver = WeightsReceiver(RunDirectory(tmp_path))
-    source = RealtimeWeights(ReplayClient(server.store), receiver, "reach", 0, print)
+    source = RealtimeWeights(ReplayClient(server.store), receiver, 0, print)
     try:
         for others in (5, 12):
             client.append_episode(make_episode(others - source.run_steps(0)), {})

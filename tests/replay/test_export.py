@@ -14,17 +14,18 @@ import numpy as np
 import pytest
 
 from robot_rl import cli
-from robot_rl.data.episodes import Episode, EpisodeDataset
+from robot_rl.data.episodes import Episode, EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import Field, RowSchema, row_schema
 from robot_rl.data.transfer import DatasetEpisodes, Selection
 from robot_rl.extras.importers.import_dataset import import_episodes
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import StoreError
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import StoreEpisodes, StoreReader
-from robot_rl.replay.records import Annotations, EpisodeRecord
+from robot_rl.replay.episode_records import EpisodeRecord
+from robot_rl.replay.protocol import Annotations
 from robot_rl.replay.server import ReplayServer
 from robot_rl.replay.store import StoreWriter
+from robot_rl.replay.store_reader import StoreEpisodes, StoreReader
 
 
 def run(*words: object) -> int:
@@ -41,9 +42,9 @@ def rows_equal(dataset: EpisodeDataset, index: int, rows) -> None:
         np.testing.assert_array_equal(column, np.stack([row[name] for row in rows]), name)
 
 
-def records(store: Path, table: str = "reach") -> list[EpisodeRecord]:
+def records(store: Path) -> list[EpisodeRecord]:
     with StoreReader(store) as reader:
-        return reader.episodes(table)
+        return reader.episodes()
 
 
 def test_export_takes_whole_episodes_while_an_actor_writes(
@@ -54,7 +55,7 @@ def test_export_takes_whole_episodes_while_an_actor_writes(
 
     def act() -> None:
         with ReplayClient(server.store) as client:
-            client.open_session("reach", schema, metadata={"robot": "sim"})
+            client.open_session(schema, metadata={"robot": "sim"})
             while not stop.is_set():
                 rows = make_episode(3 + len(sent) % 4)
                 sent.append(rows)
@@ -81,7 +82,7 @@ def test_export_takes_whole_episodes_while_an_actor_writes(
 
 
 def test_options_choose_among_the_episodes(client, server, schema, make_episode, tmp_path, capsys):
-    client.open_session("reach", schema)
+    client.open_session(schema)
     corrected = make_episode(3)
     corrected[1]["source"], corrected[1]["intervened"] = np.uint8(2), np.True_
     solved = make_episode(2, terminated=True)
@@ -108,22 +109,6 @@ def test_options_choose_among_the_episodes(client, server, schema, make_episode,
     assert not (tmp_path / "none").exists()
 
 
-def test_one_of_several_tables_is_named(client, server, schema, make_episode, tmp_path, capsys):
-    other = row_schema("push", [Field("state/x", "float32", (2,))], ["dx"], 20.0)
-    client.open_session("reach", schema)
-    client.append_episode(make_episode(2), facts(1))
-    client.open_session("push", other)
-    client.append_episode(make_episode(4, schema=other), facts(2))
-    client.flush()
-    assert run("export", server.store, tmp_path / "out") == cli.EXIT_ERROR
-    assert "2 tables; got: push, reach" in capsys.readouterr().err
-    assert run("export", server.store, tmp_path / "out", "table=pull") == cli.EXIT_ERROR
-    assert "no such table; got: pull" in capsys.readouterr().err
-    assert run("export", server.store, tmp_path / "out", "table=push") == 0
-    dataset = EpisodeDataset(tmp_path / "out")
-    assert (dataset.schema, dataset.seeds.tolist()) == (other, [2])
-
-
 def test_a_cut_episode_ends_at_its_last_stored_observation(
     client, server, schema, make_episode, tmp_path, capsys
 ):
@@ -132,10 +117,10 @@ def test_a_cut_episode_ends_at_its_last_stored_observation(
     terminated = make_episode(3, terminated=True)[:3]
     single = make_episode(2)[:1]
     for session, rows in enumerate((cut, terminated, single)):
-        client.open_session("reach", schema, session=session)
+        client.open_session(schema, session=session)
         for index, row in enumerate(rows):
             client.append(row, facts(session) if index == 0 else None)
-    client.open_session("reach", schema, session=3)
+    client.open_session(schema, session=3)
     client.close()
     assert run("export", server.store, tmp_path / "out") == 0
     assert "1 left out" in " ".join(capsys.readouterr().out.split()).replace("episodes ", "")
@@ -162,11 +147,11 @@ def test_a_cut_episode_ends_at_its_last_stored_observation(
 def test_an_episode_that_is_evicted_meanwhile_is_left_out(start_server, schema, make_episode):
     server = start_server(capacity_rows=12)
     with ReplayClient(server.store) as client:
-        client.open_session("reach", schema)
+        client.open_session(schema)
         for seed in range(3):
             client.append_episode(make_episode(3), facts(seed))
         client.flush()
-        listed = StoreEpisodes(server.store, None, Selection())
+        listed = StoreEpisodes(server.store, Selection())
         reader = listed.episodes()
         assert next(reader).seed == 0
         for seed in (3, 4):  # now the first two go
@@ -181,7 +166,7 @@ def test_an_episode_that_is_evicted_meanwhile_is_left_out(start_server, schema, 
     [pytest.param("zarr", "", marks=pytest.mark.slow), ("zarr", "data"), ("lerobot", "data")],
 )
 def test_ctrl_c_leaves_nothing_half(client, server, schema, make_episode, tmp_path, format, moment):
-    client.open_session("reach", schema)
+    client.open_session(schema)
     for seed in range(150):
         client.append_episode(make_episode(2), facts(seed))
     client.flush()
@@ -199,7 +184,7 @@ def test_ctrl_c_leaves_nothing_half(client, server, schema, make_episode, tmp_pa
 
 
 def test_inspect_says_what_a_live_store_holds(client, server, schema, make_episode, capsys):
-    client.open_session("reach", schema)
+    client.open_session(schema)
     for seed, source in enumerate((0, 0, 1, 1, 1)):
         rows = make_episode(4, source=source, terminated=True)
         rows[-2]["success"] = np.bool_(seed in (0, 1, 3))
@@ -224,20 +209,24 @@ def test_inspect_says_what_a_live_store_holds(client, server, schema, make_episo
     assert "evicted" not in page
     assert run("inspect", server.store, "json=true") == 0
     content = json.loads(capsys.readouterr().out)
-    table = content["tables"]["reach"]
     assert (content["kind"], content["path"]) == ("store", str(server.store))
     assert f"identity {content['identity']}" in page
     assert content["weights"] == {"policy": 1200}
-    assert (table["rows"], table["episodes"], table["sealed"], table["steps"]) == (26, 6, 5, 21)
-    assert table["sources"]["demo"] == {"episodes": 2, "sealed": 2, "successes": 2, "steps": 8}
-    assert (table["missing_rows"], table["evicted_rows"]) == ({}, 0)
-    assert RowSchema.from_json(json.dumps(table["schema"])) == schema
+    assert (content["rows"], content["episodes"], content["sealed"], content["steps"]) == (
+        26,
+        6,
+        5,
+        21,
+    )
+    assert content["sources"]["demo"] == {"episodes": 2, "sealed": 2, "successes": 2, "steps": 8}
+    assert (content["missing_rows"], content["evicted_rows"]) == ({}, 0)
+    assert RowSchema.from_json(json.dumps(content["schema"])) == schema
 
 
 def test_inspect_tells_damage_from_eviction(start_server, schema, make_episode, capsys):
     server = start_server(capacity_rows=15)
     with ReplayClient(server.store) as client:
-        client.open_session("reach", schema)
+        client.open_session(schema)
         for seed in range(4):
             client.append_episode(make_episode(4), facts(seed))
             client.flush()
@@ -254,12 +243,12 @@ def test_inspect_tells_damage_from_eviction(start_server, schema, make_episode, 
         StoreWriter(server.store)
     assert run("inspect", server.store, "rebuild=true") == 0
     printed = capsys.readouterr()
-    assert "made the catalogue anew: 3 episodes of reach" in printed.err
+    assert "rebuilt the catalogue: 3 episodes" in printed.err
     assert "no row is missing" in printed.out
 
 
 def test_a_store_goes_to_lerobot_and_back(client, server, schema, make_episode, tmp_path: Path):
-    client.open_session("reach", schema, metadata={"robot": "sim"})
+    client.open_session(schema, metadata={"robot": "sim"})
     rows = make_episode(5, terminated=True)
     client.append_episode(rows, facts(7))
     client.flush()
@@ -302,7 +291,7 @@ def annotate(client: ReplayClient, store: Path) -> dict[str, np.ndarray]:
 def test_annotations_go_with_an_export_and_leave_the_recording_usable(
     client, server, schema, make_episode, tmp_path
 ):
-    client.open_session("reach", schema)
+    client.open_session(schema)
     for seed in range(2):
         client.append_episode(make_episode(5, terminated=True), facts(seed))
     client.flush()
@@ -322,14 +311,14 @@ def test_annotations_go_with_an_export_and_leave_the_recording_usable(
 def test_an_import_into_a_running_store_adds_each_row_once(
     client, server, other_store, schema, make_episode, tmp_path, capsys
 ):
-    client.open_session("reach", schema)
+    client.open_session(schema)
     for seed in range(3):
         client.append_episode(make_episode(4, source=seed % 2), facts(seed))
     client.flush()
     columns = annotate(client, server.store)
     assert run("export", server.store, tmp_path / "out") == 0
     with ReplayClient(other_store) as actor:  # somebody else is writing
-        actor.open_session("reach", schema)
+        actor.open_session(schema)
         actor.append_episode(make_episode(4), facts(9))
 
     def stop_after_two(_: Episode) -> None:
@@ -340,19 +329,17 @@ def test_an_import_into_a_running_store_adds_each_row_once(
     seen: list[int] = []
     source = DatasetEpisodes(tmp_path / "out", Selection())
     with ReplayClient(other_store) as sender, pytest.raises(KeyboardInterrupt):
-        import_episodes(source, sender, "reach", stop_after_two)
+        import_episodes(source, sender, stop_after_two)
     assert len(records(other_store)) == 1 + 2
     assert run("import", tmp_path / "out", other_store) == 0
-    assert "imported 1 episodes (5 rows) into table reach" in capsys.readouterr().out
+    assert f"imported 1 episodes (5 rows) into {other_store}" in capsys.readouterr().out
     for _ in range(2):
         assert run("import", tmp_path / "out", other_store) == 0
         assert "imported 0 episodes (0 rows)" in capsys.readouterr().out
     former, reader = StoreReader(server.store), StoreReader(other_store)
-    stored = [e for e in reader.episodes("reach") if e.metadata["seed"] != 9]
-    for old, new in zip(former.episodes("reach"), stored, strict=True):
-        np.testing.assert_array_equal(
-            former.read_episode("reach", old), reader.read_episode("reach", new)
-        )
+    stored = [e for e in reader.episodes() if e.metadata["seed"] != 9]
+    for old, new in zip(former.episodes(), stored, strict=True):
+        np.testing.assert_array_equal(former.read_episode(old), reader.read_episode(new))
         assert (old.metadata, old.source, new.sealed) == (new.metadata, new.source, True)
     found = reader.annotations("score/a", stored[1])
     for part, values in zip(("valid", "version", "value"), found, strict=True):
@@ -364,19 +351,17 @@ def test_an_import_into_a_running_store_adds_each_row_once(
 def test_an_import_of_other_columns_or_without_a_server_is_one_clear_error(
     client, server, schema, make_episode, tmp_path, capsys
 ):
-    other = row_schema("reach", [Field("state/x", "float32", (2,))], ["dx"], 10.0)
-    client.open_session("reach", schema)
+    client.open_session(schema)
     client.append_episode(make_episode(2), facts(1))
-    client.open_session("other", other)
-    client.append_episode(make_episode(2, schema=other), facts(2))
     client.flush()
-    assert run("export", server.store, tmp_path / "out", "table=other") == 0
+    other = row_schema("reach", [Field("state/x", "float32", (2,))], ["dx"], 10.0)
+    with EpisodeWriter(tmp_path / "out", other) as writer:
+        rows = make_episode(2, schema=other)
+        writer.append(rows, seed=0, instruction="", success=True, source=1)
     assert run("import", tmp_path / "out", server.store) == cli.EXIT_ERROR
-    assert "name one of them with table=NAME" in capsys.readouterr().err
-    assert run("import", tmp_path / "out", server.store, "table=reach") == cli.EXIT_ERROR
     assert "action_names differs" in capsys.readouterr().err
     server.stop()
-    assert run("import", tmp_path / "out", server.store, "table=other") == cli.EXIT_ERROR
+    assert run("import", tmp_path / "out", server.store) == cli.EXIT_ERROR
     assert "no server of" in capsys.readouterr().err
 
 

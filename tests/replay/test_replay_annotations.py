@@ -1,5 +1,8 @@
 """Annotations: values beside the rows, by name and version of the model that made them."""
 
+import sqlite3
+from contextlib import closing
+
 import numpy as np
 import pytest
 import zmq
@@ -7,10 +10,9 @@ from fuzzing import build
 from store_writing import Recording, sampler_of
 
 from robot_rl.replay import AnnotationRefused, NotEnoughData
-from robot_rl.replay.messages import ANSWERS, Stored
-from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import Annotations
+from robot_rl.replay.protocol import ANSWERS, Annotations, Stored
 from robot_rl.replay.store import StoreWriter
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.wire import WireError
 from robot_rl.wire.endpoint import read_endpoint
 from robot_rl.wire.messages import Decoder, Refused
@@ -18,8 +20,8 @@ from robot_rl.wire.messages import Decoder, Refused
 
 @pytest.fixture
 def recorded(server, client, schema, make_episode, opened):
-    """Two episodes in the table, and a reader."""
-    client.open_session("reach", schema)
+    """Two episodes in the store, and a reader."""
+    client.open_session(schema)
     for steps in (5, 3):
         client.append_episode(make_episode(steps))
     client.flush(10)
@@ -29,8 +31,8 @@ def recorded(server, client, schema, make_episode, opened):
 def test_the_newest_version_of_each_row_is_read_and_rows_stay_as_they_are(
     server, start_server, client, recorded
 ):
-    first, second = recorded.episodes("reach")
-    before = recorded.read_episode("reach", first).tobytes()
+    first, second = recorded.episodes()
+    before = recorded.read_episode(first).tobytes()
     place, rows = first.session_key, first.sequences
     old = np.arange(6, dtype=np.float32)
     assert client.annotate(Annotations(place, "progress", 7, rows, old)) == 6
@@ -45,7 +47,7 @@ def test_the_newest_version_of_each_row_is_read_and_rows_stay_as_they_are(
     )
     server.kill()
     server.start()
-    assert recorded.read_episode("reach", first).tobytes() == before
+    assert recorded.read_episode(first).tobytes() == before
     valid, versions, values = recorded.annotations("progress", first)
     assert valid.all()
     assert versions.tolist() == [7, 7, 300, 300, 8, 7]
@@ -56,11 +58,11 @@ def test_the_newest_version_of_each_row_is_read_and_rows_stay_as_they_are(
     valid, versions, values = recorded.annotations("progress", second)
     assert not valid.any()
     assert not values.any()
-    assert recorded.annotation_counts("reach") == {"progress": 10, "progress_confidence": 4}
+    assert recorded.annotation_counts() == {"progress": 10, "progress_confidence": 4}
 
 
 def test_a_version_never_changes(client, recorded):
-    first = recorded.episodes("reach")[0]
+    first = recorded.episodes()[0]
     place, rows = first.session_key, first.sequences
     values = np.linspace(0, 1, 6, dtype=np.float32)
     assert client.annotate(Annotations(place, "score", 1, rows, values)) == 6
@@ -73,7 +75,7 @@ def test_a_version_never_changes(client, recorded):
 
 
 def test_what_cannot_be_annotated_is_refused_whole(client, recorded):
-    (first, _) = recorded.episodes("reach")
+    (first, _) = recorded.episodes()
     place, rows = first.session_key, first.sequences
     good = np.zeros(6, np.float32)
     client.annotate(Annotations(place, "score", 1, rows, good))
@@ -82,7 +84,7 @@ def test_what_cannot_be_annotated_is_refused_whole(client, recorded):
     text = np.array(["a"] * 6)
     for session, name, version, at, values, error, message in (
         (place, "score", 2, absent, good, AnnotationRefused, r"not in the store.*77"),
-        ((9, *place[1:]), "score", 2, rows, good, AnnotationRefused, "not in the store"),
+        ((9, place[1]), "score", 2, rows, good, AnnotationRefused, "not in the store"),
         (place, "score", 2, rows, good[:5], AnnotationRefused, "one float32 for each row"),
         (place, "score", 2, rows, good + np.inf, AnnotationRefused, "not finite"),
         (place, "score", 2, rows, good.astype(float), AnnotationRefused, "values float64"),
@@ -95,15 +97,15 @@ def test_what_cannot_be_annotated_is_refused_whole(client, recorded):
             client.annotate(Annotations(session, name, version, at, values))
     _, versions, _ = recorded.annotations("score", first)
     assert versions.tolist() == [1] * 6
-    assert list(recorded.annotation_counts("reach")) == ["score"]
+    assert list(recorded.annotation_counts()) == ["score"]
 
 
 def test_long_annotations_arrive_in_parts(client, schema, make_episode, server):
-    client.open_session("reach", schema)
+    client.open_session(schema)
     client.append_episode(make_episode(4999))
     client.flush(20)
     reader = StoreReader(server.store)
-    (episode,) = reader.episodes("reach")
+    (episode,) = reader.episodes()
     values = np.random.default_rng(0).normal(size=5000).astype(np.float32)
     place, rows = episode.session_key, episode.sequences
     assert client.annotate(Annotations(place, "feature", 1, rows, values)) == 5000
@@ -114,9 +116,9 @@ def test_long_annotations_arrive_in_parts(client, schema, make_episode, server):
 
 
 def test_hostile_annotations_are_answered_and_counted(server, client, recorded):
-    (table, actor, session) = recorded.episodes("reach")[0].session_key
+    (actor, session) = recorded.episodes()[0].session_key
     key = bytes(8)
-    good = {"request": 5, "table": table, "actor": actor, "session": session, "name": "a"}
+    good = {"request": 5, "actor": actor, "session": session, "name": "a"}
     good["version"] = 1
     hostile = [
         (good, [key]),
@@ -167,7 +169,7 @@ def test_n_step_returns_are_of_the_newest_rewards(writer, schema, make_episode):
     recording = Recording(writer, schema)
     recording.put(make_episode(6, terminated=True))
     reader = StoreReader(writer.path)
-    (episode,) = reader.episodes("reach")
+    (episode,) = reader.episodes()
     sampler = sampler_of(writer.path, rewards="relabelled", batch_size=64)
 
     def returns():
@@ -203,7 +205,7 @@ def test_one_reward_is_never_mixed_with_another(writer, schema, make_episode):
     for _ in range(2):
         recording.put(make_episode(6, terminated=True))
     reader = StoreReader(writer.path)
-    first, second = reader.episodes("reach")
+    first, second = reader.episodes()
     sampler = sampler_of(writer.path, rewards="progress", batch_size=64)
     assert sampler.visible.online == 0
     assert sampler.transitions_available() == 12, "the steps of the run count all the same"
@@ -235,11 +237,12 @@ def test_evicting_an_episode_evicts_its_annotations(writer, schema, make_episode
     reader = StoreReader(writer.path)
     for _ in range(6):
         recording.put(make_episode(9))
-        episode = reader.episodes("reach")[-1]
+        episode = reader.episodes()[-1]
         for version in range(3):
             annotate(writer, episode, "score", version, np.zeros(10, np.float32))
-    ((count,),) = writer._catalogue.read(tuple[int], "SELECT count(*) FROM annotations")
+    with closing(sqlite3.connect(writer.path / "catalogue.sqlite")) as catalogue:
+        ((count,),) = catalogue.execute("SELECT count(*) FROM annotations")
     assert count == 3 * 30
-    for episode in reader.episodes("reach"):
+    for episode in reader.episodes():
         assert reader.annotations("score", episode)[0].all()
     reader.close()

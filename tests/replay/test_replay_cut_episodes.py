@@ -29,7 +29,7 @@ def test_a_killed_actors_episode_is_closed_by_its_next_session(server, schema, m
     rows = make_episode(5)
     for part in (rows[:4], make_episode(2)):
         with ReplayClient(server.store) as client:
-            client.open_session("reach", schema, actor=7)
+            client.open_session(schema, actor=7)
             for row in part:
                 client.append(row)
     (first, stored), (second, _) = read_back(server.store)
@@ -37,7 +37,7 @@ def test_a_killed_actors_episode_is_closed_by_its_next_session(server, schema, m
     assert [row.tobytes() for row in stored] == [schema.pack(row) for row in rows[:4]]
     assert (second.sealed, second.cut, second.environment_steps) == (True, False, 2)
     with ReplayClient(server.store) as client:
-        totals = client.statistics()["tables"]["reach"]
+        totals = client.statistics()
     assert totals["environment_steps"]["policy"] == 6
     sampler = sampler_of(server.store)
     assert sampler.transitions_available() == 6
@@ -113,15 +113,13 @@ def test_nothing_can_be_added_to_a_closed_session(writer, schema, make_episode):
     assert writer.session(old.key).next_sequence == 3
 
 
-def test_sessions_of_other_actors_and_tables_stay_open(writer, schema, make_episode):
+def test_sessions_of_other_actors_stay_open(writer, schema, make_episode):
     rows = make_episode(5)
     first, other = Recording(writer, schema, actor=1), Recording(writer, schema, actor=2)
-    elsewhere = Recording(writer, schema, actor=1, table="elsewhere")
-    for recording in (first, other, elsewhere):
+    for recording in (first, other):
         recording.put(rows[:2])
     Recording(writer, schema, actor=1)
-    for recording in (other, elsewhere):
-        recording.put(rows[2:])
+    other.put(rows[2:])
     cut, whole = (e for e, _ in read_back(writer.path))
     assert (cut.actor, cut.cut, cut.rows) == (1, True, 2)
     assert (whole.actor, whole.cut, whole.sealed, whole.rows) == (2, False, True, 6)

@@ -13,8 +13,8 @@ from store_writing import read_back
 from robot_rl.processes.waiting import wait_until
 from robot_rl.replay import SpoolError, StoreError, StoreFull
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import summarize_store
 from robot_rl.replay.row_file import write_error
+from robot_rl.replay.store_reader import summarize_store
 
 TOLD_SECONDS = 10.0  # on a busy machine
 
@@ -52,7 +52,7 @@ def test_a_disk_without_inodes_is_no_full_disk(start_server, small_disk, schema,
     server = start_server(disk / "store")
     sent = make_episode(5)
     with ReplayClient(server.store) as client:
-        client.open_session("reach", schema)
+        client.open_session(schema)
         files = []
         with suppress(OSError):
             for number in range(100):
@@ -75,7 +75,7 @@ def test_a_store_can_be_looked_at_where_nothing_can_be_written(
     disk = small_disk("24m")
     server = start_server(disk / "store")
     with ReplayClient(server.store) as client:
-        client.open_session("reach", schema)
+        client.open_session(schema)
         client.append_episode(make_episode(5))
         client.flush(10)
     if killed:  # and then the catalogue has a log beside it
@@ -89,7 +89,7 @@ def test_a_store_can_be_looked_at_where_nothing_can_be_written(
     else:
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     before = files_of(server.store)
-    table = summarize_store(server.store)["tables"]["reach"]
+    table = summarize_store(server.store)
     assert (table["episodes"], table["steps"], table["missing_rows"]) == (1, 5, {})
     assert files_of(server.store) == before
 
@@ -99,7 +99,7 @@ def test_a_store_that_is_moved_while_it_is_served_is_said_at_once(
 ):
     server, sent = start_server(), []
     client = ReplayClient(server.store)
-    client.open_session("reach", schema)
+    client.open_session(schema)
     sent += make_episode(5)
     client.append_episode(sent)
     client.flush(10)
@@ -120,7 +120,7 @@ def test_a_store_that_is_moved_while_it_is_served_is_said_at_once(
 def test_a_spool_that_is_moved_while_it_is_used_is_said_at_once(server, schema, tmp_path, how):
     spool = tmp_path / "spools" / "actor"
     client = ReplayClient(server.store, spool_path=spool)
-    client.open_session("reach", schema)
+    client.open_session(schema)
     time.sleep(0.1)
     if how == "moved":
         spool.parent.rename(tmp_path / "elsewhere")

@@ -9,7 +9,7 @@ from store_writing import Recording, numbers, read_back, sampler_of
 from robot_rl.data.schema import Field, row_schema
 from robot_rl.replay import ReplayError, StoreFull
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.rows import TableRows
+from robot_rl.replay.row_sources import StoreRows
 from robot_rl.replay.spool import size_for
 from robot_rl.replay.store import StoreWriter
 from robot_rl.replay.store_files import WrittenSegment
@@ -36,17 +36,17 @@ def open_writer(tmp_path):
         writer.close()
 
 
-def stored_episodes(store, table="reach"):
+def stored_episodes(store):
     """First row's number and length of each episode, every row checked."""
     found = []
-    for _, rows in read_back(store, table):
+    for _, rows in read_back(store):
         np.testing.assert_array_equal(np.diff(rows["reward"]), 1)
         found.append((int(rows["reward"][0]), len(rows)))
     return found
 
 
 def stored_rows(writer):
-    return sum(totals["rows"] for totals in writer.statistics().values())
+    return writer.statistics()["rows"]
 
 
 def test_the_oldest_whole_episodes_go_and_demonstrations_stay(open_writer, schema, make_episode):
@@ -63,7 +63,7 @@ def test_the_oldest_whole_episodes_go_and_demonstrations_stay(open_writer, schem
     first, *rest = stored_episodes(writer.path)
     assert first == (1, 10)
     assert rest == put[-6:]
-    totals = writer.statistics()["reach"]
+    totals = writer.statistics()
     assert totals["rows"] == 40
     assert totals["episodes"] == 7
     assert totals["environment_steps"] == {"demo": 9, "policy": 28, "intervention": 4}
@@ -94,14 +94,6 @@ def test_what_one_commit_completes_stays_until_the_next(open_writer, schema, mak
     assert stored_rows(writer) == 30
     recording.put(make_episode(4))
     assert stored_episodes(writer.path) == [(16, 5), (21, 5), (26, 5), (31, 5)]
-
-
-def test_the_oldest_episode_of_all_tables_goes_first(open_writer, schema, make_episode):
-    writer = open_writer(rows=20)
-    tables = [Recording(writer, schema, table=name) for name in ("reach", "push", "lift")]
-    for recording in (*tables, *tables):
-        recording.put(make_episode(4))
-    assert [len(stored_episodes(writer.path, t)) for t in ("reach", "push", "lift")] == [1, 1, 2]
 
 
 def test_counts_and_sequences_go_on_after_restarts(open_writer, schema, make_episode):
@@ -204,7 +196,7 @@ def test_the_files_stay_within_the_capacity(open_writer, make_episode):
         row["source"] = np.uint8(1)
         rows = [{**row, "is_last": np.bool_(step == number % 20 + 1)} for step in range(22)]
         recording.put(rows[: number % 20 + 2])
-    totals = writer.statistics()["reach"]
+    totals = writer.statistics()
     assert totals["evicted"]["rows"] > 5 * totals["rows"]
     assert capacity * 7 / 8 < totals["rows"] <= capacity
     on_disk = sum(file.stat().st_size for file in (writer.path / "rows").iterdir())
@@ -340,7 +332,7 @@ def test_a_file_that_goes_while_it_is_looked_at(
     one, two = Recording(writer, schema, actor=1), Recording(writer, schema, actor=2)
     one.put(make_episode(4))
     (oldest,) = (writer.path / "rows").glob("*.rows")
-    rows, stat = TableRows(writer.path, "reach"), Path.stat
+    rows, stat = StoreRows(writer.path), Path.stat
 
     def evict(path, when_called):
         if path == oldest and when == when_called:
@@ -372,7 +364,7 @@ def test_kills_during_eviction_leave_whole_episodes_in_order(
         spool_bytes=size_for(300, schema.dtype.itemsize),
         resend_seconds=0.1,
     ) as client:
-        client.open_session("reach", schema)
+        client.open_session(schema)
 
         def send(steps):
             rows = make_episode(steps)
@@ -387,7 +379,7 @@ def test_kills_during_eviction_leave_whole_episodes_in_order(
         client.flush(20)
         send(5)  # what the last commit completed, however much it was, stays until the next one
         client.flush(20)
-        totals = client.statistics()["tables"]["reach"]
+        totals = client.statistics()
     assert totals["environment_steps"]["policy"] == sum(length - 1 for _, length in sent)
     assert totals["evicted"]["episodes"] + totals["episodes"] == len(sent)
     held = stored_episodes(server.store)

@@ -159,7 +159,7 @@ def test_whoever_has_a_key_works_as_without(start_server, keys, schema, make_epi
     sent = []
     for actor, own in enumerate((keys, robot)):
         with ReplayClient(server.store, keys=own) as client:
-            client.open_session("reach", schema, actor)
+            client.open_session(schema, actor)
             rows = make_episode(20)
             client.append_episode(rows)
             client.flush(20)
@@ -180,7 +180,7 @@ def test_whoever_has_none_learns_why_and_nobody_notices(
         (mixed / name).write_bytes((source / name).read_bytes())
         (mixed / name).chmod(0o600)
     with ReplayClient(server.store, keys=keys, resend_seconds=RESEND_SECONDS) as honest:
-        honest.open_session("reach", schema)
+        honest.open_session(schema)
         honest.append_episode(make_episode(5))
         assert "did not accept a client without keys" in refusal(server.store, None)
         assert "does not admit this client's key" in refusal(server.store, mixed)
@@ -204,7 +204,7 @@ def test_a_revoked_client_keeps_its_rows_until_it_is_let_in_again(
     robot = add_client(keys, "robot2")
     server = start_server(keys=keys)
     with ReplayClient(server.store, keys=robot, resend_seconds=RESEND_SECONDS) as client:
-        client.open_session("reach", schema)
+        client.open_session(schema)
         rows = make_episode(30)
         for row in rows[:10]:
             client.append(row)
@@ -223,7 +223,7 @@ def test_a_revoked_client_keeps_its_rows_until_it_is_let_in_again(
             client.flush(0.5)
         assert isinstance(client.problem, KeysRefused)
         with ReplayClient(server.store, keys=keys) as other:
-            assert other.statistics()["tables"]["reach"]["rows"] == 10
+            assert other.statistics()["rows"] == 10
         server.kill()
         admitted.write_bytes(key)
         server.start()
@@ -254,13 +254,13 @@ def test_an_actor_on_a_network_interface_needs_a_key(start_server, keys, schema,
     assert local.startswith("tcp://127.0.0.1:")
     remote = f"tcp://{interfaces()[0]}:{local.rpartition(':')[2]}"
     with ReplayClient(remote, keys=robot) as client:
-        client.open_session("reach", schema, actor=1)
+        client.open_session(schema, actor=1)
         client.append_episode(make_episode(10))
         client.flush(20)
     with pytest.raises(AddressRefused, match="robot-rl keys"):
         ReplayClient(remote)
     with ReplayClient(server.store, keys=keys) as client:
-        assert client.statistics()["tables"]["reach"]["rows"] == 11
+        assert client.statistics()["rows"] == 11
 
 
 def test_the_endpoint_of_one_interface_reaches_it(start_server, keys):

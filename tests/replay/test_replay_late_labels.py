@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from store_writing import sampler_of
 
-from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import Annotations
-from robot_rl.replay.server_place import ServerPlace
+from robot_rl.replay.address import ReplayAddress
+from robot_rl.replay.protocol import Annotations
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.rewards.labels import LateLabels
 
 
@@ -14,8 +14,8 @@ from robot_rl.rewards.labels import LateLabels
 def told(server, client, schema, make_episode):
     """Two episodes of which the last is labelled twice, and a reader."""
     notes = []
-    opened = client.open_session("reach", schema)
-    labels = LateLabels(ServerPlace(server.store), opened, notes.append)
+    opened = client.open_session(schema)
+    labels = LateLabels(ReplayAddress(server.store), opened, notes.append)
     for steps in (3, 5):
         for row in make_episode(steps):
             begins = row["episode_step"] == 0 and not row["is_last"]
@@ -31,12 +31,12 @@ def told(server, client, schema, make_episode):
 
 
 def test_the_newest_label_is_the_reward_of_the_whole_last_episode(told):
-    first, last = told.episodes("reach")
+    first, last = told.episodes()
     assert not told.annotations("reward", first)[0].any()
     valid, _, values = told.annotations("reward", last)
     assert valid.all()
     assert values.tolist() == [0, 0, 0, 0, 1, 0]
-    assert told.read_episode("reach", last)["reward"][0] != 0, "rows never change"
+    assert told.read_episode(last)["reward"][0] != 0, "rows never change"
 
 
 def test_learning_takes_it_where_it_is_asked_to(told, server):
@@ -49,13 +49,13 @@ def test_learning_takes_it_where_it_is_asked_to(told, server):
 @pytest.fixture
 def discounts(server, client, schema, make_episode):
     """Annotates an episode of three steps that its time limit has ended: reward -> discounts."""
-    client.open_session("reach", schema)
+    client.open_session(schema)
 
     def annotated(name, *versions, limit=True):
         client.append_episode(make_episode(3, truncated=limit, terminated=not limit), {})
         client.flush()
         reader = StoreReader(server.store)
-        episode = reader.episodes("reach")[-1]
+        episode = reader.episodes()[-1]
         reader.close()
         for version, values in enumerate(versions):
             rewards = np.array(values, np.float32)

@@ -29,9 +29,7 @@ def learn(store, fields, capacity, orders, answers):
     sampler = out = None
     while orders.get():
         if sampler is None:
-            sampler = sampler_of(
-                Path(store), table="bench", fields=fields, batch_size=256, capacity_rows=capacity
-            )
+            sampler = sampler_of(Path(store), fields=fields, batch_size=256, capacity_rows=capacity)
             out = sampler.allocate()
         sampler.refresh()
         for _ in range(10):
@@ -57,7 +55,7 @@ def test_memory_is_flat(start_server, kind, rows, capacity):
     episode = episode_rows(schema)
     of_server, of_learner = [], []
     with ReplayClient(server.store, batch_rows=16) as client:
-        client.open_session("bench", schema)
+        client.open_session(schema)
         appended = 0
         for part in range(1, 21):
             while appended < part * rows // 20:
@@ -74,12 +72,12 @@ def test_memory_is_flat(start_server, kind, rows, capacity):
     learner.join()
     report = {
         "rows": appended,
-        "stored_mib": totals["tables"]["bench"]["rows"] * schema.dtype.itemsize // MIB,
+        "stored_mib": totals["rows"] * schema.dtype.itemsize // MIB,
         "server_mib": np.round(of_server).astype(int).tolist(),
         "learner_mib": np.round(of_learner).astype(int).tolist(),
     }
     sys.stdout.write(f"\nanonymous memory by twentieths: {report}\n")
-    assert totals["tables"]["bench"]["rows"] <= capacity
+    assert totals["rows"] <= capacity
     for figures in (of_server, of_learner):
         # The store is full from the fourth on at the latest.
         assert max(figures[10:]) <= max(figures[4:10]) + 16

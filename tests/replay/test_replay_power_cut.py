@@ -41,7 +41,7 @@ def test_a_spool_that_is_older_than_the_store_does_not_hinder_the_next_actor(
     server = start_server(fsync="group")
     spool, on_disk = tmp_path / "actor-1.rows", tmp_path / "on-disk.rows"
     with open_client(server.store, spool) as client:
-        number = client.open_session("reach", SCHEMA, ACTOR).session
+        number = client.open_session(SCHEMA, ACTOR).session
         append(client, number, 0, 9)
         client.flush(20)
         server.process.send_signal(signal.SIGSTOP)
@@ -59,7 +59,7 @@ def test_a_spool_that_is_older_than_the_store_does_not_hinder_the_next_actor(
         server.start()
         client.statistics()
         time.sleep(0.5)  # the client asks again where the session stands
-        assert client.open_session("reach", SCHEMA, ACTOR).session == number + 1
+        assert client.open_session(SCHEMA, ACTOR).session == number + 1
         append(client, number + 1, 0, 3)
     assert stored_sequences(server.store) == [*range(31), *range(3)]
     assert not spool.exists()

@@ -8,7 +8,7 @@ import pytest
 from robot_rl import cli
 from robot_rl.extras.progress.progress_model import PairScores, serve_progress
 from robot_rl.processes.signals import ask_to_end
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 
 
 class Level:
@@ -50,7 +50,7 @@ def test_each_action_gets_what_the_model_says_of_it(
     server, client, schema, make_episode, served, capsys
 ):
     model, address = served
-    client.open_session("reach", schema)
+    client.open_session(schema)
     for text in ("first", "second"):
         client.append_episode(make_episode(4), {"instruction": text})
     client.flush(10)
@@ -59,8 +59,8 @@ def test_each_action_gets_what_the_model_says_of_it(
     assert "judged 2 episodes with version 3" in capsys.readouterr().out
     assert model.heard == ["first", "second"], "none is judged again by the same version"
     reader = StoreReader(server.store)
-    for record in reader.episodes("reach"):
-        level = reader.read_episode("reach", record)["images/front"].mean((1, 2, 3)) / 255
+    for record in reader.episodes():
+        level = reader.read_episode(record)["images/front"].mean((1, 2, 3)) / 255
         scores = {
             name: reader.annotations(name, record)
             for name in ("progress", "progress_confidence", "done")
@@ -77,7 +77,7 @@ def test_an_interrupted_annotation_ends_after_an_episode_and_goes_on(
     server, client, schema, make_episode, served, capsys
 ):
     model, address = served
-    client.open_session("reach", schema)
+    client.open_session(schema)
     for text in ("first", "second"):
         client.append_episode(make_episode(4), {"instruction": text})
     client.flush(10)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from store_writing import Recording, sampler_of
 
 from robot_rl.replay import NotEnoughData, ReplayError
-from robot_rl.replay.replay_sampler import Quotas
+from robot_rl.replay.sampler import Quotas
 from robot_rl.replay.store import StoreWriter
 from robot_rl.replay.windows import DataKind
 

@@ -9,10 +9,9 @@ import pytest
 from store_writing import Recording
 
 from robot_rl.replay import NotEnoughData, ReplayError, StoreError
-from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import TableRows
-from robot_rl.replay.sampler import Prefetcher, SampleSpec
-from robot_rl.wire import ServerUnreachable
+from robot_rl.replay.row_sources import StoreRows
+from robot_rl.replay.sampler import Prefetcher, Sampler
+from robot_rl.replay.windows import SampleSpec
 
 FIELDS = ("state/x", "images/front", "action", "base_action")
 DISCOUNT = 0.9
@@ -28,7 +27,7 @@ def make_sampler(store, seed=0, **options):
         **options,
     }
     rng = np.random.default_rng(seed)
-    return ReplaySampler(TableRows(store, "reach"), SampleSpec(**options), rng)
+    return Sampler(StoreRows(store), SampleSpec(**options), rng)
 
 
 @pytest.fixture
@@ -115,7 +114,7 @@ def test_the_last_step_counts_once_its_observation_is_there(recording, make_epis
 
 
 def test_unknown_names_and_numbers_are_refused(writer, schema):
-    with pytest.raises(StoreError, match="no such table"):
+    with pytest.raises(StoreError, match="nobody has begun a session"):
         make_sampler(writer.path)
     Recording(writer, schema)
     with pytest.raises(ReplayError, match="did you mean 'state/x'"):
@@ -141,28 +140,6 @@ def test_prefetched_batches_are_the_same_and_stop_at_the_order(recording, make_e
             assert ahead.state_dict() == plain.state_dict()
             ahead.refresh()
         prefetcher.start(100)
-
-
-def test_nothing_is_drawn_behind_a_batch_that_could_not_be(
-    recording, make_episode, sampler_of, monkeypatch
-):
-    recording.put(make_episode(60))
-    plain, ahead = sampler_of(seed=1), sampler_of(seed=1)
-    fill = ahead._fill
-
-    def fail_once(batch):
-        monkeypatch.setattr(ahead, "_fill", fill)
-        raise ServerUnreachable("it is away for a moment")
-
-    monkeypatch.setattr(ahead, "_fill", fail_once)
-    with closing(Prefetcher(ahead)) as prefetcher:
-        prefetcher.start(5)
-        with pytest.raises(ServerUnreachable):
-            prefetcher.next()
-        assert ahead.state_dict() == plain.state_dict()
-        prefetcher.start(5)
-        for _ in range(5):
-            np.testing.assert_array_equal(prefetcher.next()["action"], plain.sample()["action"])
 
 
 def test_a_failure_of_the_prefetching_thread_surfaces_and_can_be_tried_again(

@@ -10,14 +10,13 @@ import time
 
 import numpy as np
 import pytest
-from store_writing import read_back
+from store_writing import read_back, sampler_of
 
 from robot_rl.data.schema import Field, SchemaMismatch, row_schema
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import (
     RowRefused,
     SessionTaken,
-    SpoolFull,
     StoreError,
     StoreFull,
     StoreInUse,
@@ -32,13 +31,13 @@ from robot_rl.wire.endpoint import read_endpoint
 RESEND_SECONDS = 0.1
 
 
-def stored_rows(store, table="reach"):
-    """Return the packed rows of a table, episode by episode."""
-    return [row.tobytes() for _, rows in read_back(store, table) for row in rows]
+def stored_rows(store):
+    """Return the packed rows of a store, episode by episode."""
+    return [row.tobytes() for _, rows in read_back(store) for row in rows]
 
 
 def test_rows_come_back_byte_for_byte(server, client, schema, make_episode):
-    client.open_session("reach", schema, actor=3)
+    client.open_session(schema, actor=3)
     episodes = [make_episode(4), make_episode(2, terminated=True)]
     sent = []
     for seed, rows in enumerate(episodes):
@@ -51,7 +50,7 @@ def test_rows_come_back_byte_for_byte(server, client, schema, make_episode):
     found = first.rows, first.environment_steps, first.sealed, first.source
     assert found == (5, 4, True, "policy")
     assert (second.first_sequence, second.metadata) == (5, {"task": "reach", "seed": 1})
-    totals = client.statistics()["tables"]["reach"]
+    totals = client.statistics()
     assert totals["rows"] == 8
     assert totals["environment_steps"] == {"demo": 0, "policy": 6, "intervention": 0}
 
@@ -78,7 +77,7 @@ def test_every_acknowledged_row_survives_kills_exactly_once(
         spool_bytes=size_for(300, schema.dtype.itemsize),
         resend_seconds=RESEND_SECONDS,
     ) as client:
-        client.open_session("reach", schema)
+        client.open_session(schema)
         killer = threading.Thread(target=kill_and_restart)
         killer.start()
         while not stop.is_set():
@@ -97,30 +96,49 @@ def test_every_acknowledged_row_survives_kills_exactly_once(
     assert stored_rows(server.store) == sent
 
 
-def test_rows_wait_in_the_client_until_a_server_is_there(
-    start_server, tmp_path, schema, make_episode
+def test_actors_side_by_side_survive_a_kill_and_each_step_is_seen_once(
+    start_server, schema, make_episode
 ):
+    """A sampler that watches while three actors write counts as the server does."""
     server = start_server()
-    client = ReplayClient(
-        server.store, spool_bytes=size_for(50, schema.dtype.itemsize), resend_seconds=RESEND_SECONDS
-    )
-    client.open_session("reach", schema)
+    episodes = {actor: [make_episode(3 + n % 5) for n in range(30)] for actor in (1, 2, 3)}
+    steps = sum(len(rows) - 1 for sent in episodes.values() for rows in sent)
+    failures, seen = [], [0]
+    half_way = threading.Barrier(len(episodes) + 1)
+
+    def act(actor):
+        try:
+            with ReplayClient(server.store, batch_rows=3, resend_seconds=RESEND_SECONDS) as client:
+                client.open_session(schema, actor)
+                for number, rows in enumerate(episodes[actor]):
+                    client.append_episode(rows)
+                    client.flush(20)
+                    if number == 15:
+                        half_way.wait(30)
+        except BaseException as failure:
+            failures.append(failure)
+            half_way.abort()
+
+    threads = [threading.Thread(target=act, args=[actor]) for actor in episodes]
+    for thread in threads:
+        thread.start()
+    half_way.wait(30)
     server.kill()
-    rows = make_episode(48)
-    for row in rows:
-        client.append(row)
-    assert client.has_room(1)
-    assert not client.has_room(2)
-    client.append(make_episode(1)[0])
-    with pytest.raises(SpoolFull, match="has_room"):
-        client.append(make_episode(1)[1])
-    with pytest.raises(ServerUnreachable, match="50 rows are not acknowledged"):
-        client.flush(0.3)
     server.start()
-    client.flush(20)
-    assert client.unacknowledged == 0
-    client.close()
-    assert len(stored_rows(server.store)) == 50
+    sampler = sampler_of(server.store)
+    while any(thread.is_alive() for thread in threads):
+        seen.append(sampler.transitions_available())
+        sampler.refresh(seen[-1])
+        assert seen[-2] <= seen[-1]
+        assert sampler.visible.online <= seen[-1]
+    assert not failures
+    sampler.refresh()
+    assert sampler.transitions_available() == sampler.visible.online == steps
+    sampler.close()
+    found = read_back(server.store)
+    for actor, sent in episodes.items():
+        stored = [row.tobytes() for e, rows in found if e.actor == actor for row in rows]
+        assert stored == [schema.pack(row) for rows in sent for row in rows]
 
 
 def test_an_actor_restarted_in_the_middle_of_an_episode_begins_a_new_session(
@@ -130,7 +148,7 @@ def test_an_actor_restarted_in_the_middle_of_an_episode_begins_a_new_session(
     sessions = []
     for _ in range(3):
         with ReplayClient(server.store) as client:
-            sessions.append(client.open_session("reach", schema, actor=7).session)
+            sessions.append(client.open_session(schema, actor=7).session)
             for row in make_episode(5)[:4]:
                 client.append(row)
                 sent.append(schema.pack(row))
@@ -141,15 +159,13 @@ def test_an_actor_restarted_in_the_middle_of_an_episode_begins_a_new_session(
 def test_a_session_goes_on_only_for_its_owner(server, schema, make_episode):
     rows = make_episode(3)
     with ReplayClient(server.store) as client:
-        opened = client.open_session("reach", schema, actor=1)
+        opened = client.open_session(schema, actor=1)
         for row in rows:
             client.append(row)
     with ReplayClient(server.store) as client:
         with pytest.raises(SessionTaken, match="another writer"):
-            client.open_session("reach", schema, actor=1, session=opened.session)
-        again = client.open_session(
-            "reach", schema, actor=1, session=opened.session, owner=opened.owner
-        )
+            client.open_session(schema, actor=1, session=opened.session)
+        again = client.open_session(schema, actor=1, session=opened.session, owner=opened.owner)
         assert (again.next_sequence, again.in_episode) == (4, False)
         assert client.append(make_episode(1)[0]) == 4
     assert len(stored_rows(server.store)) == 5
@@ -161,11 +177,11 @@ def test_a_session_goes_on_in_the_middle_of_an_episode(start_server, schema, mak
 
     def go_on(*more):
         with ReplayClient(server.store) as client:
-            opened = client.open_session("reach", schema, actor=1, session=0, owner="me")
+            opened = client.open_session(schema, actor=1, session=0, owner="me")
             for row in more:
                 client.append(row)
             client.flush(10)
-            return opened, client.statistics()["tables"]["reach"]
+            return opened, client.statistics()
 
     go_on(rows[0])
     opened, table = go_on(rows[1])
@@ -185,13 +201,13 @@ def test_a_session_that_was_opened_while_the_server_was_away_can_be_written(
 ):
     server = start_server()
     with ReplayClient(server.store, request_seconds=60.0, resend_seconds=RESEND_SECONDS) as client:
-        first = client.open_session("reach", schema)
+        first = client.open_session(schema)
         client.append_episode(make_episode(2))
         client.flush(30)
         server.kill()
         starting = threading.Timer(0.3, server.start)
         starting.start()
-        second = client.open_session("reach", schema)
+        second = client.open_session(schema)
         starting.join()
         time.sleep(0.5)  # what the server says of the first session may come after the second's
         client.append_episode(make_episode(2))
@@ -201,18 +217,18 @@ def test_a_session_that_was_opened_while_the_server_was_away_can_be_written(
 
 
 def test_another_schema_is_refused_by_field_and_the_client_goes_on(client, schema, make_episode):
-    client.open_session("reach", schema)
+    client.open_session(schema)
     other = row_schema("reach", [Field("state/x", "float32", (4,))], ["dx", "dy"], 10.0)
     with pytest.raises(
         SchemaMismatch, match=r"state/x.*got: float32 \(4,\).*expected: float32 \(3,\)"
     ):
-        client.open_session("reach", other)
+        client.open_session(other)
     client.append_episode(make_episode(2))
     client.flush(10)
 
 
 def test_bad_rows_are_refused_in_the_callers_thread(client, schema, make_episode):
-    client.open_session("reach", schema)
+    client.open_session(schema)
     rows = make_episode(3)
     with pytest.raises(SchemaMismatch, match="state/x"):
         client.append({**rows[0], "state/x": np.full(3, np.nan, np.float32)})
@@ -229,7 +245,7 @@ def test_bad_rows_are_refused_in_the_callers_thread(client, schema, make_episode
     with pytest.raises(RowRefused, match="flag"):
         client.append({**rows[0], "source": np.uint8(9)})
     client.flush(10)
-    assert client.statistics()["tables"]["reach"]["rows"] == 2
+    assert client.statistics()["rows"] == 2
 
 
 def test_a_full_disk_is_said_and_loses_nothing(start_server, small_disk, schema, make_episode):
@@ -237,7 +253,7 @@ def test_a_full_disk_is_said_and_loses_nothing(start_server, small_disk, schema,
     server = start_server(disk / "store")
     size = size_for(400, schema.dtype.itemsize)
     client = ReplayClient(server.store, spool_bytes=size, resend_seconds=RESEND_SECONDS)
-    client.open_session("reach", schema)
+    client.open_session(schema)
     (disk / "filling").write_bytes(bytes(5 << 20))
     sent = []
     while client.has_room(21):
@@ -281,7 +297,7 @@ def test_weights_are_a_durable_latest_value(start_server):
 def test_waiting_for_weights_blocks_nobody_and_ends_when_they_come(
     server, client, schema, make_episode
 ):
-    client.open_session("reach", schema)
+    client.open_session(schema)
     client.put_weights("policy", 1, b"one")
     with ReplayClient(server.store) as waiting:
         result = []
@@ -342,7 +358,7 @@ def test_two_servers_cannot_share_a_store(server):
 
 def test_a_clean_stop_keeps_everything_and_withdraws_the_endpoint(server, schema, make_episode):
     with ReplayClient(server.store) as client:
-        client.open_session("reach", schema)
+        client.open_session(schema)
         client.append_episode(make_episode(10))
     assert server.stop() == 0
     with pytest.raises(ServerUnreachable):
@@ -352,7 +368,7 @@ def test_a_clean_stop_keeps_everything_and_withdraws_the_endpoint(server, schema
 
 def test_a_failed_link_surfaces_in_the_next_call(server, schema, make_episode):
     client = ReplayClient(server.store, resend_seconds=RESEND_SECONDS)
-    client.open_session("reach", schema)
+    client.open_session(schema)
     # A server of another store at the same place knows nothing of the acknowledged rows.
     client.append_episode(make_episode(3))
     client.flush(5)

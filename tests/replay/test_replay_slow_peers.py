@@ -54,7 +54,7 @@ def stream(schema, make_episode):
     def stream(server, count, seconds, *kinds, keys=None):
         process, sent, longest, most = psutil.Process(server.process.pid), [], 0.0, 0
         with ReplayClient(server.store, keys=keys) as client:
-            client.open_session("reach", schema)
+            client.open_session(schema)
             descriptors = process.num_fds()
             with slow_peers(server, count, seconds, *kinds) as peers:
                 while peers.poll() is None:

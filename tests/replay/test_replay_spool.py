@@ -26,12 +26,12 @@ from store_writing import read_back
 
 from robot_rl.data.schema import Field, SchemaMismatch, row_schema
 from robot_rl.processes.signals import StopEvent
-from robot_rl.replay import SessionTaken, SpoolError, SpoolFull, StoreReplaced, link
+from robot_rl.replay import SessionTaken, SpoolFull, StoreReplaced
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import StoreReader
 from robot_rl.replay.server import ReplayServer
 from robot_rl.replay.spool import Spool, size_for
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.wire import ServerUnreachable
 
 HERE = Path(__file__).parent
@@ -113,7 +113,7 @@ def kill_writers(start_server, spool, kills):
         if number % 2 == 0:
             server.start()
     with open_client(server.store, spool) as client:
-        client.open_session("reach", SCHEMA, ACTOR)
+        client.open_session(SCHEMA, ACTOR)
     check_rows(server.store, appended)
     assert len(appended) == kills
     assert not spool.exists()
@@ -147,7 +147,7 @@ def test_rows_of_an_actor_whose_server_was_dead_are_sent_by_the_next_one(start_s
     client = open_client(server.store, spool)
     starting = threading.Thread(target=server.start)
     starting.start()
-    opened = client.open_session("reach", SCHEMA, ACTOR)
+    opened = client.open_session(SCHEMA, ACTOR)
     starting.join()
     assert opened.session == first.session + 1
     for sequence in range(ROWS):
@@ -162,7 +162,7 @@ def test_a_full_spool_refuses_rows_and_goes_on_where_it_was(start_server, spool)
     server = start_server()
     size = size_for(3 * ROWS + 1, SCHEMA.dtype.itemsize)
     client = ReplayClient(server.store, spool_path=spool, spool_bytes=size, resend_seconds=0.1)
-    session = client.open_session("reach", SCHEMA, ACTOR).session
+    session = client.open_session(SCHEMA, ACTOR).session
     server.kill()
     for count in range(3 * ROWS):
         assert client.has_room(ROWS - count % ROWS)
@@ -189,10 +189,10 @@ def test_a_full_spool_refuses_rows_and_goes_on_where_it_was(start_server, spool)
 
 def test_rows_are_sent_without_being_asked_for(server, spool):
     with open_client(server.store, spool) as client:
-        client.open_session("reach", SCHEMA, ACTOR)
+        client.open_session(SCHEMA, ACTOR)
         client.append(numbered_row(SCHEMA, 0, 0))
         with ReplayClient(server.store) as other:
-            while other.statistics()["tables"]["reach"]["rows"] == 0:
+            while other.statistics()["rows"] == 0:
                 pass
 
 
@@ -201,7 +201,7 @@ def left_behind(server, spool, before=0, rows=4):
     client = ReplayClient(
         server.store, spool_path=spool, spool_bytes=SPOOL_BYTES, resend_seconds=0.1
     )
-    opened = client.open_session("reach", SCHEMA, ACTOR)
+    opened = client.open_session(SCHEMA, ACTOR)
     for sequence in range(before + rows):
         if sequence == before:
             client.flush(10)
@@ -223,15 +223,15 @@ def test_opening_a_session_waits_as_long_as_old_rows_get_through(start_server, s
         return rows_from(*request)
 
     monkeypatch.setattr(Spool, "rows_from", slowly)
-    monkeypatch.setattr(link, "CREDIT_ROWS", 1)
     with ReplayClient(
         server.store,
         spool_path=spool,
         spool_bytes=SPOOL_BYTES,
         request_seconds=1.0,
         batch_rows=1,
+        credit_rows=1,
     ) as client:
-        assert client.open_session("reach", SCHEMA, ACTOR).session == number + 1
+        assert client.open_session(SCHEMA, ACTOR).session == number + 1
     check_rows(server.store, {number: 60})
 
 
@@ -254,7 +254,7 @@ def check_kept(server, spool, error, match):
     for _ in range(2):
         client = open_client(server.store, spool)
         with pytest.raises(error, match=rf"{match}.*4 rows .* stay in the spool {spool}"):
-            client.open_session("reach", SCHEMA, ACTOR)
+            client.open_session(SCHEMA, ACTOR)
         with pytest.raises(error):
             client.close()
     assert spool.exists()
@@ -267,7 +267,7 @@ def test_rows_for_another_store_stay_where_they_are(start_server, spool):
     check_kept(server, spool, StoreReplaced, "another store")
     spool.rename(spool.with_suffix(".aside"))
     with open_client(server.store, spool) as client:
-        client.open_session("reach", SCHEMA, ACTOR)
+        client.open_session(SCHEMA, ACTOR)
 
 
 def test_an_empty_store_in_place_of_another_gets_nothing_and_the_rows_wait_for_theirs(
@@ -276,7 +276,7 @@ def test_an_empty_store_in_place_of_another_gets_nothing_and_the_rows_wait_for_t
     server = start_server()
     identity, former = identity_of(server.store), tmp_path / "former"
     client = open_client(server.store, spool)
-    number = client.open_session("reach", SCHEMA, ACTOR).session
+    number = client.open_session(SCHEMA, ACTOR).session
     server.kill()
     for sequence in range(4):  # the server knows of none of them
         client.append(numbered_row(SCHEMA, number, sequence), metadata(number, sequence))
@@ -288,26 +288,26 @@ def test_an_empty_store_in_place_of_another_gets_nothing_and_the_rows_wait_for_t
     with pytest.raises(StoreReplaced):
         client.close()
     with StoreReader(server.store) as reader:
-        assert reader.tables() == {}
+        assert reader.empty
     server.kill()
     shutil.rmtree(server.store)
     former.rename(server.store)
     server.start()
     with open_client(server.store, spool) as client:
-        client.open_session("reach", SCHEMA, ACTOR)
+        client.open_session(SCHEMA, ACTOR)
     check_rows(server.store, {number: 4})
 
 
 def test_a_client_does_not_begin_a_session_in_another_store_than_before(start_server, spool):
     server = start_server()
     with ReplayClient(server.store, resend_seconds=0.1) as client:
-        client.open_session("reach", SCHEMA, ACTOR)
+        client.open_session(SCHEMA, ACTOR)
         client.append(numbered_row(SCHEMA, 0, 0))
         client.flush(10)
         server.kill()
         replace_store(server)
         with pytest.raises(StoreReplaced, match="another store"):
-            client.open_session("reach", SCHEMA, ACTOR)
+            client.open_session(SCHEMA, ACTOR)
         with suppress(StoreReplaced):  # its own thread may have noticed too
             client.close()
 
@@ -318,7 +318,7 @@ def test_rows_of_another_schema_stay_where_they_are(start_server, spool):
     replace_store(server, identity_of(server.store))
     other = row_schema("reach", [Field("state/x", "float32", (4,))], ["dx", "dy"], 10.0)
     with ReplayClient(server.store) as client:
-        client.open_session("reach", other, ACTOR)
+        client.open_session(other, ACTOR)
     check_kept(server, spool, SchemaMismatch, "state/x.*")
 
 
@@ -327,7 +327,7 @@ def test_rows_whose_session_is_somebody_elses_stay_where_they_are(start_server, 
     number = left_behind(server, spool)
     replace_store(server, identity_of(server.store))
     with ReplayClient(server.store) as client:
-        client.open_session("reach", SCHEMA, ACTOR, number, owner="somebody else")
+        client.open_session(SCHEMA, ACTOR, number, owner="somebody else")
     check_kept(server, spool, SessionTaken, "another writer")
 
 
@@ -338,35 +338,8 @@ def test_a_new_schema_is_refused_only_after_the_old_rows_are_sent(start_server, 
     other = row_schema("reach", [Field("state/x", "float32", (4,))], ["dx", "dy"], 10.0)
     with open_client(server.store, spool) as client:
         with pytest.raises(SchemaMismatch, match="state/x"):
-            client.open_session("reach", other, ACTOR)
+            client.open_session(other, ACTOR)
         assert len(stored(server.store)[0][number]) == 4
-
-
-def test_a_damaged_spool_is_refused_by_name_until_the_user_moves_it(start_server, spool):
-    server = start_server()
-    left_behind(server, spool)
-    server.start()
-    content = bytearray(spool.read_bytes())
-    at = content.index(SCHEMA.pack(numbered_row(SCHEMA, 0, 2)))
-    content[at + 100] ^= 1
-    spool.write_bytes(content)
-    for _ in range(2):
-        with pytest.raises(SpoolError, match=rf"{spool} is damaged.*row 2 .*2 rows .*move it"):
-            open_client(server.store, spool)
-    assert spool.read_bytes() == content
-    spool.rename(spool.with_suffix(".damaged"))
-    with open_client(server.store, spool) as client:
-        client.open_session("reach", SCHEMA, ACTOR)
-
-
-def test_two_actors_cannot_share_a_spool(server, spool):
-    with open_client(server.store, spool) as client:
-        client.open_session("reach", SCHEMA, ACTOR)
-        with pytest.raises(SpoolError, match=f"another process uses the spool {spool}"):
-            open_client(server.store, spool)
-        command = [sys.executable, str(HERE / "spool_writer.py"), str(server.store), str(spool)]
-        other = subprocess.run(command, capture_output=True, text=True)
-        assert "SpoolError" in other.stderr
 
 
 IN_SANDBOX = """
@@ -377,7 +350,7 @@ from spool_writer import *
 
 store, spool, more = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 client = open_client(store, spool) if more != "memory" else ReplayClient(store)
-client.open_session("reach", camera_schema(), ACTOR)
+client.open_session(camera_schema(), ACTOR)
 schema = camera_schema()
 rows = [(numbered_row(schema, 0, i), metadata(0, i)) for i in range(15 * ROWS)]
 done, for_ever = [], threading.Lock()
@@ -397,7 +370,7 @@ threading.Thread(target=control_loop, daemon=True).start()
 while not done:
     time.sleep(0.01)
 client.flush(20)
-print(client.statistics()["tables"]["reach"]["rows"], flush=True)
+print(client.statistics()["rows"], flush=True)
 os._exit(0)
 """
 
@@ -429,7 +402,7 @@ def test_starting_and_stopping_leaves_no_thread_and_no_file_open(tmp_path, spool
             ReplayClient(server.address) as other,
         ):
             for user, actor in ((client, 1), (other, 2)):
-                user.open_session("reach", SCHEMA, actor)
+                user.open_session(SCHEMA, actor)
                 user.append(numbered_row(SCHEMA, 0, 0))
         stop.set()
         thread.join()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from store_writing import Recording, sampler_of
 
-from robot_rl.replay import NotEnoughData, ReplayError, StoreReplaced
+from robot_rl.replay import ReplayError, StoreReplaced
 from robot_rl.replay.store import StoreWriter
 
 
@@ -48,45 +48,45 @@ def test_a_range_of_versions_is_of_the_steps_of_actors(writer, schema, episode):
     assert drawn(sampler).keys() == {1, 2, 7, 8, 10, 11}
 
 
-def in_order(sampler):
-    batch = sampler.sample()
-    return numbers(batch["state/x"][batch["drawn"]])
+def found(sampler, **options):
+    return [numbers(rows["state/x"]) for _, rows in sampler.episodes(["state/x"], **options)]
 
 
-def test_in_order_each_episode_comes_once_from_its_start(writer, schema, episode):
-    options = {"order": "episodes", "batch_size": 4, "n_step": 1}
+def test_each_episode_that_has_ended_is_given_whole_in_the_order_of_beginning(
+    writer, schema, episode
+):
     one, other = Recording(writer, schema, actor=1), Recording(writer, schema, actor=2)
     Recording(writer, schema, actor=0).put(episode(2, source=0))  # rows 1 to 3
     first, second = episode(3), episode(2)  # rows 4 to 7, and 8 to 10
     one.put(first[:2])
     other.put(second)
-    sampler = sampler_of(writer.path, **options)
-    with pytest.raises(NotEnoughData, match="was given"):  # the first one holds the second back
-        sampler.sample()
+    sampler = sampler_of(writer.path, n_step=3)
+    assert found(sampler) == []  # the first one holds the second back
     one.put(first[2:])
     one.put(episode(3)[:2])  # rows 11 and 12 of an episode that goes on
     sampler.refresh()
-    assert sampler.visible.left == 5
-    assert in_order(sampler) == [4, 5, 6, 8]
-    state = sampler.state_dict()
-    again = sampler_of(writer.path, **options)
-    assert in_order(again) == [4, 5, 6, 8]
-    for each in (sampler, again):
-        batch = each.sample()
-        assert batch["drawn"].tolist() == [True, False, False, False]
-        assert numbers(batch["state/x"]) == [9, 9, 9, 9]
-        with pytest.raises(NotEnoughData, match="was given"):
-            each.sample()
+    assert found(sampler) == [[4, 5, 6, 7], [8, 9, 10]]
+    identifiers = [number for number, _ in sampler.episodes(["state/x"])]
+    assert found(sampler, after=identifiers[0]) == [[8, 9, 10]]
     other.put(episode(1))  # rows 14 and 15, held back too
     sampler.refresh()
-    assert sampler.visible.left == 0
-    again.load_state_dict(state)
-    assert in_order(again) == [9]
+    assert found(sampler, after=identifiers[1]) == []
+    sampler.refresh(4)
+    assert found(sampler) == []  # of the first not all steps are visible
+    assert found(sampler, demonstrations=True) == [[1, 2, 3]]
     sampler.close()
-    again.close()
-    shown = sampler_of(writer.path, demonstration_share=1.0, **options)
-    assert in_order(shown) == [1, 2]
-    shown.close()
+
+
+def test_a_cut_episode_ends_with_its_last_observation_as_far_as_there_is_one(
+    writer, schema, episode
+):
+    first = Recording(writer, schema)
+    first.put(episode(5)[:3])  # rows 1 to 3
+    Recording(writer, schema).put(episode(2, terminated=True)[:2])  # rows 7 and 8
+    Recording(writer, schema)
+    sampler = sampler_of(writer.path)
+    assert found(sampler) == [[1, 2, 3], [7, 8, 8]]
+    sampler.close()
 
 
 def test_the_state_of_another_store_is_refused(tmp_path, writer, schema, episode):
@@ -99,7 +99,7 @@ def test_the_state_of_another_store_is_refused(tmp_path, writer, schema, episode
     with pytest.raises(StoreReplaced, match="another store than the one that was learned from"):
         replaced.load_state_dict(sampler.state_dict())
     replaced.close()
-    for wrong in ({}, {**sampler.state_dict(), "given": [3]}, {**sampler.state_dict(), "rng": 1}):
+    for wrong in ({}, {**sampler.state_dict(), "rng": 1}):
         with pytest.raises(ReplayError, match="not the state of a sampler"):
             sampler.load_state_dict(wrong)
     sampler.close()

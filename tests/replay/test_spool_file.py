@@ -13,19 +13,18 @@ from hypothesis import strategies as st
 
 from robot_rl.data.schema import Field, row_schema
 from robot_rl.replay import SpoolError
-from robot_rl.replay.messages import Open, Opened
+from robot_rl.replay.protocol import Open, Opened
 from robot_rl.replay.row_file import RowFile
 from robot_rl.replay.spool import EPISODES, Spool, check_size, size_for
 
 SCHEMA = row_schema("reach", [Field("state/x", "float32", (200,))], ["dx"], 10.0)
 ROW = SCHEMA.dtype.itemsize
 SIZE = size_for(4, ROW)
-OPENING = Open(table="reach", schema=SCHEMA.to_json(), actor=2, owner="token")
+OPENING = Open(schema=SCHEMA.to_json(), actor=2, owner="token")
 
 
 def session(number=3, next_sequence=0):
     return Opened(
-        table=1,
         actor=2,
         session=number,
         owner="token",

@@ -7,22 +7,14 @@ Of a peer only what everybody passes is asked here: it says that its adapter wor
 from functools import partial
 
 import pytest
-from store_server import ServerProcess
 from transition_cases import CASES, NotOffered, fault
 from transition_memories import our_dataset, our_store
 from transition_peers import PEERS, PeerAbsent, opened
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = ServerProcess(tmp_path_factory.mktemp("transitions") / "store")
-    yield server
-    server.kill()
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_in_the_store_of_a_run(server, case):
-    assert fault(case, partial(our_store, server)) == ""
+def test_in_the_store_of_a_run(case):
+    assert fault(case, our_store) == ""
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_POLICY
 from robot_rl.replay import NotEnoughData, ReplayError
-from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import EpisodeRows
-from robot_rl.replay.sampler import SampleSpec
-from robot_rl.replay.windows import SCALARS, DataKind, News, WindowIndex
+from robot_rl.replay.row_sources import EpisodeRows
+from robot_rl.replay.sampler import Sampler
+from robot_rl.replay.windows import SCALARS, DataKind, News, SampleSpec, WindowIndex
 
 DISCOUNT = 0.9
 TAKE_OVER = (SOURCE_POLICY, SOURCE_INTERVENTION)
@@ -157,11 +156,9 @@ def windows_of(rows, history, horizon, **changes):
         "observation_steps": history,
         "chunk_fields": ("action",),
         "chunk_steps": horizon,
-        "order": "episodes",
         **changes,
     }
-    batch = ReplaySampler(rows, SampleSpec(**values), np.random.default_rng(0)).sample()
-    return {name: column[batch["drawn"]] for name, column in batch.items()}
+    return Sampler(rows, SampleSpec(**values), np.random.default_rng(0)).every_window()
 
 
 def test_a_history_is_of_every_kind_of_field():
@@ -175,7 +172,7 @@ def test_random_draws_are_those_of_a_choice_of_rows():
     """Clones of earlier versions are repeated bit by bit."""
     rows = EpisodeRows(numbered(), ENDS)
     spec = SampleSpec(("state/tcp_pose",), 64, demonstration_share=1.0, next_fields=())
-    sampler, rng = ReplaySampler(rows, spec, np.random.default_rng(3)), np.random.default_rng(3)
+    sampler, rng = Sampler(rows, spec, np.random.default_rng(3)), np.random.default_rng(3)
     for _ in range(3):
         chosen = rng.choice(rows.indices, 64)
         np.testing.assert_array_equal(sampler.sample()["state/tcp_pose"][:, 0], chosen)
@@ -219,7 +216,6 @@ def test_what_is_not_there_is_explained():
         ({"batch_size": 1 << 17}, "batch_size"),
         ({"policy_versions": (3, 2)}, "policy_versions is no range"),
         ({"fields": ("action", "action")}, "given twice"),
-        ({"order": "episodes", "demonstration_share": 0.5}, "0 or 1"),
     ],
 )
 def test_an_impossible_specification_is_refused(changes, words):

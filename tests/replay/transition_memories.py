@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -12,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from store_server import ServerProcess
 from transition_cases import GAMMA, Asked, Memory, NotOffered, Step
 from untrained_policy import untrained
 
@@ -31,10 +31,12 @@ from robot_rl.env.controllers import decided
 from robot_rl.env.rollout import rollout
 from robot_rl.env.session import EpisodeResult
 from robot_rl.errors import RobotRLError
+from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import EpisodeRows, TableRows
-from robot_rl.replay.sampler import SampleSpec
+from robot_rl.replay.row_sources import EpisodeRows, StoreRows
+from robot_rl.replay.sampler import Sampler
+from robot_rl.replay.server import ReplayServer
+from robot_rl.replay.windows import SampleSpec
 
 STATE, IMAGE = "state/x", "images/front"
 SHAPES = {STATE: (1,), IMAGE: (2, 2, 3), "action": (1,), "base_action": (1,)}
@@ -57,9 +59,6 @@ COLUMNS = {
     "return/valid": "return_valid",
     "chunk_index": "place_in_chunk",
 }
-
-
-_NUMBERS = itertools.count()
 
 
 class _Over(Exception):
@@ -123,15 +122,15 @@ class _Ours:
         self._controller = PolicyRunner(behaviour) if behaviour else _Wanting()
 
     @contextmanager
-    def sampler(self) -> Iterator[ReplaySampler]:
+    def sampler(self) -> Iterator[Sampler]:
         """What there is to draw from."""
-        sampler = ReplaySampler(self.rows(), self.spec(), np.random.default_rng(0))
+        sampler = Sampler(self.rows(), self.spec(), np.random.default_rng(0))
         try:
             yield sampler
         finally:
             sampler.close()
 
-    def rows(self) -> TableRows | EpisodeRows:
+    def rows(self) -> StoreRows | EpisodeRows:
         """Where the rows are."""
         raise NotImplementedError
 
@@ -190,38 +189,51 @@ def _numbers(name: str, column: np.ndarray) -> tuple[str, np.ndarray]:
 
 
 class OurStore(_Ours):
-    """Spool, replay server and store of a run, and the learner's sampler; a table for each case."""
+    """Spool, replay server and store of a run, and the learner's sampler."""
 
-    def __init__(self, server: ServerProcess, asked: Asked) -> None:
+    def __init__(self, folder: Path, asked: Asked) -> None:
         super().__init__(asked)
-        self._server, self._table = server, f"case-{next(_NUMBERS)}"
+        self._folder = folder
         self._client: ReplayClient | None = None
         self._source = -1
+        self._serve()
+
+    def _serve(self) -> None:
+        self._stop, server = StopEvent(), ReplayServer(self._folder / "store")
+        self._serving = threading.Thread(target=server.run, args=(self._stop,))
+        self._serving.start()
 
     def episode(self, steps: list[Step], killed: bool) -> None:
         source = SOURCE_DEMONSTRATION if steps[0].by == "d" else SOURCE_POLICY
         if self._client is None:
-            spool = self._server.store.parent / f"{self._table}.rows"
-            self._client = ReplayClient(self._server.store, spool_bytes=4 << 20, spool_path=spool)
+            spool = self._folder / "spool.rows"
+            store = self._folder / "store"
+            self._client = ReplayClient(store, spool_bytes=4 << 20, spool_path=spool)
             self._source = -1
         if source != self._source:
-            self._client.open_session(self._table, SCHEMA, actor=source)
+            self._client.open_session(SCHEMA, actor=source)
             self._source = source
         for row in self.happen(steps, source):
             self._client.append(row)
         if killed:
-            self.close(0.0)
+            self._leave(0.0)
 
     def restart(self) -> None:
-        self._server.kill()
-        self._server.start()
+        self._stop.set()
+        self._serving.join()
+        self._serve()
 
-    def rows(self) -> TableRows:
+    def rows(self) -> StoreRows:
         if self._client is not None:
             self._client.flush()
-        return TableRows(self._server.store, self._table)
+        return StoreRows(self._folder / "store")
 
-    def close(self, seconds: float = 5.0) -> None:
+    def close(self) -> None:
+        self._leave(5.0)
+        self._stop.set()
+        self._serving.join()
+
+    def _leave(self, seconds: float) -> None:
         client, self._client = self._client, None
         if client is not None:
             with suppress(RobotRLError):  # rows that are left wait in the spool
@@ -257,9 +269,12 @@ class OurDataset(_Ours):
 
 
 @contextmanager
-def our_store(server: ServerProcess, asked: Asked) -> Iterator[Memory]:
-    """A new table of a store that is served."""
-    with closing(OurStore(server, asked)) as memory:
+def our_store(asked: Asked) -> Iterator[Memory]:
+    """A new store that is served."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(OurStore(Path(folder), asked)) as memory,
+    ):
         yield memory
 
 

@@ -17,7 +17,7 @@ from robot_rl.console.link import ConsoleError
 from robot_rl.data.episodes import EpisodeDataset, Rows
 from robot_rl.data.schema import SOURCE_INTERVENTION, SOURCE_NAMES, Observation, RowSchema
 from robot_rl.replay.catalogue import is_store
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import RunDirectory
 
 STORE, DEMONSTRATIONS = "store", "demonstrations"
@@ -30,8 +30,7 @@ class ListedEpisode:
     """What the list says of an episode."""
 
     place: str  # `store` or `demonstrations`
-    table: str  # table of the store; empty for demonstrations
-    number: int  # identifier in the table, or index among the demonstrations
+    number: int  # identifier in the store, or index among the demonstrations
     steps: int  # actions taken
     intervened_steps: int  # those of the operator
     source: str  # who acted: demo, policy, or intervention
@@ -77,19 +76,18 @@ class EpisodeLibrary:
             dataset = EpisodeDataset(self._demonstrations)
             return Recording(listed, dataset.schema, dataset.whole(number).rows)
         with StoreReader(self._store) as reader:
-            record = next(r for r in reader.episodes(listed.table) if r.identifier == number)
-            rows = reader.read_episode(listed.table, record)
-            return Recording(listed, reader.table(listed.table).schema, rows)
+            record = next(r for r in reader.episodes() if r.identifier == number)
+            rows = reader.read_episode(record)
+            return Recording(listed, reader.schema, rows)
 
     def _in_store(self) -> list[ListedEpisode]:
         if not is_store(self._store):
             return []
         with StoreReader(self._store) as reader:
-            tables = {name: reader.episodes(name) for name in reader.tables()}
-        found = [
+            records = reader.episodes()
+        return [  # in the order of their numbers
             ListedEpisode(
                 STORE,
-                table,
                 number=record.identifier,
                 steps=record.environment_steps,
                 intervened_steps=record.steps[SOURCE_INTERVENTION],
@@ -98,10 +96,8 @@ class EpisodeLibrary:
                 complete=record.sealed,
                 instruction=str(record.metadata.get("instruction", "")),
             )
-            for table, records in tables.items()
             for record in records
         ]
-        return sorted(found, key=lambda episode: episode.number)
 
     def _in_dataset(self) -> list[ListedEpisode]:
         if not self._demonstrations.exists():
@@ -110,7 +106,6 @@ class EpisodeLibrary:
         return [
             ListedEpisode(
                 DEMONSTRATIONS,
-                "",
                 number=index,
                 steps=int(rows) - 1,
                 intervened_steps=0,

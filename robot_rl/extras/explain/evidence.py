@@ -26,7 +26,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.ledger import deployed_policy
 from robot_rl.evaluation.records import RunRecords, read_run
 from robot_rl.replay.catalogue import is_store
-from robot_rl.replay.reader import StoreReader
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import RunDirectory, taken_by_learner
 from robot_rl.safety import rotations
 
@@ -326,11 +326,10 @@ def _acted(run: RunDirectory) -> tuple[Origin, RowSchema | None, int, int]:
     episodes: list[Rows] = []
     rows_read = interventions = transitions = 0
     with StoreReader(run.store) as reader:
-        tables = reader.tables()
-        if not tables:
+        if reader.empty:
             return Origin(), None, 0, 0
-        info = next(iter(tables.values()))
-        for record in reversed(reader.episodes(info.name)):
+        schema = reader.schema
+        for record in reversed(reader.episodes()):
             if record.overall_source == SOURCE_DEMONSTRATION:
                 continue
             transitions += record.environment_steps
@@ -338,7 +337,7 @@ def _acted(run: RunDirectory) -> tuple[Origin, RowSchema | None, int, int]:
                 interventions += 1
             elif rows_read < _ROWS and record.rows > 1:
                 with suppress(RobotRLError):  # evicted, or cut
-                    rows = reader.read_episode(info.name, record)
+                    rows = reader.read_episode(record)
                     episodes.append(rows)
                     rows_read += len(rows)
     episodes.reverse()
@@ -346,7 +345,7 @@ def _acted(run: RunDirectory) -> tuple[Origin, RowSchema | None, int, int]:
     def pictures(camera: str) -> list[tuple[Rows, Rows]]:
         return [(rows, np.array(rows[camera][:_PICTURES])) for rows in episodes[-_FILMED:]]
 
-    return Origin(episodes, pictures), info.schema, interventions, transitions
+    return Origin(episodes, pictures), schema, interventions, transitions
 
 
 def _gathered(run: RunDirectory) -> tuple[Origin, RowSchema | None, int, int]:

@@ -20,9 +20,7 @@ from robot_rl.extras.importers.open_foreign import open_foreign
 from robot_rl.plugins import format_of, resolve
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.messages import Opened
-from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import Annotations
+from robot_rl.replay.protocol import Annotations, Opened
 from robot_rl.wire.endpoint import wait_for_endpoint
 
 _SERVER_SECONDS = 2.0
@@ -30,10 +28,9 @@ _ROOM_SECONDS = 60.0
 _FIRST_ACTOR = 1 << 31  # of imports; those of actors are counted from 0
 
 
-def import_dataset(path: str, out: str, *, table: str | None, map: str | None) -> None:
+def import_dataset(path: str, out: str, *, map: str | None) -> None:
     """Write the episodes of a dataset to a new episode dataset, or to a store whose server runs.
 
-    Without a table it is the only one of the store, or a new one that is named after the task.
     Without the `map` that demonstrations of others need, a proposal for it is written beside `out`.
     """
     place = Path(path)
@@ -56,63 +53,59 @@ def import_dataset(path: str, out: str, *, table: str | None, map: str | None) -
             hint="import them into a new dataset, and that one into the store",
         )
     else:
-        _import_foreign(place, out, table, map)
+        _import_foreign(place, out, map)
         return
     if map is not None:
         raise RobotRLError(
             "only demonstrations of others need a mapping", got=f"map={map}", hint="leave it out"
         )
     if live:
-        _import_into(source, store, table)
+        _import_into(source, store)
     else:
-        transfer(source, out, "imported", table)
+        transfer(source, out, "imported")
 
 
-def _import_foreign(place: Path, out: str, table: str | None, map: str | None) -> None:
+def _import_foreign(place: Path, out: str, map: str | None) -> None:
     if map is None:
         file = Path(f"{Path(out)}".removesuffix(".zarr") + ".map.yaml")
         propose(place, Path(out), file, open_foreign(place))
         print(f"fill in {file}, then: {in_shell('robot-rl', 'import', place, out, f'map={file}')}")
         return
     source = MappedEpisodes(open_foreign(place), Path(map))
-    transfer(source, out, "imported", table)
+    transfer(source, out, "imported")
     print("\n".join(f"    {line}" for line in source.report))
 
 
-def _import_into(source: EpisodeSource, store: Path, table: str | None) -> None:
+def _import_into(source: EpisodeSource, store: Path) -> None:
     wait_for_endpoint(store, _SERVER_SECONDS)
-    if table is None:
-        with StoreReader(store) as reader:
-            table = reader.table(None).name if reader.tables() else source.schema.task
     with (
         stoppable(len(source), f"sending to the server of {store}") as (on_episode, _),
         ReplayClient(store) as client,
     ):
-        done = import_episodes(source, client, table, on_episode)
+        done = import_episodes(source, client, on_episode)
     before = done["episodes"] - done["new_episodes"]
     annotated = f", {count:,} annotations" if (count := done["new_annotations"]) else ""
     there = f"; {before} episodes were there, or begun, before" if before else ""
     print(
         f"imported {done['new_episodes']} episodes ({done['new_rows']:,} rows{annotated}) into"
-        f" table {table} of {store}{there}"
+        f" {store}{there}"
     )
 
 
 def import_episodes(
     source: EpisodeSource,
     client: ReplayClient,
-    table: str,
     on_episode: Callable[[Episode], None] = lambda _: None,
 ) -> Counter[str]:
     """Send all episodes of a source, and their annotations, to the server of a client.
 
     A source is known by its first episode, its columns and its length, and has a session of its
     own in the store: one that was interrupted goes on where it stood, and one that is there is not
-    added again. The table is created where absent; `on_episode` is called after each. Gives counts
+    added again. `on_episode` is called after each. Gives counts
     of ``episodes``, and of ``new_episodes``, ``new_rows`` and ``new_annotations``.
 
     Raises:
-        SchemaMismatch: The table has other columns; names the field.
+        SchemaMismatch: The store has other columns; names the field.
         SpoolFull: There is no room; what was sent stays, and the import can be repeated.
         ServerUnreachable: The server went away and did not come back in time.
         DatasetError: The source cannot be read.
@@ -123,7 +116,7 @@ def import_episodes(
         if opened is None:
             token = _token(source, episode)
             actor, facts = _FIRST_ACTOR + int(token[:7], 16), dict(source.metadata)
-            opened = client.open_session(table, schema, actor, owner=token, metadata=facts)
+            opened = client.open_session(schema, actor, owner=token, metadata=facts)
         there = min(max(opened.next_sequence - following, 0), len(episode.rows))
         if there < len(episode.rows):
             rows = [{f.name: row[f.name] for f in schema.fields} for row in episode.rows]

@@ -13,10 +13,7 @@ _COMMANDS = {
         " then each row and annotation is added once, however often the command is repeated. What"
         " LeRobot cannot keep is missing: an episode that did not terminate loses its last step.",
         arguments=("PATH", "OUT"),
-        options=(
-            Option("table", "the store's table, if it has several"),
-            Option("map", "the mapping file, of demonstrations of others"),
-        ),
+        options=(Option("map", "the mapping file, of demonstrations of others"),),
         example="robot-rl import PATH demonstrations.zarr",
     ),
 }

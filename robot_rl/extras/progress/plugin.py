@@ -1,6 +1,6 @@
 """Models that judge how near to the goal a robot is."""
 
-from robot_rl.plugins import Command, Option, Plugin
+from robot_rl.plugins import Command, Plugin
 
 _COMMANDS = {
     "annotate": Command(
@@ -10,7 +10,6 @@ _COMMANDS = {
         " ADDRESS, tcp://127.0.0.1:PORT, in a process of its own. Its scores become the annotations"
         " progress, progress_confidence and done: reward.annotation=progress learns from it.",
         arguments=("STORE", "ADDRESS"),
-        options=(Option("table", "the store's table, if it has several"),),
         example="robot-rl annotate runs/latest tcp://127.0.0.1:5600",
     ),
 }

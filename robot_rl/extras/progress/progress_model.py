@@ -25,8 +25,9 @@ from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import StopEvent, stop_event
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.records import Annotations, EpisodeRecord
+from robot_rl.replay.episode_records import EpisodeRecord
+from robot_rl.replay.protocol import Annotations
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.wire import AddressRefused, WireError
 from robot_rl.wire.endpoint import Endpoint, Listener, check_protected, client_socket
 from robot_rl.wire.messages import (
@@ -245,13 +246,13 @@ class RemoteProgressModel:
         )
 
 
-def annotate(store: str, address: str, *, table: str | None) -> None:
+def annotate(store: str, address: str) -> None:
     """Have the model that listens at an address judge the sealed episodes of a store."""
     place = store_at(Path(store))
     if not is_store(place):
         raise RobotRLError(f"there is no store at {place}", expected="a store or a run directory")
     with stop_event() as stop, RemoteProgressModel(address) as model, ReplayClient(place) as client:
-        count = annotate_progress(place, table, client, model, stop)
+        count = annotate_progress(place, client, model, stop)
         print(f"judged {count} episodes with version {model.version} of the model at {address}")
         if stop.is_set():
             print("the same command judges the others")
@@ -260,7 +261,6 @@ def annotate(store: str, address: str, *, table: str | None) -> None:
 
 def annotate_progress(
     store: Path,
-    table: str | None,
     client: ReplayClient,
     model: ProgressModel,
     stop: StopEvent,
@@ -270,25 +270,24 @@ def annotate_progress(
 
     Row t gets what its action brought: `progress` and `progress_confidence` from the observation
     before it to the one after it, and `done` of the one after it. The last row gets zeros. Rows
-    that this version of the model has judged before are left out. The only table needs no name,
-    and `stop` ends the work after the episode that is being judged. Gives the number of episodes.
+    that this version of the model has judged before are left out. `stop` ends
+    the work after the episode that is being judged. Gives the number of episodes.
 
     Raises:
         ProgressError: The rows hold no images, or the model failed.
         ReplayError: The store cannot be read or written.
     """
     with closing(StoreReader(store)) as reader:
-        name = reader.table(table).name
-        cameras = _cameras(reader, name)
+        cameras = _cameras(reader)
         waiting = [
             record
-            for record in reader.episodes(name)
+            for record in reader.episodes()
             if record.sealed and record.rows > 1 and not _judged(reader, record, model)
         ]
         for count, record in enumerate(waiting):
             if stop.is_set():
                 return count
-            rows = reader.read_episode(name, record)
+            rows = reader.read_episode(record)
             images = {camera: rows[camera] for camera in cameras}
             text = str(record.metadata.get("instruction") or "")
             scores = judge_episode(images, text, model, batch)
@@ -318,11 +317,11 @@ def judge_episode(
     return scores
 
 
-def _cameras(reader: StoreReader, table: str) -> list[str]:
-    schema = reader.table(table).schema
+def _cameras(reader: StoreReader) -> list[str]:
+    schema = reader.schema
     if not schema.colour_cameras:
         raise ProgressError(
-            f"the rows of table {table!r} hold no images",
+            f"the rows of {reader.path} hold no images",
             got=[f.name for f in schema.fields if f.name.startswith("state/")],
             expected="images/<camera>",
             hint="record with observation=pixels or observation=images",

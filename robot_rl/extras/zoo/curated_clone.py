@@ -33,9 +33,9 @@ from robot_rl.learning.stages.clone import Clone, check_unused, clone, save_clon
 from robot_rl.learning.symmetry import turning_of
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
-from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import EpisodeRows
-from robot_rl.replay.sampler import NEXT, SampleSpec
+from robot_rl.replay.row_sources import EpisodeRows
+from robot_rl.replay.sampler import Sampler
+from robot_rl.replay.windows import NEXT, SampleSpec
 from robot_rl.run import CLONED, VISION
 
 _RECORDS = "curation"
@@ -269,7 +269,7 @@ def _fitted(
     turning = turning_of(bench.settings.environment, spec.fields, bench.demonstrations().schema)
     normalizer = Normalizer(keys, identity={FEATURES} & set(keys), tail=_TAIL)
     encoder = StateEncoder(keys, normalizer).fit({n: c[rows.indices] for n, c in joined.items()})
-    critics, sampler = ProgressCritics(encoder, seed), ReplaySampler(rows, spec, rng)
+    critics, sampler = ProgressCritics(encoder, seed), Sampler(rows, spec, rng)
     critics.to(bench.device)
     with WorkProgress(updates, "critic updates") as progress:
         progress.phase("judging the demonstrations")

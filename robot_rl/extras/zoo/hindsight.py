@@ -22,17 +22,17 @@ from robot_rl.env.factory import make_env
 from robot_rl.env.gym import ACHIEVED, DESIRED, GoalReward, GymRobot
 from robot_rl.learning.algorithms.base import Algorithm, Batch
 from robot_rl.learning.workbench import Rows, Workbench
-from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import EpisodeRows
-from robot_rl.replay.sampler import NEXT, SampleSpec
+from robot_rl.replay.row_sources import EpisodeRows
+from robot_rl.replay.sampler import Sampler
+from robot_rl.replay.windows import SampleSpec, is_observation
 
 _GOALS = 4  # of each episode: k of the paper
 _MOST_VALUES = 4  # a sparse reward has few
 _AGREEING = 0.99  # share of rows whose reward and end are what the environment's function tells
+_SOURCES = SOURCE_DEMONSTRATION, SOURCE_POLICY  # of the rows that are exchanged
 _MOST_ROWS = 500_000  # the newest that are kept in memory
-_BATCH = 1024
 
-Columns = dict[str, npt.NDArray[Any]]
+Columns = Mapping[str, npt.NDArray[Any]]
 
 
 class Judged(NamedTuple):
@@ -50,9 +50,7 @@ Judgement = Callable[[float], Judged | None]
 class Hindsight:
     """Exchanges a share of each batch for transitions towards goals that were reached."""
 
-    # Whole episodes in order, with `columns` of the spec, by the source of the rows that they are
-    # exchanged for: `SOURCE_DEMONSTRATION` or `SOURCE_POLICY`.
-    sources: Mapping[int, Rows]
+    recorded: Rows  # of the run
     spec: SampleSpec  # what the algorithm draws
     share: float  # of each batch, in [0, 1]
     goal_reward: GoalReward  # the environment's function
@@ -64,9 +62,10 @@ class Hindsight:
         self._rng = np.random.default_rng((self.seed, _GOALS))
         self._kept: dict[int, Columns] = {}
         self._read = Counter[int]()
+        self._last = dict.fromkeys(_SOURCES, -1)  # the episodes that were read last
 
     @classmethod
-    def of(cls, bench: Workbench, algorithm: Algorithm) -> Self | None:
+    def of(cls, bench: Workbench, algorithm: Algorithm, recorded: Rows) -> Self | None:
         """Make it where the environment has goals and a sparse reward for reaching them."""
         spec, share = algorithm.required, algorithm.schedule.hindsight_share
         cloned, names = bench.cloned, set(spec.fields)
@@ -80,29 +79,31 @@ class Hindsight:
             goal_reward = env.robot.goal_reward if isinstance(env.robot, GymRobot) else None
         if goal_reward is None:
             return None
-        recorded = bench.sampler(columns(spec, float(bench.settings.demonstrated)))
-        judged = judgements(recorded.episodes(), goal_reward)
+        shown = bench.settings.demonstrated
+        known = recorded.episodes(columns(spec), demonstrations=shown)
+        judged = judgements((episode for _, episode in known), goal_reward)
         if judged is None:
             return None
-        shares = {SOURCE_DEMONSTRATION: 1.0, SOURCE_POLICY: 0.0}
-        sources = {kind: bench.sampler(columns(spec, shown)) for kind, shown in shares.items()}
         bench.say("learner: learns in hindsight too, as if what was reached had been the goal")
-        return cls(sources, spec, share, goal_reward, judged, bench.settings.seed, base)
+        return cls(recorded, spec, share, goal_reward, judged, bench.settings.seed, base)
 
     @property
     def facts(self) -> dict[str, float]:
         """See `BatchMap`."""
         return {"hindsight_share": self.share}
 
-    def count(self, steps: int) -> None:
-        """Take in the episodes that ended within the first `steps` environment steps."""
-        for kind, source in self.sources.items():
-            source.show(steps)
+    def count(self) -> None:
+        """Take in the episodes that are visible in the rows now."""
+        for kind in _SOURCES:
             found = [self._kept[kind]] if kind in self._kept else []
-            for episode in source.episodes():
+            shown = kind == SOURCE_DEMONSTRATION
+            episodes = self.recorded.episodes(
+                columns(self.spec), self._last[kind], demonstrations=shown
+            )
+            for self._last[kind], episode in episodes:
                 self._read[kind] += 1
                 rng = np.random.default_rng((self.seed, kind, self._read[kind]))
-                goals = rng.integers(len(episode["reward"]), size=_GOALS).tolist()
+                goals = rng.integers(len(episode["reward"]) - 1, size=_GOALS).tolist()
                 found += [towards for g in goals if (towards := self._towards(episode, g))]
             if found:
                 joined = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
@@ -124,7 +125,7 @@ class Hindsight:
 
         None if that was reached from the beginning.
         """
-        achieved = np.concatenate([episode[ACHIEVED][:1], episode[NEXT + ACHIEVED]])
+        achieved = episode[ACHIEVED]
         goals = np.repeat(achieved[step + 1][None], len(achieved), 0)
         values = self.goal_reward(achieved, goals)
         judged = [self.judged(float(value)) for value in values[1:]]
@@ -133,11 +134,8 @@ class Hindsight:
         reward = np.array([each.reward for each in judged if each], np.float32)
         ends = np.array([each.terminated for each in judged if each])
         length = int(ends.argmax()) + 1 if ends.any() else len(ends)
-        rows = {
-            name: np.concatenate([episode[name][:1], episode[NEXT + name]])[: length + 1]
-            for name in self.spec.fields
-            if NEXT + name in episode
-        }
+        seen = filter(is_observation, self.spec.fields)
+        rows = {name: episode[name][: length + 1] for name in seen}
         rows[DESIRED] = goals[: length + 1]
         if self.base is not None:
             rows["base_action"] = self.base.label(rows, step)
@@ -149,17 +147,17 @@ class Hindsight:
     def _windows(self, rows: Columns) -> Columns:
         """What `SampleSpec` says of each step of an episode, from its T + 1 rows."""
         count = len(rows["reward"])
-        whole = replace(self.spec, batch_size=count - 1, demonstration_share=1.0, order="episodes")
-        batch = ReplaySampler(EpisodeRows(rows, [count]), whole, self._rng).sample()
-        return {name: batch[name] for name in batch if name not in ("source", "drawn")}
+        spec = replace(self.spec, demonstration_share=1.0)
+        batch = Sampler(EpisodeRows(rows, [count]), spec, self._rng).every_window()
+        return {name: batch[name] for name in batch if name != "source"}
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the random stream, as JSON; what was taken in follows from the store."""
         return dict(self._rng.bit_generator.state)
 
-    def load_state_dict(self, state: Mapping[str, Any], steps: int) -> None:
-        """Go on where `state_dict` was taken, after so many environment steps."""
-        self.count(steps)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken, with the rows that were visible then."""
+        self.count()
         self._rng.bit_generator.state = dict(state)
 
 
@@ -172,8 +170,8 @@ def judgements(episodes: Iterable[Columns], goal_reward: GoalReward) -> Judgemen
     """
     seen: dict[float, Counter[Judged]] = {}
     for episode in episodes:
-        values = goal_reward(episode[NEXT + ACHIEVED], episode[DESIRED])
-        steps = zip(values, episode["reward"], episode["discount"] == 0.0, strict=True)
+        values = goal_reward(episode[ACHIEVED][1:], episode[DESIRED][:-1])
+        steps = zip(values, episode["reward"][:-1], episode["terminated"][:-1], strict=True)
         for value, reward, terminated in steps:
             judged = Judged(float(reward), bool(terminated))
             seen.setdefault(float(value), Counter())[judged] += 1
@@ -188,14 +186,6 @@ def judgements(episodes: Iterable[Columns], goal_reward: GoalReward) -> Judgemen
     return known.get if len(known) > 1 else None
 
 
-def columns(spec: SampleSpec, demonstration_share: float) -> SampleSpec:
-    """Whole episodes in order, with what an algorithm draws."""
-    apart = ("base_action", "episode_step", "action")
-    fields = tuple(name for name in spec.fields if name not in apart)
-    return SampleSpec(
-        (*fields, "action", "episode_step"),
-        _BATCH,
-        discount=spec.discount,
-        demonstration_share=demonstration_share,
-        order="episodes",
-    )
+def columns(spec: SampleSpec) -> list[str]:
+    """The fields of whole episodes that hindsight needs for what an algorithm draws."""
+    return [*(name for name in spec.fields if name not in ("base_action", "action")), "action"]

@@ -30,8 +30,8 @@ from robot_rl.learning.gate import Candidate, Verdict
 from robot_rl.learning.stages.offline import recorded
 from robot_rl.learning.workbench import Rows, Workbench
 from robot_rl.processes.progress import WorkProgress
-from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.sampler import CHUNK, NEXT, SampleSpec
+from robot_rl.replay.sampler import Sampler
+from robot_rl.replay.windows import CHUNK, NEXT, SampleSpec
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class ModelGate:
                 model.required,
                 lambda number: not of or (number % of == 0) == held_out,
             )
-            return Rows(ReplaySampler(chosen, model.required, np.random.default_rng(seed)))
+            return Rows(Sampler(chosen, model.required, np.random.default_rng(seed)))
 
         with closing(rows(held_out=True)) as own, closing(rows(held_out=False)) as others:
             with WorkProgress(self.model.updates, "model updates") as progress:

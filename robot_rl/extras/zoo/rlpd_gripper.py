@@ -31,7 +31,7 @@ from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, c
 from robot_rl.learning.algorithms.encoding import Encoding
 from robot_rl.learning.algorithms.rlpd import RLPD
 from robot_rl.learning.algorithms.training import adam, check_batch, step
-from robot_rl.replay.sampler import NEXT
+from robot_rl.replay.windows import NEXT
 
 COLUMN = "gripper"
 

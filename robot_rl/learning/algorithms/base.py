@@ -13,7 +13,7 @@ from torch import Tensor
 
 from policies.policy import Policy
 from robot_rl.errors import RobotRLError
-from robot_rl.replay.sampler import SampleSpec
+from robot_rl.replay.windows import SampleSpec
 
 Batch = Mapping[str, npt.NDArray[Any]]
 

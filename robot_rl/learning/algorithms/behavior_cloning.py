@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from policies.networks import EMA, warm_up_cosine
 from robot_rl.learning.algorithms.base import check_finite
 from robot_rl.learning.symmetry import Turning
-from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import EpisodeRows
-from robot_rl.replay.sampler import CHUNK, SampleSpec
+from robot_rl.replay.row_sources import EpisodeRows
+from robot_rl.replay.sampler import Sampler
+from robot_rl.replay.windows import CHUNK, SampleSpec
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -126,7 +126,7 @@ def windows(
         chunk_fields=("action",),
         chunk_steps=cloneable.horizon,
     )
-    sampler = ReplaySampler(rows, spec, rng)
+    sampler = Sampler(rows, spec, rng)
 
     def drawn() -> Arrays:
         batch = sampler.sample()

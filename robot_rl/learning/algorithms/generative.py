@@ -21,7 +21,7 @@ from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.learning.algorithms.actor_critic import Critics, CriticSettings
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
 from robot_rl.learning.algorithms.training import Training, adam, check_batch, falling, step
-from robot_rl.replay.sampler import CHUNK, NEXT, SampleSpec
+from robot_rl.replay.windows import CHUNK, NEXT, SampleSpec
 
 
 @dataclass(frozen=True)

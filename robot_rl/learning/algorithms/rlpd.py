@@ -26,7 +26,7 @@ from robot_rl.learning.algorithms.actor_critic import (
 from robot_rl.learning.algorithms.base import Batch, Schedule
 from robot_rl.learning.algorithms.encoding import Encoding
 from robot_rl.learning.algorithms.training import Training, check_batch, falling, step
-from robot_rl.replay.sampler import SampleSpec
+from robot_rl.replay.windows import SampleSpec
 
 
 class RLPD(Training):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from policies.networks import seeded, to_device
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, check_finite
-from robot_rl.replay.sampler import CHUNK, SampleSpec
+from robot_rl.replay.windows import CHUNK, SampleSpec
 
 
 class Training:

@@ -31,8 +31,8 @@ from robot_rl.learning.symmetry import Turning, turning_of
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.catalogue import is_store
-from robot_rl.replay.reader import StoreReader
-from robot_rl.replay.rows import EpisodeRows
+from robot_rl.replay.row_sources import EpisodeRows
+from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import CLONED, DEMONSTRATIONS, LAST, VISION, RunDirectory
 
 POSE = "state/tcp_pose"  # what an image encoder learns motion from
@@ -141,11 +141,9 @@ def check_unused(run: RunDirectory, dataset: str | None) -> None:
     if not run.has_folder(CLONED) or not is_store(run.store):
         return
     with closing(StoreReader(run.store)) as reader:
-        tables = sorted(reader.tables())
-    if tables:
-        raise RobotRLError(
-            f"the store of {run.path} holds rows of its cloned policy", got=tables, hint=hint
-        )
+        empty = reader.empty
+    if not empty:
+        raise RobotRLError(f"the store of {run.path} holds rows of its cloned policy", hint=hint)
 
 
 def untrained(

@@ -30,8 +30,8 @@ from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.clone import shown_training
 from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.catalogue import is_store
-from robot_rl.replay.reader import StoreEpisodes
-from robot_rl.replay.rows import EpisodeRows
+from robot_rl.replay.row_sources import EpisodeRows
+from robot_rl.replay.store_reader import StoreEpisodes
 from robot_rl.run import CLONED, STATE_FILE, STUDENT, RunDirectory
 
 _JUDGED = 1024  # observations on which student and teacher are compared at the end
@@ -161,7 +161,7 @@ def _episodes(settings: Settings, run: RunDirectory) -> Iterator[Episode]:
     paths = [path for path in sorted(run.path.glob("*.zarr")) if path not in known]
     sources: list[EpisodeSource] = []
     if is_store(run.store):
-        sources.append(StoreEpisodes(run.store, None, Selection()))
+        sources.append(StoreEpisodes(run.store, Selection()))
     else:
         paths.append(first_episodes(settings, run).path)
     sources += [DatasetEpisodes(path, Selection()) for path in paths]

@@ -19,7 +19,7 @@ from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.clone import behaviour_of, for_zeros, untrained
 from robot_rl.learning.stages.gather import recorded_steps
 from robot_rl.learning.workbench import Workbench
-from robot_rl.replay.rows import EpisodeRows
+from robot_rl.replay.row_sources import EpisodeRows
 from robot_rl.run import EXPLORATION, UNTRAINED, RunDirectory
 
 _AT_RANDOM = "noise", "uniform", 1.0  # of the actions

@@ -25,10 +25,9 @@ from robot_rl.learning.recipe import Stage
 from robot_rl.learning.symmetry import turning_of
 from robot_rl.learning.workbench import Rows, Workbench
 from robot_rl.processes.progress import WorkProgress
-from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import EpisodeRows
-from robot_rl.replay.sampler import SampleSpec
-from robot_rl.replay.windows import SCALARS
+from robot_rl.replay.row_sources import EpisodeRows
+from robot_rl.replay.sampler import Sampler
+from robot_rl.replay.windows import SCALARS, SampleSpec
 from robot_rl.run import CLONED, DEMONSTRATIONS, OFFLINE
 
 _BLOCK_UPDATES = 100  # between which the stage can stop
@@ -116,7 +115,7 @@ class OfflineTraining:
         share = spec.demonstration_share or 0.5 if others else 1.0
         spec = replace(spec, demonstration_share=share)
         rows = recorded(shown, others, self._cloned, spec, chosen)
-        self._rows = Rows(ReplaySampler(rows, spec, np.random.default_rng(self._seed)))
+        self._rows = Rows(Sampler(rows, spec, np.random.default_rng(self._seed)))
         self._turning = turning_of(settings.environment, spec.fields, shown.schema)
         self._steps = sum(dataset.rows_total - len(dataset) for dataset in others)
         self.updates = 0

@@ -34,7 +34,7 @@ from robot_rl.learning.stages.clone import (
     untrained,
 )
 from robot_rl.learning.workbench import Workbench
-from robot_rl.replay.rows import EpisodeRows
+from robot_rl.replay.row_sources import EpisodeRows
 from robot_rl.run import DEMONSTRATIONS, VISION, RunDirectory
 
 _LOG_STD = (-5.0, 2.0)  # lowest and highest log-deviation of a regularised feature

@@ -47,7 +47,7 @@ def run(tmp_path_factory):
     Collect(bench.settings).run(bench)
     dataset = bench.demonstrations()
     with serving(made.store), ReplayClient(made.store) as client:
-        client.open_session("reach", dataset.schema, 1)
+        client.open_session(dataset.schema, 1)
         for number in range(len(dataset)):
             columns = dataset.episode(number)
             for row in range(len(columns["is_last"])):

@@ -81,7 +81,7 @@ def store(run, schema, episodes):
     thread.start()
     try:
         with ReplayClient(run.store) as client:
-            client.open_session(schema.task, schema, 1)
+            client.open_session(schema, 1)
             for episode in episodes:
                 episode.rows["source"] = SOURCE_POLICY
                 rows = [{f.name: row[f.name] for f in schema.fields} for row in episode.rows]

@@ -18,9 +18,9 @@ from robot_rl.data.transfer import DatasetEpisodes, Selection
 from robot_rl.env.factory import make_env
 from robot_rl.extras.lerobot.lerobot_writer import LeRobotSink, VideoFile
 from robot_rl.extras.lerobot.plugin import open_lerobot
-from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import EpisodeRows
-from robot_rl.replay.sampler import SampleSpec
+from robot_rl.replay.row_sources import EpisodeRows
+from robot_rl.replay.sampler import Sampler
+from robot_rl.replay.windows import SampleSpec
 
 CAMERAS = ("images/front", "images/left/wrist")
 
@@ -99,7 +99,7 @@ def test_what_was_imported_gives_windows_to_learn_from(folder: Path):
     spec = SampleSpec(
         ("images/front",), 8, demonstration_share=1.0, next_fields=(), observation_steps=2
     )
-    batch = ReplaySampler(rows, spec, np.random.default_rng(0)).sample()
+    batch = Sampler(rows, spec, np.random.default_rng(0)).sample()
     assert batch["images/front"].shape == (8, 2, 64, 80, 3)
 
 

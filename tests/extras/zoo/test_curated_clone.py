@@ -14,9 +14,9 @@ from robot_rl.data.schema import SOURCE_DEMONSTRATION
 from robot_rl.errors import RobotRLError
 from robot_rl.extras.zoo.curated_clone import HLGauss, falling_segments
 from robot_rl.learning.recipe import Recipe
-from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import EpisodeRows
-from robot_rl.replay.sampler import SampleSpec
+from robot_rl.replay.row_sources import EpisodeRows
+from robot_rl.replay.sampler import Sampler
+from robot_rl.replay.windows import SampleSpec
 
 DEMONSTRATED = "runs/latest/demonstrations.zarr"
 AWAY = 8  # steps by which a demonstration goes back on its way
@@ -68,7 +68,7 @@ def test_a_batch_holds_no_action_that_is_left_out():
     spec = SampleSpec(
         ("action",), 256, demonstration_share=1.0, chunk_fields=("action",), chunk_steps=4
     )
-    batch = ReplaySampler(rows, spec, np.random.default_rng(0)).sample()
+    batch = Sampler(rows, spec, np.random.default_rng(0)).sample()
     assert set(batch["action"].ravel().astype(int)) == set(kept)
     chunks, valid = batch["chunk/action"][..., 0].astype(int), batch["chunk/valid"]
     assert not np.isin(chunks, np.flatnonzero(out))[valid].any()

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_INTERVENTION
+from robot_rl.data.schema import SOURCE_INTERVENTION
 from robot_rl.env.gym import GymRobot, GymTask
 from robot_rl.extras.zoo.hindsight import Hindsight, columns, judgements
 from robot_rl.learning.workbench import Rows
-from robot_rl.replay.replay_sampler import ReplaySampler
-from robot_rl.replay.rows import EpisodeRows
-from robot_rl.replay.sampler import SampleSpec
+from robot_rl.replay.row_sources import EpisodeRows
+from robot_rl.replay.sampler import Sampler
+from robot_rl.replay.windows import SampleSpec
 
 FIELDS = ("state/observation", "state/achieved_goal", "state/desired_goal")
 ENDS, GOES_ON, DENSE = "ends at the goal", "-1 until it is there", "dense"
@@ -85,7 +85,7 @@ def walk(form, episodes=30):
 def source(form, spec):
     arrays, ends = walk(form)
     arrays["source"] = np.zeros(len(arrays["reward"]), np.uint8)
-    return ReplaySampler(EpisodeRows(arrays, ends), spec, np.random.default_rng(0))
+    return Sampler(EpisodeRows(arrays, ends), spec, np.random.default_rng(0))
 
 
 def goal_reward(form):
@@ -93,12 +93,15 @@ def goal_reward(form):
     return robot.goal_reward
 
 
+def episodes(rows, spec):
+    return (episode for _, episode in rows.episodes(columns(spec), demonstrations=True))
+
+
 def hindsight(form, spec, share=1.0):
     reward = goal_reward(form)
-    judged = judgements(Rows(source(form, columns(spec, 1.0))).episodes(), reward)
-    sources = {SOURCE_DEMONSTRATION: Rows(source(form, columns(spec, 1.0)))}
-    made = Hindsight(sources, spec, share, reward, judged, seed=3)
-    made.count(0)
+    rows = Rows(source(form, spec))
+    made = Hindsight(rows, spec, share, reward, judgements(episodes(rows, spec), reward), seed=3)
+    made.count()
     return made
 
 
@@ -161,16 +164,17 @@ def test_only_the_share_is_exchanged_and_a_resumed_run_draws_the_same():
     assert 0.4 < same.mean() < 0.6
     state = json.loads(json.dumps(first.state_dict()))
     resumed = hindsight(GOES_ON, spec, share=0.5)
-    resumed.load_state_dict(state, 0)
+    resumed.load_state_dict(state)
     expected, got = first.mixed(drawn), resumed.mixed(drawn)
     for name, column in expected.items():
         np.testing.assert_array_equal(got[name], column)
 
 
 def test_a_reward_that_does_not_follow_from_the_goal_alone_is_left_as_it_is():
-    spec = columns(SampleSpec((*FIELDS, "action"), 400), 1.0)
-    assert judgements(Rows(source(DENSE, spec)).episodes(), goal_reward(DENSE)) is None
-    assert judgements(Rows(source(ENDS, spec)).episodes(), lambda a, b: np.zeros(len(a))) is None
+    spec = SampleSpec((*FIELDS, "action"), 400)
+    dense, ends = (episodes(Rows(source(form, spec)), spec) for form in (DENSE, ENDS))
+    assert judgements(dense, goal_reward(DENSE)) is None
+    assert judgements(ends, lambda a, b: np.zeros(len(a))) is None
 
 
 def test_what_an_operator_did_stays_as_it_is():

@@ -1,7 +1,7 @@
-"""What a store keeps: tables, episodes, annotations and weights.
+"""How rows make sessions and episodes, and what a packed row says of that.
 
-Table, actor, session and sequence are a row's exactly-once identity; an episode is a run of
-consecutive sequences of one session.
+Actor, session and sequence are a row's exactly-once identity; an episode is a run of consecutive
+sequences of one session.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -28,7 +28,7 @@ from robot_rl.replay import RowRefused
 
 MAXIMUM_EPISODE_METADATA = 4000  # bytes of JSON
 
-SessionKey = tuple[int, int, int]  # table, actor and session
+SessionKey = tuple[int, int]  # actor and session
 # What a catalogue may say of numbers and names; msgspec checks it where records are read.
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Source = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(SOURCE_NAMES)})$")]
@@ -45,17 +45,6 @@ class RowFacts(NamedTuple):
     source: int
 
 
-@dataclass(frozen=True)
-class TableInfo:
-    """A table: rows of one schema."""
-
-    identifier: int  # the number that starts each of its keys
-    name: str
-    schema: RowSchema
-    # Facts about the recording, for example ``{"simulated": True}``.
-    metadata: Mapping[str, object] = field(default_factory=dict)
-
-
 class EpisodeRecord(msgspec.Struct, frozen=True):
     """One episode: rows ``first_sequence ... first_sequence + rows - 1`` of one session.
 
@@ -65,7 +54,6 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
     """
 
     identifier: Count  # increases in the order in which episodes began
-    table: Count
     actor: Count
     session: Count
     first_sequence: Count
@@ -87,8 +75,8 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
 
     @property
     def session_key(self) -> SessionKey:
-        """Table, actor and session."""
-        return self.table, self.actor, self.session
+        """Actor and session."""
+        return self.actor, self.session
 
     @property
     def end(self) -> int:
@@ -115,7 +103,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
             return SOURCE_DEMONSTRATION
         return SOURCE_INTERVENTION if self.steps[SOURCE_INTERVENTION] else SOURCE_POLICY
 
-    def begun_anew(self) -> EpisodeRecord:
+    def restarted(self) -> EpisodeRecord:
         """Return the record as it was before its first row, to be worked out again."""
         return EpisodeRecord(
             self.identifier, *self.session_key, self.first_sequence, metadata=self.metadata
@@ -142,7 +130,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
         return tuple(count + (source == finished) for source, count in enumerate(self.steps))
 
     def totals(self) -> Counter[str]:
-        """What it adds to the totals of its table."""
+        """What it adds to the totals of the store."""
         return Counter(
             episodes=1,
             rows=self.rows,
@@ -151,27 +139,6 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
             demonstration_rows=self.rows if self.is_demonstration else 0,
             **dict(zip(SOURCE_NAMES, self.steps, strict=True)),
         )
-
-
-@dataclass(frozen=True)
-class Annotations:
-    """Values float32 (n,) of one name and version for rows of a session, sequences int64 (n,)."""
-
-    session: SessionKey
-    name: str
-    version: int
-    sequences: npt.NDArray[np.int64]
-    values: npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class WeightsRecord:
-    """The latest weights under a name."""
-
-    name: str  # whose weights, for example ``"policy"``
-    version: int  # gradient updates behind them; strictly increasing
-    tensors: bytes  # a safetensors file; the replay path never looks into it
-    metadata: Mapping[str, object] = field(default_factory=dict)  # JSON-able
 
 
 MAXIMUM_ROW_BYTES = 64 << 20  # each goes in one message

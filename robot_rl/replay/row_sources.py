@@ -1,4 +1,4 @@
-"""Where a sampler's rows are: in a table, which may be growing, or in datasets in memory.
+"""Where a sampler's rows are: in a store, which may be growing, or in datasets in memory.
 
 A row has an address, and the rows of an episode have consecutive ones.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, Array
 from robot_rl.replay import NotEnoughData, StoreError
-from robot_rl.replay.catalogue import Catalogue, NewestValues
-from robot_rl.replay.records import EpisodeRecord
+from robot_rl.replay.catalogue import Catalogue, NewestValues, schema_of
+from robot_rl.replay.episode_records import EpisodeRecord
 from robot_rl.replay.store_files import Segment, Segments, lacks_rows
 from robot_rl.replay.windows import SCALARS, Integers, News, Ranges, scalars_of
 
@@ -54,8 +54,10 @@ class _Mapped:
         return self.segment.first + len(self.rows)
 
 
-class TableRows:
-    """Follows a table; what was given stays readable, also after its eviction, until `forget_gone`.
+class StoreRows:
+    """Follows a store; what was given stays readable, also after its eviction, until `forget_gone`.
+
+    Before each look it calls `pull`, which brings a replica up to its store.
 
     Attributes:
         identity: Name of the store and its copies.
@@ -63,17 +65,17 @@ class TableRows:
         evicted: Totals of what was evicted from it, as of the last look.
 
     Raises:
-        StoreError: No such store or table.
+        StoreError: No such store, or nobody has begun a session in it.
     """
 
-    def __init__(self, store: Path, table: str) -> None:
+    def __init__(self, store: Path, pull: Callable[[], None] = lambda: None) -> None:
+        self._pull = pull
         self._store, self._catalogue, self._segments = store, Catalogue(store), Segments(store)
         try:
-            info = self._catalogue.table(table)
+            self.dtype = schema_of(self._catalogue).dtype
         except BaseException:
             self.close()
             raise
-        self._table, self.dtype = info.identifier, info.schema.dtype
         self.identity = self._catalogue.identity
         self.evicted: Counter[str] = Counter()
         self._numbers: dict[Segment, int] = {}  # also of those that are gone
@@ -85,6 +87,7 @@ class TableRows:
 
     def look(self) -> list[News]:
         """Return what has come since the last look, in the order in which episodes began."""
+        self._pull()
         for _ in range(_TRIES):
             try:
                 return self._look()
@@ -147,7 +150,7 @@ class TableRows:
 
     def annotation_count(self, name: str) -> int:
         """Return how many values were ever written of an annotation."""
-        return self._catalogue.annotation_counts(self._table).get(name, 0)
+        return self._catalogue.annotation_counts().get(name, 0)
 
     def annotated(self, name: str, address: int, rows: int) -> NewestValues:
         """Read the newest values of an annotation of consecutive rows."""
@@ -179,10 +182,10 @@ class TableRows:
             for mapped in self._mapped.values():  # a segment begins with an episode
                 key, first = mapped.segment.key, mapped.segment.first
                 mapped.gone = not self._catalogue.episodes_of_session(key, first, first + 1)
-            self.evicted = self._catalogue.evicted(self._table)
+            self.evicted = self._catalogue.evicted()
             known = (self._catalogue.episode(identifier) for identifier in sorted(self._given))
             there = [record for record in known if record is not None]
-            self._unseen = [*there, *self._catalogue.episodes(self._table, self._next_episode)]
+            self._unseen = [*there, *self._catalogue.episodes(self._next_episode)]
         self._given = {record.identifier: self._given[record.identifier] for record in there}
 
     def _news(self) -> Iterator[News]:
@@ -192,7 +195,7 @@ class TableRows:
             try:
                 mapped = self._map(record)
             except (FileNotFoundError, NotEnoughData) as error:
-                if self._catalogue.evicted(self._table) != self.evicted:
+                if self._catalogue.evicted() != self.evicted:
                     raise  # it was evicted since the catalogue was read
                 place, first = f"session {record.session_key}", record.first_sequence
                 raise lacks_rows(self._store, place, first, max(record.end, first + 1)) from error
@@ -228,7 +231,7 @@ class TableRows:
 
 
 class EpisodeRows:
-    """Whole episodes in memory; what `TableRows` is for a store.
+    """Whole episodes in memory; what `StoreRows` is for a store.
 
     Args:
         arrays: Columns of shape (rows, ...), final rows included; more may be added later.

@@ -5,17 +5,18 @@ The server answers each request with the kind that stands behind it here, or wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from msgspec import Meta
 
-from robot_rl.data.schema import DTYPES, RowSchema
+from robot_rl.data.schema import RowSchema
 from robot_rl.replay import AnnotationRefused
-from robot_rl.replay.records import Annotations, SessionKey, WeightsRecord
-from robot_rl.replay.sampler import SampleSpec, Visible
+from robot_rl.replay.episode_records import SessionKey
 from robot_rl.wire import WireError
 from robot_rl.wire.messages import (
     MAXIMUM_PAYLOAD_FRAMES,
@@ -29,16 +30,35 @@ from robot_rl.wire.messages import (
 )
 
 MAXIMUM_ANNOTATED_ROWS = 4096
+MAXIMUM_OPEN_EPISODES = 4096  # of a replica
 
-TableNumber = Annotated[int, Meta(ge=0, lt=2**16)]
 ActorNumber = Annotated[int, Meta(ge=0, lt=2**32)]
-Dtype = Annotated[str, Meta(pattern=rf"\A({'|'.join(sorted(DTYPES))})\Z")]
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """Values float32 (n,) of one name and version for rows of a session, sequences int64 (n,)."""
+
+    session: SessionKey
+    name: str
+    version: int
+    sequences: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class WeightsRecord:
+    """The latest weights under a name."""
+
+    name: str  # whose weights, for example ``"policy"``
+    version: int  # gradient updates behind them; strictly increasing
+    tensors: bytes  # a safetensors file; the replay path never looks into it
+    metadata: Mapping[str, object] = field(default_factory=dict)  # JSON-able
 
 
 class Open(Numbered):
     """Begin a session, or go on with one: in `store`, where the client knows one."""
 
-    table: Name
     schema: Annotated[str, Meta(min_length=1, max_length=2**16)]
     actor: ActorNumber
     owner: Name
@@ -50,20 +70,19 @@ class Open(Numbered):
 class InSession(Numbered):
     """What is about one session."""
 
-    table: TableNumber
     actor: ActorNumber
     session: Natural
 
     @classmethod
     def of(cls, place: SessionKey, **values: Any) -> Self:
         """Make a message about a session."""
-        table, actor, session = place
-        return cls(table=table, actor=actor, session=session, **values)
+        actor, session = place
+        return cls(actor=actor, session=session, **values)
 
     @property
     def place(self) -> SessionKey:
-        """Table, actor and session."""
-        return self.table, self.actor, self.session
+        """Actor and session."""
+        return self.actor, self.session
 
 
 class Opened(InSession):
@@ -131,7 +150,7 @@ class Weights(Numbered):
 
 
 class GetStatistics(Numbered):
-    """Ask for the server's counters and the totals of its tables."""
+    """Ask for the server's counters and the totals of its store."""
 
 
 class Statistics(Numbered):
@@ -148,31 +167,52 @@ class Annotate(InSession):
     version: Natural
 
 
-class Sample(Numbered):
-    """Draw a mini-batch, or none and only see what there is.
+class GetChanges(Numbered):
+    """Ask for what a replica's catalogue lacks.
 
-    The answer depends on nothing but this message and the store.
+    It has the episodes below `next_episode`, those in `open` unsealed, and the annotations up to
+    number `last_annotation`. Where `token` is that of the server's last answer, nothing has come.
     """
 
-    table: Name
-    spec: SampleSpec
-    draw: bool
-    state: Facts
+    token: Annotated[str, Meta(max_length=64)] = ""
+    next_episode: Natural = 0
+    open: Annotated[list[Natural], Meta(max_length=MAXIMUM_OPEN_EPISODES)] = msgspec.field(
+        default_factory=list
+    )
+    last_annotation: Natural = 0
 
 
-class Sampled(Numbered):
-    """A batch, a frame for each of its arrays, and the sampler's state after it.
+class Changes(Numbered):
+    """What has come: JSON of `EpisodeRecord`s and of `WrittenValue`s, and the segments there are.
 
-    The layout is the dtype of each array and the shape of one item.
+    These are int64 (n, 4): actor, session, sequence of the first row, rows. Without frames nothing
+    has come. With `more` the next question gets further episodes and annotations.
     """
 
-    payload_frames: ClassVar[tuple[int, int]] = (0, MAXIMUM_PAYLOAD_FRAMES)
-    state: Facts
-    visible: Visible
-    layout: dict[str, tuple[Dtype, tuple[Natural, ...]]]
+    payload_frames: ClassVar[tuple[int, int]] = (0, 3)
+    token: str
+    store: Name  # identity
+    catalogue: Name  # which is another one once the store was rebuilt
+    schema: str | None = None  # None before the first session
+    more: bool = False
+    evicted: dict[str, Natural] = msgspec.field(default_factory=dict)
+    written: dict[str, Natural] = msgspec.field(default_factory=dict)  # values by annotation
 
 
-ANSWERS = (Opened, Acknowledged, Stored, Weights, Statistics, Sampled, Refused)
+class GetRows(InSession):
+    """Ask for rows of the segment whose first row is `first`, from sequence `start` on."""
+
+    first: Natural
+    start: Natural
+
+
+class SegmentRows(InSession):
+    """Those rows, as many as a message takes."""
+
+    payload_frames: ClassVar[tuple[int, int]] = (1, 1)
+
+
+ANSWERS = (Opened, Acknowledged, Stored, Weights, Statistics, Changes, SegmentRows, Refused)
 
 
 def split_rows(payload: Payload, schema: RowSchema) -> list[memoryview]:

@@ -22,11 +22,11 @@ from robot_rl.data.schema import ANNOTATION, SOURCE_NAMES, Row, RowSchema
 from robot_rl.data.transfer import Selection, close_episode
 from robot_rl.errors import in_shell
 from robot_rl.replay import NotEnoughData, ReplayError
-from robot_rl.replay.catalogue import Catalogue, NewestValues
+from robot_rl.replay.catalogue import Catalogue, NewestValues, schema_of
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.messages import Opened
-from robot_rl.replay.records import EpisodeRecord, RowFlags, Session, TableInfo
-from robot_rl.replay.rows import of_one_episode
+from robot_rl.replay.episode_records import EpisodeRecord, RowFlags, Session
+from robot_rl.replay.protocol import Opened
+from robot_rl.replay.row_sources import of_one_episode
 from robot_rl.replay.store_files import Segments, weights_versions
 
 # Stamps of the system's clock are above [ns]: it is later than 2001.
@@ -35,7 +35,7 @@ _COUNTS = ("episodes", "sealed", "successes", "steps")
 
 
 class StoreReader(AbstractContextManager["StoreReader"]):
-    """Reads the tables and episodes of the store in a folder; `still` as for `Catalogue`.
+    """Reads the episodes of the store in a folder; `still` as for `Catalogue`.
 
     Attributes:
         identity: Name of this store and its copies.
@@ -50,21 +50,22 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         self.segments = Segments(path)
         self.identity = self.catalogue.identity
 
-    def tables(self) -> dict[str, TableInfo]:
-        """Return the tables by name."""
-        return self.catalogue.tables()
+    @property
+    def empty(self) -> bool:
+        """Whether nobody has begun a session in it, so that it has no schema."""
+        return self.catalogue.schema is None
 
-    def table(self, name: str | None) -> TableInfo:
-        """See `Catalogue.table`."""
-        return self.catalogue.table(name)
+    @property
+    def schema(self) -> RowSchema:
+        """Of the rows; raises `StoreError` where the store is empty."""
+        return schema_of(self.catalogue)
 
-    def episodes(self, table: str) -> list[EpisodeRecord]:
-        """Return the episodes of a table in the order in which they began."""
-        info = self.table(table)
-        records = self.catalogue.episodes(info.identifier)
-        return [r if r.sealed else self._as_it_is(info, r) for r in records]
+    def episodes(self) -> list[EpisodeRecord]:
+        """Return the episodes in the order in which they began."""
+        records = self.catalogue.episodes()
+        return [record if record.sealed else self._as_it_is(record) for record in records]
 
-    def read_episode(self, table: str, episode: EpisodeRecord) -> npt.NDArray[Any]:
+    def read_episode(self, episode: EpisodeRecord) -> npt.NDArray[Any]:
         """Return the rows of an episode, mapped from the file and read-only.
 
         Returns:
@@ -73,7 +74,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         Raises:
             NotEnoughData: They are not there: evicted, or lost.
         """
-        rows = self.rows_there(table, episode)[: episode.rows]
+        rows = self.rows_there(episode)[: episode.rows]
         if len(rows) < episode.rows:
             raise NotEnoughData(
                 "rows of the episode are not in the store",
@@ -83,15 +84,15 @@ class StoreReader(AbstractContextManager["StoreReader"]):
             )
         return rows
 
-    def rows_there(self, table: str, episode: EpisodeRecord) -> npt.NDArray[Any]:
+    def rows_there(self, episode: EpisodeRecord) -> npt.NDArray[Any]:
         """Map what there is of an episode, and of those behind it in its file."""
         segment = self.segments.holding(episode.session_key, episode.first_sequence)
-        rows = segment.view(self.identity, self.table(table).schema.dtype)
+        rows = segment.view(self.identity, self.schema.dtype)
         return rows[episode.first_sequence - segment.first :]
 
-    def annotation_counts(self, table: str) -> dict[str, int]:
-        """Return the values ever written of each annotation that rows of a table have, by name."""
-        return self.catalogue.annotation_counts(self.table(table).identifier)
+    def annotation_counts(self) -> dict[str, int]:
+        """Return the values ever written of each annotation, by name."""
+        return self.catalogue.annotation_counts()
 
     def annotations(self, name: str, episode: EpisodeRecord) -> NewestValues:
         """Read the newest version of an annotation along an episode; n is its rows."""
@@ -105,42 +106,41 @@ class StoreReader(AbstractContextManager["StoreReader"]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _as_it_is(self, info: TableInfo, episode: EpisodeRecord) -> EpisodeRecord:
+    def _as_it_is(self, episode: EpisodeRecord) -> EpisodeRecord:
         """Return the record of an open episode with the rows that it has by now."""
         try:
-            rows = of_one_episode(self.rows_there(info.name, episode))[0]
+            rows = of_one_episode(self.rows_there(episode))[0]
         except NotEnoughData:
             return episode
-        state = Session("", episode.first_sequence, episode.begun_anew())
-        facts = RowFlags(info.schema).read_all(rows)
+        state = Session("", episode.first_sequence, episode.restarted())
+        facts = RowFlags(self.schema).read_all(rows)
         _, found = state.after(episode.session_key, facts, {}, 0)
         return found.get(episode.identifier, episode)
 
 
 class StoreEpisodes:
-    """The episodes of a table that are sealed at the moment when this is made.
+    """The episodes of a store that are sealed at the moment when this is made.
 
-    One that the server evicts before it is read is left out. None stands for the only table.
+    One that the server evicts before it is read is left out.
 
     Attributes:
         schema: Columns of the rows, and the newest version of each annotation at that moment.
-        metadata: What the table was created with.
+        metadata: What its first session said of the recording.
         open_episodes: How many were left out as they are not sealed.
         left_out: How many so far could not be given: evicted meanwhile, or cut after their first
             row.
 
     Raises:
-        StoreError: No such store or table, or several tables to choose from.
+        StoreError: No such store, or it is empty.
     """
 
-    def __init__(self, path: Path, table: str | None, selection: Selection) -> None:
+    def __init__(self, path: Path, selection: Selection) -> None:
         with StoreReader(path) as reader:
-            info = reader.table(table)
-            records = reader.episodes(info.name)
-            names = sorted(reader.annotation_counts(info.name))
-        self._path, self._table = path, info.name
-        self.schema: RowSchema = info.schema.recorded.with_annotations(names)
-        self.metadata: Mapping[str, Any] = info.metadata
+            recorded, records = reader.schema.recorded, reader.episodes()
+            names = sorted(reader.annotation_counts())
+            self.metadata: Mapping[str, Any] = reader.catalogue.metadata
+        self._path = path
+        self.schema: RowSchema = recorded.with_annotations(names)
         self.open_episodes = sum(not record.sealed for record in records)
         self.left_out = 0
         self._records = [
@@ -173,7 +173,7 @@ class StoreEpisodes:
 
     def _read(self, reader: StoreReader, record: EpisodeRecord) -> npt.NDArray[Any]:
         """Copy the rows of an episode, with the columns of the schema."""
-        stored = reader.read_episode(self._table, record)
+        stored = reader.read_episode(record)
         if stored.dtype == self.schema.dtype:
             return stored
         rows = np.empty(len(stored), self.schema.dtype)
@@ -216,10 +216,10 @@ class ReplayedEpisode:
         with StoreReader(store) as reader:
             found = [
                 episode
-                for episode in reader.episodes(schema.task)
+                for episode in reader.episodes()
                 if episode.session_key == place and episode.first_sequence >= self._next
             ]
-            rows = [row for e in found for row in reader.read_episode(schema.task, e)]
+            rows = [row for e in found for row in reader.read_episode(e)]
         self.steps = sum(episode.environment_steps for episode in found)
         self._stored = dict(enumerate(rows, self._next))
         if self._next + len(rows) != expected:
@@ -250,7 +250,7 @@ def summarize_store(path: Path) -> dict[str, Any]:
 
     Returns:
         JSON-able: ``identity``; version of the latest ``weights`` by name; ``disk_bytes`` of all
-        files, ``bytes_per_row`` of the files of rows; and ``tables`` by name, each with its
+        files, ``bytes_per_row`` of the files of rows; and, where it is not empty, its
         ``schema``, ``metadata``, ``annotations``, counts of ``rows``, ``row_bytes``,
         ``evicted_rows``, ``sessions``, ``episodes``, ``sealed`` ones, ``successes`` and ``steps``,
         the last four by who acted in ``sources`` too; ``cut``: episodes closed without their final
@@ -261,15 +261,14 @@ def summarize_store(path: Path) -> dict[str, Any]:
         StoreError: There is no store, or it cannot be read.
     """
     with StoreReader(path, still=True) as reader:
-        tables = {name: _table(reader, name) for name in reader.tables()}
-        rows = sum(table["rows"] for table in tables.values())
+        content = {} if reader.empty else _content(reader)
         segments = _stats(segment.path for segment in Segments(path))
         return {
             "identity": reader.identity,
             "disk_bytes": sum(file.st_blocks * 512 for file in _stats(path.rglob("*"))),
-            "bytes_per_row": sum(file.st_size for file in segments) / max(rows, 1),
+            "bytes_per_row": sum(s.st_size for s in segments) / max(content.get("rows", 0), 1),
             "weights": weights_versions(path),
-            "tables": tables,
+            **content,
         }
 
 
@@ -282,16 +281,16 @@ def _stats(paths: Iterable[Path]) -> Iterator[os.stat_result]:
                 yield found
 
 
-def _table(reader: StoreReader, name: str) -> dict[str, Any]:
-    info, episodes = reader.table(name), reader.episodes(name)
+def _content(reader: StoreReader) -> dict[str, Any]:
+    schema, episodes = reader.schema, reader.episodes()
     sources = {source: Counter[str]() for source in SOURCE_NAMES}
     missing: dict[int, int] = {}
     stamps: list[int] = []
     for record in episodes:
         try:
-            rows = reader.rows_there(name, record)[: record.rows]
+            rows = reader.rows_there(record)[: record.rows]
         except NotEnoughData:  # evicted since the list was made, or lost with its file
-            rows = np.empty(0, info.schema.dtype)
+            rows = np.empty(0, schema.dtype)
         source = SOURCE_NAMES[record.overall_source]
         sources[source].update(record.totals(), steps=record.environment_steps)
         if len(rows) < record.rows:
@@ -299,17 +298,17 @@ def _table(reader: StoreReader, name: str) -> dict[str, Any]:
         stamps += rows["stamp_observation"][[0, -1]].tolist() if len(rows) else []
     real = [stamp for stamp in stamps if stamp >= _WALL_CLOCK]
     return {
-        "schema": json.loads(info.schema.to_json()),
-        "metadata": dict(info.metadata),
+        "schema": json.loads(schema.to_json()),
+        "metadata": dict(reader.catalogue.metadata),
         **{count: sum(found[count] for found in sources.values()) for count in _COUNTS},
         "sources": {s: {count: found[count] for count in _COUNTS} for s, found in sources.items()},
         "cut": sum(record.cut for record in episodes),
         "sessions": len({record.session_key for record in episodes}),
         "rows": sum(record.rows for record in episodes) - sum(missing.values()),
-        "row_bytes": info.schema.dtype.itemsize,
+        "row_bytes": schema.dtype.itemsize,
         "missing_rows": missing,
-        "evicted_rows": reader.catalogue.evicted(info.identifier)["rows"],
+        "evicted_rows": reader.catalogue.evicted()["rows"],
         "first_stamp": min(real, default=None),
         "last_stamp": max(real, default=None),
-        "annotations": reader.annotation_counts(name),
+        "annotations": reader.annotation_counts(),
     }
