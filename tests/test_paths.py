@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from robot_rl import cli
 from robot_rl.commands.runs import load_resolved, save_resolved
@@ -53,43 +54,60 @@ NAMES = [
 ]
 
 
-@pytest.fixture(params=NAMES, ids=ascii)
-def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+# Keys whose paths need not be there, so that a configuration takes many names at once.
+FREE = ("classifier.test", "console.certificate", "console.model", "console.token_file")
+FREE += ("dataset", "replay.keys", "runs_directory")
+
+
+def named(place: Path, name: str) -> Path:
     """A folder of such a name."""
-    place = tmp_path / request.param
-    place.mkdir()
-    return place
+    (place / name).mkdir()
+    return place / name
 
 
-def test_path_is_taken_as_it_stands_and_kept_by_a_run(folder: Path):
-    for path in (str(folder), folder.name):
-        assert shlex.split(in_shell("robot-rl", "train", f"resume={path}"))[2:] == [
-            f"resume={path}"
-        ]
-        for key in PATHS if path != "null" else ():
-            assert parse(f"{key}={path}").value() == path
-    config = compose([f"dataset={folder}", f"runs_directory={folder}", f"replay.keys={folder}"])
-    save_resolved(config, folder)
-    for found in (config, load_resolved(folder)):
-        kept = (found.dataset, found.runs_directory, found.replay["keys"])
-        assert kept == (str(folder),) * 3
+def test_path_is_taken_as_it_stands_and_kept_by_a_run(tmp_path: Path):
+    folders = [named(tmp_path, name) for name in NAMES]
+    for folder in folders:
+        for path in (str(folder), folder.name):
+            words = in_shell("robot-rl", "train", f"resume={path}")
+            assert shlex.split(words)[2:] == [f"resume={path}"]
+            for key in PATHS if path != "null" else ():
+                assert parse(f"{key}={path}").value() == path
+    for first in range(0, len(folders), len(FREE)):
+        given = dict(zip(FREE, map(str, folders[first:]), strict=False))
+        config = compose([f"{key}={path}" for key, path in given.items()])
+        save_resolved(config, folders[first])
+        for found in (config, load_resolved(folders[first])):
+            assert {key: OmegaConf.select(found, key) for key in given} == given
 
 
+# One for each way in which a shell, a settings grammar or a path may misread a name.
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Jürgen's lab (2), x=y", 'say "hi"', "-dash", "null", "$HOME", "ends with \\"),
+        *("two\nlines", "a;b & c | d > e < f * ? !", os.fsdecode(b"latin-1 \xe4")),
+    ],
+    ids=ascii,
+)
 def test_printed_command_is_taken_back_by_a_shell(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
 ):
     """`inspect` says how to go on with a run; that command, and a process of it, find the run."""
+    folder = named(tmp_path, name)
     run = RunDirectory.create("reach", folder)
     save_resolved(compose(["task=reach", f"runs_directory={folder}"]), run.path)
-    monkeypatch.chdir(folder.parent)
-    named = os.path.relpath(run.path, folder.parent)
-    words = [named] if named[0] != "-" else [f"./{named}"]
-    assert cli.main(["inspect", *words]) == 0
+    monkeypatch.chdir(tmp_path)
+    path = os.path.relpath(run.path, tmp_path)
+    assert cli.main(["inspect", path if path[0] != "-" else f"./{path}"]) == 0
     # Also in a line of its own; the name may hold the end of one.
     printed = os.fsdecode(capfdbinary.readouterr().out).partition("to go on: ")[2]
-    program, name, *told = shlex.split(printed)
-    assert (program, name) == ("robot-rl", "train")
-    assert cli.command_config(COMMANDS["train"], told).resume == str(run.path)
+    program, command, *words = shlex.split(printed)
+    assert (program, command) == ("robot-rl", "train")
+    assert cli.command_config(COMMANDS["train"], words).resume == str(run.path)
     place = [f"run={run.path}", f"runs_directory={folder}"]  # as `train` starts its processes
     config = cli.command_config(COMMANDS["actor"], place)
     assert (config.run, config.runs_directory) == (str(run.path), str(folder))
