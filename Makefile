@@ -2,7 +2,8 @@
 #
 #   make train ARGS="task=reach seed=1"   overrides, as `robot-rl train --help all` lists them
 #   make test | test-all | lint | bench | clean
-#                                         test-all: the tests marked slow, faults and browser too
+#                                         test-all: also the tests marked slow (they take minutes),
+#                                         faults (they kill processes, fill disks) and browser
 #   PYTHON=/path/to/python3.12            the interpreter of a new .venv
 #   PIP_ARGS="--index-url URL"            further arguments of `pip install`
 
@@ -23,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help install system train test test-all lint bench clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -7
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -8
 
 # The first interpreter that is 3.11 or 3.12 and can make virtual environments. A pyenv shim may be
 # on the path and still fail, so each candidate is run, not only looked up. A .venv that no longer
@@ -67,9 +68,10 @@ system: $(STAMP)
 train: system
 	@$(BIN)/robot-rl train $(ARGS)
 
-# One thread: a test shares the machine with the processes that it starts. One worker per core;
-# the tests of a file stay together, for some share a run that takes seconds to make. A worker that
-# dies ends all of them: where one is replaced, the rest may wait for ever (pytest-xdist issue 1378).
+# One thread: a test shares the machine with the processes that it starts. The number of workers is in
+# tests/conftest.py; the tests of a file stay together, for some share a run that takes seconds to
+# make. A worker that dies ends all of them: where one is replaced, the rest may wait for ever
+# (pytest-xdist issue 1378). Both say at their end what they have left out, and why.
 test: MARKS := not slow and not faults and not browser
 test test-all: export OMP_NUM_THREADS := 1
 test test-all: system lint

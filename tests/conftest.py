@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -128,3 +129,22 @@ _LONGEST = ("test_learning.py", "test_train.py")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files, else one core would wait for the other at the end."""
     items.sort(key=lambda item: item.path.name not in _LONGEST)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than there are cores: a third of the time a test waits for something."""
+    return (os.cpu_count() or 1) + 1
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say what was left out, and why."""
+    reasons = Counter(
+        str(report.longrepr[2]).removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple)
+    )
+    if config.option.markexpr:
+        terminalreporter.write_line(f"left out by -m: all but {config.option.markexpr!r}")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"left out: {count} of {reason!r}")

@@ -84,7 +84,7 @@ def test_what_a_library_prints_does_not_disturb():
 def test_a_backend_without_its_library_is_named_with_the_command_that_installs_it():
     code = (
         f"import {probes.__name__} as p;"
-        "look = lambda: p._rendered('nothing', 'NoLibrary', 'apt-get install it');"
+        "look = lambda: p.render_picture('nothing', 'NoLibrary', 'apt-get install it');"
         "p.CHECKS['x'] = p.Check(look, '');"
         "p.main('x')"
     )
@@ -95,7 +95,7 @@ def test_a_backend_without_its_library_is_named_with_the_command_that_installs_i
 
 def test_what_is_not_installed_is_named_with_the_command_that_installs_it(monkeypatch):
     with pytest.raises(probes.NotHere, match="package absent is not installed") as caught:
-        probes._imported("absent.part", "pip install absent")
+        probes.import_package("absent.part", "pip install absent")
     assert caught.value.mend == "pip install absent"
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
@@ -108,7 +108,7 @@ def test_devices_that_may_not_be_opened_are_told_from_none(tmp_path: Path, monke
     (tmp_path / "video0.name").write_text("Webcam\n")
 
     def look(pattern):
-        return probes._devices(f"{tmp_path}/{pattern}", f"{tmp_path}/{{}}.name", "video")
+        return probes.find_devices(f"{tmp_path}/{pattern}", f"{tmp_path}/{{}}.name", "video")
 
     assert look("video0") == f"{tmp_path}/video0 (Webcam)"
     with pytest.raises(probes.NotHere, match="no device among"):

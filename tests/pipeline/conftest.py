@@ -13,10 +13,15 @@ from tiny_runs import TINY, RunServer, ServerProcess, Train, starting
 from robot_rl import cli
 
 
+# What a shell, a settings grammar or a file system may misread: runs are made and trained there.
+ODD_NAME = "Jürgen's lab (2), x=y"
+
+
 @pytest.fixture(scope="session")
 def cloned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `runs/latest`: demonstrations and a cloned policy of the tiny configuration."""
-    folder = tmp_path_factory.mktemp("cloned")
+    folder = tmp_path_factory.mktemp("cloned") / ODD_NAME
+    folder.mkdir()
     before = Path.cwd()
     os.chdir(folder)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tiny_runs import TINY, lines, without
 from robot_rl import cli
 from robot_rl.commands.train import Feed
 from robot_rl.data.episodes import EpisodeDataset
+from robot_rl.errors import in_shell
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.progress import WorkProgress
 from robot_rl.replay.store_reader import StoreReader
@@ -150,15 +152,16 @@ def test_a_policy_is_tested_outside_of_its_training(folder, capsys, monkeypatch)
     assert "evaluation.final_seed is out of range; got: -1; expected: 0 to" in refused
 
 
-def test_train_stop_resume_evaluate_inspect(
-    folder, start_train, robot_rl_command, capsys, monkeypatch
-):
+def test_train_stop_resume_evaluate_inspect(cloned, tmp_path, start_train, capsys, monkeypatch):
+    """In a folder of an odd name, whose printed commands a shell takes back."""
+    folder = tmp_path / cloned.name
+    shutil.copytree(cloned / "runs", folder / "runs", symlinks=True)
     monkeypatch.chdir(folder)
     run = (folder / "runs" / "latest").resolve()
     train = start_train(folder, "resume=latest", "environment_steps=125")
     train.wait_until(lambda: train.learned() >= 50)
     assert train.interrupt() == 130
-    assert f"train resume={run}" in train.text
+    assert in_shell("train", f"resume={run}") in train.text
     assert "Traceback" not in train.text
     state = json.loads((run / "checkpoints/last/state.json").read_text())
     stopped_at = state["environment_steps"]
@@ -171,10 +174,8 @@ def test_train_stop_resume_evaluate_inspect(
     assert "stage clone    done " in train.text
 
     # A longer run with other evaluations, which the processes must hear of.
-    done = robot_rl_command(
-        "train", "resume=latest", "environment_steps=150", "evaluation.episodes=6", timeout=400
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    train = start_train(folder, "resume=latest", "environment_steps=150", "evaluation.episodes=6")
+    assert train.end() == 0, train.text
     blocks = lines(run / "learner.jsonl")
     assert blocks[0]["update_to_data"] is None  # it warms up
     assert blocks[-1]["update_to_data"] == pytest.approx(1.0)
@@ -185,8 +186,8 @@ def test_train_stop_resume_evaluate_inspect(
         "online",
         "decide",
     ]
-    assert re.search(r"stage online   begun \d+:\d\d", done.stdout)
-    assert re.search(r"stage online   done \d+:\d\d", done.stdout)
+    assert re.search(r"stage online   begun \d+:\d\d", train.text)
+    assert re.search(r"stage online   done \d+:\d\d", train.text)
     assert _online_steps(run) == 150
     episodes = lines(run / "episodes.jsonl")
     assert [e["episode"] for e in episodes] == list(range(len(episodes)))
@@ -210,9 +211,9 @@ def test_train_stop_resume_evaluate_inspect(
     # So early nobody knows whether what was learned is better.
     assert not any(e["held_back"] for e in evaluations)  # but what was learned is measured
     assert [e["deployed"] for e in evaluations] == [True, False, False, None, None]
-    assert "held back: what it began with stays deployed" in done.stdout
+    assert "held back: what it began with stays deployed" in train.text
     for said in ("learner: discount 0.97", "learner: the warm-up is over", "actor: done, "):
-        assert said in train.text + done.stdout
+        assert said in train.text
     summary = json.loads((run / "summary.json").read_text())
     assert set(summary) >= SUMMARY_KEYS
     assert summary["task"] == "reach"
@@ -230,11 +231,16 @@ def test_train_stop_resume_evaluate_inspect(
     assert "final" in (run / "report.html").read_text()
     deployed = evaluations[-2 if summary["deployed"] == "cloned" else -1]
     check_films(run, deployed["failures"])
-    assert f"deployed: the {summary['deployed']} policy" in done.stdout
+    assert f"deployed: the {summary['deployed']} policy" in train.text
     assert (folder / "runs" / "latest").resolve() == run
 
     before = (run / "summary.json").stat().st_mtime_ns
-    assert "is finished: deployed: " in said_by(capsys, "train", "resume=latest")
+    finished = said_by(capsys, "train", "resume=latest")
+    assert "is finished: deployed: " in finished
+    told = finished.partition("to measure its policy again: ")[2].partition("; to learn on: ")
+    again, learn_on = shlex.split(told[0]), shlex.split(told[2])
+    assert again == ["robot-rl", "evaluate", str(run)]
+    assert learn_on[:3] == ["robot-rl", "train", f"resume={run}"]
     # Fewer steps than it has learned from are no way to learn on.
     learned = int(summary["environment_steps"])
     fewer = said_by(capsys, "train", "resume=latest", f"environment_steps={learned - 50}")
@@ -243,18 +249,19 @@ def test_train_stop_resume_evaluate_inspect(
     assert len(lines(run / "evaluations.jsonl")) == 5
     assert len(lines(run / "learner.jsonl")) == 6
 
-    said = said_by(capsys, "evaluate", "evaluation.final_episodes=5", "evaluation.videos=0")
+    monkeypatch.chdir(tmp_path)
+    said = said_by(capsys, *again[1:], "evaluation.final_episodes=5", "evaluation.videos=0")
     assert f"details: {run}/evaluate.jsonl" in said
     (result,) = lines(run / "evaluate.jsonl")
     assert (result["episodes"], result["environment_steps"]) == (5, deployed["environment_steps"])
     assert result["overrides"] == ["evaluation.final_episodes=5", "evaluation.videos=0"]
 
-    page = said_by(capsys, "inspect", "runs/latest")
+    page = said_by(capsys, "inspect", f"{folder.name}/runs/latest")
     learned = f"final, the learned policy (residual) after {best}"
     assert f"{run}/checkpoints/" in page  # on one line
     for part in ("4 episodes", "150 steps", "evaluations by environment steps: 0:", learned):
         assert part in " ".join(page.split()), page
-    page = said_by(capsys, "inspect", "runs/latest/store")
+    page = said_by(capsys, "inspect", f"{folder.name}/runs/latest/store")
     assert "recorded in simulated time" in page
     assert "1970" not in page
 
