@@ -9,18 +9,19 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import zarr
-from zarr.codecs import ZstdCodec
-from zarr.storage import LocalStore
 
 from robot_rl.data.schema import RowSchema
 from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.processes.files import check_links, locked, new_folder, why_not_written
 from robot_rl.processes.signals import deferred_signals
+
+if TYPE_CHECKING:  # zarr takes a quarter of a second to import, and most processes open no file
+    import zarr
+    from zarr.storage import LocalStore
 
 _FORMAT = "robot_rl episodes"
 _CHUNK_BYTES, _CHUNK_ROWS, _META_CHUNK = 1 << 20, 1024, 4096
@@ -73,6 +74,10 @@ def create(path: Path, schema: RowSchema, metadata: dict[str, Any]) -> None:
 
 
 def _fill(path: Path, schema: RowSchema, metadata: dict[str, Any]) -> None:
+    import zarr
+    from zarr.codecs import ZstdCodec
+    from zarr.storage import LocalStore
+
     attributes = {"format": _FORMAT, "schema": schema.to_json(), "metadata": metadata}
     group = zarr.create_group(LocalStore(path), attributes=attributes)
     arrays: list[tuple[str, str, tuple[int, ...], int]]
@@ -96,6 +101,8 @@ def open_array(
     store: LocalStore, name: str, path: Path, *, mode: Literal["r", "r+"] = "r"
 ) -> zarr.Array[Any]:
     """Open one array of the dataset, `name` with slashes; those of format 2 may run code."""
+    import zarr
+
     with read_errors(path, name):
         return zarr.open_array(store, path=name, mode=mode, zarr_format=3)
 

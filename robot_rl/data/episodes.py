@@ -27,12 +27,10 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import zarr
-from zarr.storage import LocalStore
 
 from robot_rl.data import _episode_files as files
 from robot_rl.data._episode_files import ENDS, META
@@ -45,6 +43,9 @@ from robot_rl.data._episode_files import importing as importing
 from robot_rl.data._episode_files import is_ours as is_ours
 from robot_rl.data.schema import SOURCE_NAMES, Array, Row, RowSchema
 from robot_rl.processes.signals import deferred_signals
+
+if TYPE_CHECKING:  # zarr takes a quarter of a second to import, and most processes open no file
+    import zarr
 
 Rows = npt.NDArray[Any]  # structured, with the dtype of a schema
 
@@ -160,6 +161,9 @@ class EpisodeWriter:
         self.close()
 
     def _open_columns(self) -> dict[str, zarr.Array[Any]]:
+        import zarr
+        from zarr.storage import LocalStore
+
         store = LocalStore(self.path)
         names = [name for name, _ in META] + [f"data/{f.name}" for f in self.schema.fields]
         # A chunk of zeros becomes a file too: an absent file is then always a loss, and reported.
@@ -231,6 +235,8 @@ class EpisodeDataset:
     """
 
     def __init__(self, path: str | Path) -> None:
+        from zarr.storage import LocalStore
+
         self.path = Path(path)
         self.stored_schema, self.metadata = files.read_attributes(self.path)
         self.schema = self.stored_schema.without_annotations

@@ -12,7 +12,6 @@ from tiny_runs import TINY, RunServer, ServerProcess, Train, starting
 
 from robot_rl import cli
 
-
 # What a shell, a settings grammar or a file system may misread: runs are made and trained there.
 ODD_NAME = "Jürgen's lab (2), x=y"
 

@@ -29,7 +29,8 @@ class _Use:
 class Connections:
     """Bounds the connections of a server: those that are not used make room for others."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle_seconds: float = MOST_IDLE_SECONDS) -> None:
+        self._idle_seconds = idle_seconds
         self._server: web.Server | None = None
         self._uses: dict[asyncio.BaseTransport, _Use] = {}
 
@@ -74,7 +75,7 @@ class Connections:
             await asyncio.sleep(_LOOK_SECONDS)
             self._update()
             for transport, use in list(self._uses.items()):
-                if not use.answering and time.monotonic() > use.since + MOST_IDLE_SECONDS:
+                if not use.answering and time.monotonic() > use.since + self._idle_seconds:
                     self._end(transport)
 
     def _update(self) -> None:

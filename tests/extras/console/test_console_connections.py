@@ -12,7 +12,6 @@ import pytest
 from console_links import WAIT_SECONDS, make_run
 
 from robot_rl.console.link import loop_folder
-from robot_rl.extras.console import connections
 from robot_rl.extras.console.access import AccessGate
 from robot_rl.extras.console.connections import MOST_CONNECTIONS
 from robot_rl.extras.console.library import EpisodeLibrary
@@ -29,7 +28,9 @@ def serving(tmp_path):
     def serve(use):
         async def main():
             library, gate = EpisodeLibrary(run, None), AccessGate(None, secure=False)
-            server = ConsoleServer(run, {}, loop_folder(run, 1), library, {}, gate)
+            server = ConsoleServer(
+                run, {}, loop_folder(run, 1), library, {}, gate, idle_seconds=1.0
+            )
             stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
             serving = asyncio.create_task(server.serve("127.0.0.1", 0, None, stop, port.set_result))
             await asyncio.wait_for(use(await port), WAIT_SECONDS)
@@ -104,9 +105,7 @@ def test_a_request_that_is_no_http_is_refused_without_a_word(serving, request_, 
     assert not caplog.records
 
 
-def test_who_asks_nothing_whole_is_closed_and_a_page_is_not(serving, monkeypatch):
-    monkeypatch.setattr(connections, "MOST_IDLE_SECONDS", 1.0)
-
+def test_who_asks_nothing_whole_is_closed_and_a_page_is_not(serving):
     async def use(port):
         async with (
             aiohttp.ClientSession() as browser,

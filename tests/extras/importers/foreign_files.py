@@ -13,6 +13,33 @@ RATE = 20.0
 CAMERA = "observation.images.front"
 
 
+# What the formats do not say of themselves, and what a person answers.
+ANSWERS = {
+    "task": "reach",
+    "control_rate_hz": "20.0",
+    "action_convention": "environment",
+    "action_low": "-2",
+    "action_high": "2.0",
+    "reward": "success",
+    "terminated": "success",
+    "success": "terminated",
+}
+
+
+def fill(file: Path, blanks: dict[str, str] = ANSWERS, **answers: str) -> Path:
+    """Answer what a mapping file asks, and what else is given, as a person with an editor."""
+    lines = []
+    for line in file.read_text().splitlines():
+        key, colon, value = line.partition(":")
+        if key.strip() in answers:
+            line = f"{key}: {answers[key.strip()]}"
+        elif colon and value.split("#")[0].strip() == "???":
+            line = f"{key}: {blanks.get(key.strip(), '???')}"
+        lines.append(line)
+    file.write_text("\n".join(lines))
+    return file
+
+
 def recorded() -> list[dict[str, np.ndarray]]:
     """The episodes: a goal that is reached by actions of -2 to 2, and what they were given for."""
     found = []

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from demonstrations import run
-from foreign_files import CAMERA, LENGTHS, edit
+from foreign_files import CAMERA, LENGTHS, edit, fill
 
 from robot_rl import cli
 from robot_rl.data.episodes import Episode
@@ -38,16 +38,7 @@ WRITERS = {
     "zarr2": lambda path: files.write_zarr(path, 2),
     "zarr3": lambda path: files.write_zarr(path, 3),
 }
-ANSWERS = {
-    "task": "reach",
-    "control_rate_hz": "20.0",
-    "action_convention": "environment",
-    "action_low": "-2",
-    "action_high": "2.0",
-    "reward": "success",
-    "terminated": "never",
-    "success": "all",
-}
+BLANKS = {**files.ANSWERS, "terminated": "never", "success": "all"}
 
 
 @pytest.fixture(scope="module")
@@ -65,22 +56,11 @@ def copied(whole: Path, folder: Path, name: str) -> Path:
     return folder / name
 
 
-def filled(mapping: Path, **answers: str) -> Path:
-    lines = []
-    for line in mapping.read_text().splitlines():
-        key, colon, value = line.partition(":")
-        if key in answers or (colon and value.split("#")[0].strip() == "???"):
-            line = f"{key}: {answers.get(key, ANSWERS.get(key.strip(), '???'))}"
-        lines.append(line)
-    mapping.write_text("\n".join(lines))
-    return mapping
-
-
 def imported(place: Path, folder: Path, **answers: str) -> tuple[list[Episode], list[str]]:
     """The episodes that an import writes, and its report."""
     mapping = folder / "out.map.yaml"
     assert run("import", place, folder / "out.zarr") == 0
-    source = MappedEpisodes(open_foreign(place), filled(mapping, **answers))
+    source = MappedEpisodes(open_foreign(place), fill(mapping, BLANKS, **answers))
     return [*source.episodes()], source.report
 
 
@@ -460,7 +440,7 @@ def test_where_nothing_is_left_one_error_says_why(whole, tmp_path, capsys, name,
     damage(place)
     code = run("import", place, tmp_path / "out.zarr")
     if code == 0:
-        mapping = filled(tmp_path / "out.map.yaml")
+        mapping = fill(tmp_path / "out.map.yaml", BLANKS)
         code = run("import", place, tmp_path / "out.zarr", f"map={mapping}")
     assert code == cli.EXIT_ERROR
     error = capsys.readouterr().err
@@ -484,7 +464,7 @@ def test_no_cut_or_flipped_byte_ends_in_a_traceback(whole, tmp_path, capsys):
                 content[at] ^= 1 << int(source.integers(8))
             file.write_bytes(content[: source.integers(1, len(content) + 1)])
             if run("import", place, folder / "out.zarr") == 0:
-                mapping = filled(folder / "out.map.yaml")
+                mapping = fill(folder / "out.map.yaml", BLANKS)
                 run("import", place, folder / "out.zarr", f"map={mapping}")
 
 
@@ -653,7 +633,7 @@ def test_pictures_of_robomimic_stay_pictures(tmp_path, own, column, expected):
 def test_pictures_that_cannot_be_converted_are_refused_by_name(tmp_path, capsys, column):
     with_pictures(tmp_path / "a.hdf5", wrist=column)
     assert run("import", tmp_path / "a.hdf5", tmp_path / "out.zarr") == 0
-    mapping = filled(tmp_path / "out.map.yaml")
+    mapping = fill(tmp_path / "out.map.yaml", BLANKS)
     assert "\n  images/wrist" in mapping.read_text()
     words = ("import", tmp_path / "a.hdf5", tmp_path / "out.zarr", f"map={mapping}")
     assert run(*words) == cli.EXIT_ERROR

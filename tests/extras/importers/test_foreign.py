@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 from demonstrations import LENGTHS, run
+from foreign_files import fill
 from scipy.spatial.transform import Rotation
 
 from robot_rl import cli
@@ -32,17 +33,6 @@ WRITERS = {
     "all.npz": files.write_npz,
     "takes": files.write_npz_folder,
 }
-# What the formats do not say of themselves, and what a person answers.
-ANSWERS = {
-    "task": "reach",
-    "control_rate_hz": "20.0",
-    "action_convention": "environment",
-    "action_low": "-2",
-    "action_high": "2.0",
-    "reward": "success",
-    "terminated": "success",
-    "success": "terminated",
-}
 ACTION = ("action_convention", "action_low", "action_high")
 BLANKS = {
     "lerobot": ("task", *ACTION, "terminated"),
@@ -53,20 +43,6 @@ BLANKS = {
     "takes": ("task", "control_rate_hz", *ACTION, "reward", "terminated"),
 }
 WITH_FINAL = ("robomimic.hdf5", "minari", "takes")
-
-
-def fill(file: Path, **answers: str) -> Path:
-    """Answer what a mapping file asks, as a person with an editor."""
-    lines = []
-    for line in file.read_text().splitlines():
-        key, colon, value = line.partition(":")
-        if key.strip() in answers:
-            line = f"{key}: {answers[key.strip()]}"
-        elif colon and value.split("#")[0].strip() == "???":
-            line = f"{key}: {ANSWERS[key.strip()]}"
-        lines.append(line)
-    file.write_text("\n".join(lines))
-    return file
 
 
 def propose(folder: Path, name: str) -> tuple[Path, Path]:
