@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import threading
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 from types import SimpleNamespace
 
 import pytest
 from tiny_runs import TINY, RunServer, publish_cloned
 
-from robot_rl import actor
 from robot_rl.actor import act
 from robot_rl.config import compose
 from robot_rl.env.sim.robot import SimRobot
@@ -23,17 +23,17 @@ class LinkFailed(Exception):
     """What a weight source says whose link has failed."""
 
 
-def stopping(monkeypatch: pytest.MonkeyPatch, words: str) -> StopEvent:
-    """What stops an actor soon after it has said these words."""
-    stop, say = StopEvent(), actor._note
+class Printed(io.StringIO):
+    """What an actor prints, which is stopped soon after it has said these words."""
 
-    def note(text: str) -> None:
-        say(text)
-        if words in text:
-            threading.Timer(0.5, stop.set).start()
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.stop, self._words = StopEvent(), words
 
-    monkeypatch.setattr(actor, "_note", note)
-    return stop
+    def write(self, text: str) -> int:
+        if self._words in text:
+            threading.Timer(0.5, self.stop.set).start()
+        return super().write(text)
 
 
 @pytest.fixture
@@ -45,29 +45,31 @@ def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
+def said_until_stopped(server: RunServer, words: str) -> str:
+    """Let an actor act until soon after it has said these words; returns all that it said."""
+    run = RunDirectory.open(str(server.run), str(server.run.parent))
+    printed = Printed(words)
+    with redirect_stdout(printed), pytest.raises(Stopped):
+        list(act(compose([*TINY]), run, printed.stop))
+    return printed.getvalue()
+
+
 def test_an_actor_that_waits_for_the_first_weights_says_so_and_ends_when_asked_to(
-    server: RunServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: RunServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "QUIET_SECONDS", 0.1)
-    stop = stopping(monkeypatch, "first weights")
-    run = RunDirectory.open(str(server.run), str(server.run.parent))
-    with pytest.raises(Stopped):
-        list(act(compose([*TINY]), run, stop))
-    assert capsys.readouterr().out.count("actor: waiting for the learner's first weights") == 1
+    said = said_until_stopped(server, "first weights")
+    assert said.count("actor: waiting for the learner's first weights") == 1
 
 
 def test_an_actor_whose_learner_is_frozen_says_once_whom_it_waits_for(
-    server: RunServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: RunServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "QUIET_SECONDS", 0.1)
     publish_cloned(server.run, 1)  # and nobody publishes anything later
-    stop = stopping(monkeypatch, "weights after")
-    run = RunDirectory.open(str(server.run), str(server.run.parent))
-    with pytest.raises(Stopped):
-        list(act(compose([*TINY]), run, stop))
-    told = capsys.readouterr().out
-    assert told.count("actor: waiting for the learner's weights after step 1: ") == 1
-    assert "look at its process (robot-rl learner)" in told
+    said = said_until_stopped(server, "weights after")
+    assert said.count("actor: waiting for the learner's weights after step 1: ") == 1
+    assert "look at its process (robot-rl learner)" in said
 
 
 def test_a_wait_is_told_where_it_lasts_unusually_long(monkeypatch: pytest.MonkeyPatch) -> None:
