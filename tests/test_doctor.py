@@ -84,7 +84,7 @@ def test_what_a_library_prints_does_not_disturb():
 def test_a_backend_without_its_library_is_named_with_the_command_that_installs_it():
     code = (
         f"import {probes.__name__} as p;"
-        "look = lambda: p.render_picture('nothing', 'NoLibrary', 'apt-get install it');"
+        "look = lambda: p.rendered('nothing', 'NoLibrary', 'apt-get install it');"
         "p.CHECKS['x'] = p.Check(look, '');"
         "p.main('x')"
     )
@@ -95,7 +95,7 @@ def test_a_backend_without_its_library_is_named_with_the_command_that_installs_i
 
 def test_what_is_not_installed_is_named_with_the_command_that_installs_it(monkeypatch):
     with pytest.raises(probes.NotHere, match="package absent is not installed") as caught:
-        probes.import_package("absent.part", "pip install absent")
+        probes.imported("absent.part", "pip install absent")
     assert caught.value.mend == "pip install absent"
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)

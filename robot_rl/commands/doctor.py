@@ -74,7 +74,7 @@ def python() -> str:
 
 def mujoco() -> str:
     """The physics: one simulated second of a falling box."""
-    module = import_package("mujoco", _INSTALL)
+    module = imported("mujoco", _INSTALL)
     model = module.MjModel.from_xml_string(_SCENE)
     data = module.MjData(model)
     while data.time < 1.0:
@@ -84,7 +84,7 @@ def mujoco() -> str:
 
 def torch() -> str:
     """The networks: one product and its gradient."""
-    module = import_package("torch", _INSTALL)
+    module = imported("torch", _INSTALL)
     x = module.ones(8, 8, requires_grad=True)
     (x @ x).sum().backward()
     threads = module.get_num_threads()
@@ -93,7 +93,7 @@ def torch() -> str:
 
 def gpu() -> str:
     """A graphics card for the networks."""
-    module = import_package("torch", _INSTALL)
+    module = imported("torch", _INSTALL)
     if not module.cuda.is_available():
         card = shutil.which("nvidia-smi") or Path("/dev/nvidia0").exists()
         mend = "install PyPI's own build of torch: pip install --force-reinstall torch"
@@ -117,7 +117,7 @@ def gpu() -> str:
 def realsense() -> str:
     """RealSense cameras."""
     mend = f"{installing('realsense')}; if libusb is missing: apt-get install -y libusb-1.0-0"
-    package = import_package("pyrealsense2", mend)
+    package = imported("pyrealsense2", mend)
     devices = package.context().query_devices()
     if len(devices) == 0:
         raise NotHere(
@@ -131,7 +131,7 @@ def realsense() -> str:
 def ros() -> str:
     """ROS 2."""
     mend = f"source /opt/ros/jazzy/setup.bash; or without a ROS installation: {installing('ros')}"
-    module = import_package("rclpy", mend)
+    module = imported("rclpy", mend)
     module.init()
     module.shutdown()
     distribution = os.environ.get("ROS_DISTRO", "a wheel")
@@ -147,9 +147,7 @@ def keyboard() -> str:
     except RobotRLError as error:
         problem, _, hint = str(error).partition("; next: ")
         raise NotHere(problem, hint) from error
-    import_package(
-        "pynput.keyboard", f"{installing('keyboard')}; it needs a compiler and Linux headers"
-    )
+    imported("pynput.keyboard", f"{installing('keyboard')}; it needs a compiler and Linux headers")
     return f"pynput on {display}"
 
 
@@ -164,7 +162,7 @@ def disk() -> str:
 
 def memory() -> str:
     """Memory for the processes of a run."""
-    psutil = import_package("psutil", _INSTALL)
+    psutil = imported("psutil", _INSTALL)
     available = psutil.virtual_memory().available
     text = f"{available / _GIBIBYTE:.1f} GiB available"
     if available < _ENOUGH_MEMORY:
@@ -172,7 +170,8 @@ def memory() -> str:
     return text
 
 
-def import_package(name: str, mend: str) -> ModuleType:
+def imported(name: str, mend: str) -> ModuleType:
+    """Import a package; `NotHere`, with `mend` as the way out, where that fails."""
     top = name.partition(".")[0]
     if importlib.util.find_spec(top) is None:
         raise NotHere(f"the package {top} is not installed", mend)
@@ -182,7 +181,7 @@ def import_package(name: str, mend: str) -> ModuleType:
         raise NotHere(f"{name} cannot be imported: {_line(error)}", mend) from error
 
 
-def render_picture(backend: str, library: str, mend: str) -> str:
+def rendered(backend: str, library: str, mend: str) -> str:
     """Render one 128×128 frame with a backend of MuJoCo, and look at it."""
     os.environ["MUJOCO_GL"] = backend
     try:
@@ -247,12 +246,11 @@ CHECKS = {
     "mujoco": Check(mujoco, "physics", required=True),
     "torch": Check(torch, "networks", required=True),
     "egl": Check(
-        partial(render_picture, "egl", "EGL", f"{_APT} libegl1"),
+        partial(rendered, "egl", "EGL", f"{_APT} libegl1"),
         "camera pictures, on a graphics card or in software",
     ),
     "osmesa": Check(
-        partial(render_picture, "osmesa", "OSMesa", f"{_APT} libosmesa6"),
-        "camera pictures, in software",
+        partial(rendered, "osmesa", "OSMesa", f"{_APT} libosmesa6"), "camera pictures, in software"
     ),
     "gpu": Check(gpu, "faster learning"),
     "cameras": Check(

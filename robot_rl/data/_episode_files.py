@@ -21,7 +21,6 @@ from robot_rl.processes.signals import deferred_signals
 
 if TYPE_CHECKING:  # zarr takes a quarter of a second to import, and most processes open no file
     import zarr
-    from zarr.storage import LocalStore
 
 _FORMAT = "robot_rl episodes"
 _CHUNK_BYTES, _CHUNK_ROWS, _META_CHUNK = 1 << 20, 1024, 4096
@@ -74,12 +73,11 @@ def create(path: Path, schema: RowSchema, metadata: dict[str, Any]) -> None:
 
 
 def _fill(path: Path, schema: RowSchema, metadata: dict[str, Any]) -> None:
-    import zarr
+    import zarr.storage
     from zarr.codecs import ZstdCodec
-    from zarr.storage import LocalStore
 
     attributes = {"format": _FORMAT, "schema": schema.to_json(), "metadata": metadata}
-    group = zarr.create_group(LocalStore(path), attributes=attributes)
+    group = zarr.create_group(zarr.storage.LocalStore(path), attributes=attributes)
     arrays: list[tuple[str, str, tuple[int, ...], int]]
     arrays = [(name, dtype, (), _META_CHUNK) for name, dtype in META]
     for column in schema.fields:
@@ -97,12 +95,11 @@ def _fill(path: Path, schema: RowSchema, metadata: dict[str, Any]) -> None:
         )
 
 
-def open_array(
-    store: LocalStore, name: str, path: Path, *, mode: Literal["r", "r+"] = "r"
-) -> zarr.Array[Any]:
+def open_array(path: Path, name: str, mode: Literal["r", "r+"] = "r") -> zarr.Array[Any]:
     """Open one array of the dataset, `name` with slashes; those of format 2 may run code."""
-    import zarr
+    import zarr.storage
 
+    store = zarr.storage.LocalStore(path, read_only=mode == "r")
     with read_errors(path, name):
         return zarr.open_array(store, path=name, mode=mode, zarr_format=3)
 

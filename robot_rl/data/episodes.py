@@ -162,14 +162,12 @@ class EpisodeWriter:
 
     def _open_columns(self) -> dict[str, zarr.Array[Any]]:
         import zarr
-        from zarr.storage import LocalStore
 
-        store = LocalStore(self.path)
         names = [name for name, _ in META] + [f"data/{f.name}" for f in self.schema.fields]
         # A chunk of zeros becomes a file too: an absent file is then always a loss, and reported.
         # Arrays take this setting when they are opened, and `open_array` has no argument for it.
         with zarr.config.set({"array.write_empty_chunks": True}):
-            columns = {name: files.open_array(store, name, self.path, mode="r+") for name in names}
+            columns = {name: files.open_array(self.path, name, mode="r+") for name in names}
         self._ends = files.committed_ends(columns[ENDS], self.path)
         return columns
 
@@ -235,14 +233,11 @@ class EpisodeDataset:
     """
 
     def __init__(self, path: str | Path) -> None:
-        from zarr.storage import LocalStore
-
         self.path = Path(path)
         self.stored_schema, self.metadata = files.read_attributes(self.path)
         self.schema = self.stored_schema.without_annotations
-        self._store = LocalStore(self.path, read_only=True)
         # The ends come first: what is committed then has its other columns complete.
-        ends = files.open_array(self._store, ENDS, self.path)
+        ends = files.open_array(self.path, ENDS)
         self._show(files.committed_ends(ends, self.path))
 
     def __len__(self) -> int:
@@ -314,7 +309,7 @@ class EpisodeDataset:
         return {f.name: self._rows(f"data/{f.name}", start, stop) for f in schema.fields}
 
     def _rows(self, name: str, start: int, stop: int) -> Array:
-        array = files.open_array(self._store, name, self.path)
+        array = files.open_array(self.path, name)
         if array.shape[0] < stop:
             raise DatasetDamaged(
                 f"{self.path}: {name!r} is cut short",

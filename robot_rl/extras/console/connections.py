@@ -12,8 +12,6 @@ from aiohttp import web
 from robot_rl.extras.console.access import Handler
 
 MOST_CONNECTIONS = 64
-# Who has not asked anything whole for so long is hung up on, unless it is being answered [s].
-MOST_IDLE_SECONDS = 15.0
 _LOOK_SECONDS = 1.0
 _HANDSHAKE_SECONDS = 5.0
 
@@ -29,8 +27,7 @@ class _Use:
 class Connections:
     """Bounds the connections of a server: those that are not used make room for others."""
 
-    def __init__(self, idle_seconds: float = MOST_IDLE_SECONDS) -> None:
-        self._idle_seconds = idle_seconds
+    def __init__(self) -> None:
         self._server: web.Server | None = None
         self._uses: dict[asyncio.BaseTransport, _Use] = {}
 
@@ -69,13 +66,16 @@ class Connections:
         finally:
             use.answering, use.since = False, time.monotonic()
 
-    async def watch(self) -> None:
-        """Hang up on those that only wait, until cancelled."""
+    async def watch(self, idle_seconds: float) -> None:
+        """Hang up on those that have asked nothing whole for so long, until cancelled.
+
+        One that is being answered stays.
+        """
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             self._update()
             for transport, use in list(self._uses.items()):
-                if not use.answering and time.monotonic() > use.since + self._idle_seconds:
+                if not use.answering and time.monotonic() > use.since + idle_seconds:
                     self._end(transport)
 
     def _update(self) -> None:

@@ -21,7 +21,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from robot_rl.console.link import ConsoleError
 from robot_rl.extras.console.access import LOOPBACK, AccessGate
-from robot_rl.extras.console.connections import MOST_IDLE_SECONDS, Connections
+from robot_rl.extras.console.connections import Connections
 from robot_rl.extras.console.library import SPEEDS, EpisodeLibrary, EpisodePlayer
 from robot_rl.extras.console.loop_client import LoopClient
 from robot_rl.extras.console.pages import Page, Pages
@@ -62,7 +62,7 @@ class ConsoleServer:
     library: EpisodeLibrary  # the stored episodes
     scenes: dict[str, RobotScene]  # `live` and `replay`; empty for robots without a model
     gate: AccessGate  # who may come in
-    idle_seconds: float = MOST_IDLE_SECONDS  # after which a connection that asks nothing is closed
+    idle_seconds: float = 15.0  # after which a connection that asks nothing is closed
 
     def __post_init__(self) -> None:
         self._client = LoopClient(self.loop_folder)
@@ -82,7 +82,7 @@ class ConsoleServer:
         """Serve until `stop` is set; `ready` hears of the port, which is any free one for 0."""
         session = aiohttp.ClientSession()
         proxies = {name: ViewerProxy(scene.port, session) for name, scene in self.scenes.items()}
-        connections = Connections(self.idle_seconds)
+        connections = Connections()
         app = self._application(proxies, connections)
         runner = web.AppRunner(app, access_log=None, logger=_LOGGER, shutdown_timeout=1.0)
         await runner.setup()
@@ -100,7 +100,7 @@ class ConsoleServer:
                     " console.port=0",
                 ) from error
             ready(listening.sockets[0].getsockname()[1])
-            tasks.append(asyncio.create_task(connections.watch()))
+            tasks.append(asyncio.create_task(connections.watch(self.idle_seconds)))
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
