@@ -128,6 +128,8 @@ def test_help_and_mistakes_load_no_torch(tmp_path: Path):
         (["train", "seed"], "key=value", "next:"),
         (["train", "environment_steps=many"], "int, as in environment_steps=8000", "; next: "),
         (["train", "seed=1,2"], "one value", "once for each value"),
+        (["train", "-m", "seed=0,1"], "a command makes one run", "give the command once for each"),
+        (["train", "--multirun", "seed=0,1"], "makes one run", "give the command once for each"),
         (["train", "console.host=a=b"], "key=value", "\"console.host='a=b'\""),
         (["train", "--seed=1"], "key=value", "--help"),
         (["inspect"], "takes at least PATH", "robot-rl inspect runs/latest"),

@@ -37,17 +37,6 @@ def test_seed_that_nothing_can_be_drawn_from_is_refused():
                 compose([f"{key}={seed}"])
 
 
-def test_several_values_are_refused_in_words(said):
-    for words in (["-m", "seed=0,1"], ["--multirun", "seed=0,1"], ["seed=0,1,2"]):
-        text = said("train", *words)
-        assert "a command makes one run" in text
-        assert "give the command once for each value" in text
-
-
-def test_fewer_demonstrations_than_none_are_refused(said):
-    assert "expected: >= 0" in said("collect", "task=reach", "demonstrations=-3")
-
-
 @pytest.mark.parametrize("words", [("train", "task=reach", "dataset={}"), ("inspect", "{}")])
 @pytest.mark.parametrize("name", ["their demo.hdf5", "folder"])
 def test_what_others_recorded_points_to_import(said, tmp_path: Path, words, name: str):
