@@ -134,9 +134,9 @@ def test_help_and_mistakes_load_no_torch(tmp_path: Path):
         (["train", "--seed=1"], "key=value", "--help"),
         (["inspect"], "takes at least PATH", "robot-rl inspect runs/latest"),
         (["export", "runs/latest"], "takes STORE and OUT", "robot-rl export runs/latest OUT"),
-        (["export", "a", "b", "fromat=zarr"], "format, table, source", "did you mean format?"),
+        (["export", "a", "b", "fromat=zarr"], "format, source, success", "did you mean format?"),
         (["export", "a", "b", "format=lerobt"], "zarr, lerobot", "did you mean format=lerobot?"),
-        (["import", "a", "b", "seed=1"], "one of table", "import has no option 'seed'"),
+        (["import", "a", "b", "seed=1"], "one of map", "import has no option 'seed'"),
         (["evaluate", "run=nothing"], "there is no run 'nothing'", "robot-rl train"),
         (["evaluate", "nothing"], "there is no run 'nothing'", "robot-rl train"),
         (["console", "nothing"], "there is no run 'nothing'", "robot-rl train"),
@@ -165,7 +165,7 @@ def test_mistakes_are_answered_with_what_is_valid(
 @pytest.mark.parametrize(
     ("words", "valid"),
     [
-        (["frobnicate"], "annotate, "),
+        (["frobnicate"], "one of collect, "),
         (["train", "gate=nonsense"], "none, "),
         (["train", "nosuchkey=1"], "nodes, "),
         (["train", "algorithm=uni"], "best_of_n, "),
