@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from drivers.errors import DriverError, DriverTimeout
+from drivers.base import DriverError, DriverTimeout
 from drivers.gripper.base import Fingers
 from robot_rl.errors import did_you_mean, require
 from robot_rl.safety.rotations import Vector
@@ -54,7 +54,14 @@ def connected_device(
         if family == "robots":
             _set_goals(device)
         device.connect(calibrate=False)
-        _check_calibrated(family, kind, settings, device)
+        if not device.is_calibrated:
+            group, given = family[:-1].replace("teleoperator", "teleop"), {"type": kind, **settings}
+            words = " ".join(f"--{group}.{key}={value}" for key, value in given.items())
+            raise DriverError(
+                f"the {kind} is not calibrated",
+                got=f"nothing that fits the motors in {device.calibration_fpath}",
+                hint=f"run lerobot-calibrate {words}",
+            )
         return device, Positions(device, joints, fingers, units)
     except Exception as error:  # each device raises errors of its own
         release(device)
@@ -65,17 +72,6 @@ def connected_device(
         raise DriverError(f"LeRobot does not connect the {kind}", got=repr(error)) from error
 
 
-def _check_calibrated(family: str, kind: str, settings: Mapping[str, Any], device: Any) -> None:
-    if not device.is_calibrated:
-        group, given = family[:-1].replace("teleoperator", "teleop"), {"type": kind, **settings}
-        words = " ".join(f"--{group}.{key}={value}" for key, value in given.items())
-        raise DriverError(
-            f"the {kind} is not calibrated",
-            got=f"nothing that fits the motors in {device.calibration_fpath}",
-            hint=f"run lerobot-calibrate {words}",
-        )
-
-
 def release(device: Any) -> None:
     """Disconnect a device, as far as it is connected."""
     with contextlib.suppress(Exception):  # it was not, or is gone
@@ -83,9 +79,9 @@ def release(device: Any) -> None:
 
 
 def _set_goals(device: Any) -> None:
-    """Let the goal of each servo be where it is: LeRobot turns their torque on when it connects.
+    """Set each servo's goal to its position: LeRobot turns their torque on when it connects.
 
-    They would set out for the goals that they were given last, whenever that was.
+    Else they would move to their last goals, whenever those were set.
     """
     bus, kind = getattr(device, "bus", None), "lerobot.motors.motors_bus"
     if isinstance(bus, importlib.import_module(kind).SerialMotorsBus):
@@ -128,7 +124,7 @@ def _made(family: str, kind: str, settings: Mapping[str, Any]) -> Any:
     except ImportError as error:
         hint = "install what this device needs, as pip install 'lerobot[feetech]' or '[dynamixel]'"
         raise DriverError(f"LeRobot cannot make the {kind}", got=error, hint=hint) from error
-    except Exception as error:  # of draccus, and of each device's own checks
+    except Exception as error:  # from draccus, or from a device's own checks
         raise DriverError(
             f"LeRobot refuses the settings of the {kind}",
             got=error,
@@ -137,7 +133,7 @@ def _made(family: str, kind: str, settings: Mapping[str, Any]) -> Any:
 
 
 class Positions:
-    """What of a device's numbers are joints and a gripper, in our units; see `connected_device`."""
+    """The joints and the gripper among a device's numbers, in our units."""
 
     def __init__(
         self, device: Any, joints: Sequence[str], fingers: Fingers | None, units: str | None

@@ -1,7 +1,7 @@
-"""A task's MuJoCo world in real time, and the devices that look at a copy of it.
+"""A task's MuJoCo world in real time, and devices with a copy of it.
 
-The simulated arm and the twin's controller own a world each. What moves in it arrives at a
-simulated gripper or camera as one vector, so that each can be killed alone.
+The simulated arm and the twin's controller own a world each. Its state reaches a simulated gripper
+or camera as one vector, so each can be killed alone.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from drivers.errors import DriverError, DriverTimeout
+from drivers.base import DriverError, DriverTimeout, TopicDriver
 from drivers.gripper.base import check_position
-from drivers.topics import OverTopics
 from robot_rl.env.robot import GRIPPER_ACTION
 from robot_rl.env.sim.robot import FINGER_STROKE
 from robot_rl.env.sim.task import put_in_world
@@ -28,19 +27,19 @@ from robot_rl.processes.waiting import wait_until
 from robot_rl.safety.rotations import Vector as Vector
 
 if TYPE_CHECKING:
-    from robot_rl.ros.client import RosClient
+    from robot_rl.ros.ros_client import RosClient
     from robot_rl.ros.sensors import Sensor
 
 # The wrench is the mean over this long, as a wrist sensor's filter gives it [s].
 _WRENCH_SECONDS = 0.1
-# A world that is this far behind the clock lets time pass instead of hurrying after it [s].
+# A world that lags further behind the clock skips time instead of catching up [s].
 _LONGEST_LAG = 0.03
 _REST_SPEED = 2e-3  # of the fingers [m/s]
 _STALE_S = 0.5  # age of a state of the world
 
 
 class Scene(NamedTuple):
-    """What the rest of a simulated cell needs of the world, at one instant."""
+    """The state of the world at one instant, for the rest of a simulated cell."""
 
     stamp_ns: int  # system time of the instant [ns]
     state: Vector  # see `SceneState`
@@ -67,7 +66,7 @@ class LiveWorld(ABC):
         self.joint_names = self._world.arm_joints
         self._period = 1.0 / self.rate_hz
         self._wrenches: deque[Vector] = deque(maxlen=max(1, round(_WRENCH_SECONDS * self.rate_hz)))
-        self._lock = threading.RLock()  # the world, and what is said of it
+        self._lock = threading.RLock()  # guards the world and its measurements
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._problem: BaseException | None = None
@@ -75,7 +74,7 @@ class LiveWorld(ABC):
 
     @abstractmethod
     def reset(self, seed: int) -> Vector:
-        """Begin the episode of a seed; returns the pose (7,) at which its arm starts."""
+        """Start the episode of a seed; returns the start pose (7,) of the arm."""
 
     @abstractmethod
     def _advance(self) -> None:
@@ -137,7 +136,7 @@ class LiveWorld(ABC):
                 self._ending.wait(max(0.0, due - time.monotonic()))
                 with self._lock:
                     self._advance()
-        except BaseException as problem:  # raised to whoever reads next
+        except BaseException as problem:  # raised by the next read
             self._problem = problem
 
     def _brake(self) -> None:
@@ -146,18 +145,18 @@ class LiveWorld(ABC):
 
 
 @dataclass(eq=False, kw_only=True)
-class SimDevice(OverTopics):
-    """A device whose world looks like the one that the simulated arm's node owns."""
+class SimDevice(TopicDriver):
+    """A device with a copy of the world of the simulated arm's node."""
 
     task: Task  # the simulated one, the same as the arm's
     model: str  # path of the arm's MJCF, beginning with `hardware/`
-    # What moves the fingers where the task's action has a gripper column; in other tasks they do
+    # Moves the fingers where the task's action has a gripper column; in other tasks they do
     # not move.
     gripper: GripperMotor
     namespace: str = ""  # of the arm's node
 
     def __post_init__(self) -> None:
-        from robot_rl.ros.episodes import SceneMirror
+        from robot_rl.ros.sim_topics import SceneMirror
 
         self._mirror = SceneMirror(self.task, self.model, self.gripper)
         self._world = self._mirror.task.world
@@ -184,7 +183,7 @@ class SimDevice(OverTopics):
         return self._mirror.update()
 
     def update(self) -> int:
-        """Show the newest state, waiting for the first one; returns and raises as `wait`."""
+        """Show the newest state, waiting for the first one; else as `wait`."""
         return self._mirror.update() if self._sensor().count else self.wait(_STALE_S)
 
     def _sensor(self) -> Sensor:

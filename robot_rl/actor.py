@@ -33,7 +33,7 @@ from robot_rl.learning.weights import (
     WeightsReceiver,
     online_steps,
 )
-from robot_rl.processes.progress import WorkProgress, plain_console
+from robot_rl.processes.progress_display import WorkProgress, plain_console
 from robot_rl.processes.signals import StopEvent, Stopped, stop_event
 from robot_rl.processes.waiting import QuietWait
 from robot_rl.replay import StoreFull

@@ -36,7 +36,7 @@ from robot_rl.learning.weights import BEHAVIOUR
 from robot_rl.learning.workbench import Workbench
 from robot_rl.plugins import plugins, resolve
 from robot_rl.processes.machine import yield_to_control_loop
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.processes.signals import Stopped, stop_event
 from robot_rl.processes.waiting import QuietWait
 from robot_rl.replay import ReplayError

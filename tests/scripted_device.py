@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from drivers.errors import DriverError
+from drivers.base import DriverError
 from drivers.teleop.base import Axes, TeleopDevice
 
 

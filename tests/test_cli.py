@@ -22,7 +22,7 @@ from robot_rl.env.rollout import training_seed
 from robot_rl.evaluation.evaluate import first_scene, name_of_domain
 from robot_rl.plugins import Command
 from robot_rl.processes.machine import describe_machine, package_version
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.run import RunDirectory
 
 
@@ -423,7 +423,7 @@ class _Clock:
 
 def test_progress_prints_plain_lines_where_there_is_no_terminal(capsys, monkeypatch):
     clock = _Clock()
-    monkeypatch.setattr("robot_rl.processes.progress.time", clock)
+    monkeypatch.setattr("robot_rl.processes.progress_display.time", clock)
     with WorkProgress(1000) as progress:
         progress.phase("online learning")
         for step in range(0, 401, 10):

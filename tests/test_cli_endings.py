@@ -100,7 +100,7 @@ def test_the_same_error_without_a_signal_is_shown_whole(command):
 SHOWING = """
 import signal, sys, time
 from robot_rl import cli
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.commands.table import COMMANDS
 from robot_rl.plugins import Command
 

@@ -15,7 +15,7 @@ from scripted_device import ScriptedDevice
 from robot_rl import cli
 from robot_rl.commands import doctor as probes
 from robot_rl.commands.devices import devices_of, look, watch
-from robot_rl.commands.doctor import CHECKS, Unusable, ask, examine, run
+from robot_rl.commands.doctor import CHECKS, ask, examine, run
 from robot_rl.config import NOT_GIVEN
 from robot_rl.errors import RobotRLError
 
@@ -33,7 +33,7 @@ def check_report(text, checks):
         (line,) = [line for line in lines if line.split()[0] == name]
         assert line.split()[1] == ("ok" if finding["works"] else "missing")
         assert finding["found"] in line
-        assert finding["works"] or any(finding["mend"] in line for line in lines)
+        assert finding["works"] or any(finding["fix"] in line for line in lines)
         assert finding["works"] or not check.required
 
 
@@ -73,7 +73,7 @@ def test_a_probe_that_crashes_hangs_or_babbles_is_a_finding(code, found):
     finding = ask([sys.executable, "-c", code], 0.5 if "sleep" in code else 20.0)
     assert not finding.works
     assert found in finding.found
-    assert "see what it says" in finding.mend
+    assert "see what it says" in finding.fix
 
 
 def test_what_a_library_prints_does_not_disturb():
@@ -90,20 +90,20 @@ def test_a_backend_without_its_library_is_named_with_the_command_that_installs_i
     )
     finding = ask([sys.executable, "-c", code], 20.0)
     assert finding.found == "MUJOCO_GL=nothing: the library NoLibrary is not installed"
-    assert finding.mend == "apt-get install it"
+    assert finding.fix == "apt-get install it"
 
 
 def test_what_is_not_installed_is_named_with_the_command_that_installs_it(monkeypatch):
     with pytest.raises(probes.NotHere, match="package absent is not installed") as caught:
         probes.imported("absent.part", "pip install absent")
-    assert caught.value.mend == "pip install absent"
+    assert caught.value.fix == "pip install absent"
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     with pytest.raises(probes.NotHere, match="DISPLAY is not set"):
         probes.keyboard()
 
 
-def test_devices_that_may_not_be_opened_are_told_from_none(tmp_path: Path, monkeypatch):
+def test_devices_without_permission_are_not_called_missing(tmp_path: Path, monkeypatch):
     (tmp_path / "video0").touch()
     (tmp_path / "video0.name").write_text("Webcam\n")
 
@@ -116,7 +116,7 @@ def test_devices_that_may_not_be_opened_are_told_from_none(tmp_path: Path, monke
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(probes.NotHere, match=r"no permission.*video0") as caught:
         look("video0")
-    assert "usermod -aG video" in caught.value.mend
+    assert "usermod -aG video" in caught.value.fix
 
 
 def test_without_a_required_part_it_fails(capsys, monkeypatch, tmp_path):
@@ -126,9 +126,9 @@ def test_without_a_required_part_it_fails(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", path)
     finding = examine("torch")
     assert "torch cannot be imported: ImportError: libc10.so" in finding.found
-    assert "pip install" in finding.mend
+    assert "pip install" in finding.fix
     monkeypatch.setattr("robot_rl.commands.doctor.CHECKS", {"torch": CHECKS["torch"]})
-    with pytest.raises(Unusable, match=r"without torch; got: .*libc10.*next: \.venv/bin/pip"):
+    with pytest.raises(RobotRLError, match=r"without torch; got: .*libc10.*next: \.venv/bin/pip"):
         run()
     assert "missing" in capsys.readouterr().out
 
@@ -162,7 +162,7 @@ def test_a_device_that_is_named_is_looked_at_and_may_be_missing(capsys, monkeypa
     run(json=True, teleop="keyboard")
     checks = json.loads(capsys.readouterr().out.splitlines()[-1])["checks"]
     assert "needs a display" in checks["teleop"]["found"]
-    assert "teleop=gamepad" in checks["teleop"]["mend"]
+    assert "teleop=gamepad" in checks["teleop"]["fix"]
 
 
 def test_the_devices_of_a_cell_are_looked_at_one_by_one(capsys, tmp_path, monkeypatch):
@@ -170,14 +170,14 @@ def test_the_devices_of_a_cell_are_looked_at_one_by_one(capsys, tmp_path, monkey
     words = ["arm=ur", "gripper=robotiq", "cameras=wrist:uvc:/dev/nothing"]
     assert cli.main(["cell", "lab", *words]) == 0
     assert cli.main(["doctor", "cell=lab", "json=true"]) == cli.EXIT_ERROR
-    told = capsys.readouterr()
-    checks = json.loads(told.out.splitlines()[-1])["checks"]
+    output = capsys.readouterr()
+    checks = json.loads(output.out.splitlines()[-1])["checks"]
     assert list(checks) == ["cell", "arm", "gripper", "wrist_camera"]
     assert "nodes.arm.parameters.reset.pose" in checks["cell"]["found"]
     assert checks["arm"]["found"] == "its host is not given"
     assert checks["wrist_camera"]["found"] == "there is no camera /dev/nothing"
-    assert "ls -l /dev/v4l/by-id" in checks["wrist_camera"]["mend"]
-    assert "the robot of lab is not ready, see above: cell, arm, gripper, wrist_c" in told.err
+    assert "ls -l /dev/v4l/by-id" in checks["wrist_camera"]["fix"]
+    assert "the robot of lab is not ready, see above: cell, arm, gripper, wrist_c" in output.err
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from robot_rl.processes.resources import RESOURCE_FOLDERS, ResourceNotFound, find_resource
+from robot_rl.errors import RobotRLError
+from robot_rl.processes.resources import RESOURCE_FOLDERS, find_resource
 
 _FIND = (
     "import sys; sys.path.insert(0, {packages!r})\n"
@@ -97,11 +98,11 @@ def test_checkout_finds_its_own_resources(checkout: Path):
 
 
 def test_missing_resource_says_where_it_was_searched(checkout: Path):
-    with pytest.raises(ResourceNotFound, match=r"configs/nothing\.yaml") as caught:
+    with pytest.raises(RobotRLError, match=r"configs/nothing\.yaml") as caught:
         find_resource("configs/nothing.yaml")
     assert str(checkout) in str(caught.value)
     assert "next:" in str(caught.value)
-    with pytest.raises(ResourceNotFound, match="configs, hardware, launch"):
+    with pytest.raises(RobotRLError, match="configs, hardware, launch"):
         find_resource("../secrets")
 
 

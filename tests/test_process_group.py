@@ -45,7 +45,7 @@ time.sleep(600)
 """
 
 
-def test_of_a_child_that_takes_long_to_end_the_user_is_told(tmp_path, monkeypatch):
+def test_the_user_hears_of_a_child_that_takes_long_to_end(tmp_path, monkeypatch):
     monkeypatch.setattr(group_module, "_QUIET_SECONDS", 0.1)
     (tmp_path / "slow.py").write_text(SLOW)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -58,7 +58,7 @@ def test_of_a_child_that_takes_long_to_end_the_user_is_told(tmp_path, monkeypatc
     assert note.startswith("waiting for 'learner' to save and end; in ")
 
 
-def test_who_presses_ctrl_c_is_told_what_a_second_one_does(tmp_path, monkeypatch):
+def test_ctrl_c_says_what_a_second_one_does(tmp_path, monkeypatch):
     (tmp_path / "slow.py").write_text(SLOW)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     notes = []

@@ -56,7 +56,7 @@ def test_a_signal_is_heard_after_what_must_not_be_broken_off():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_whoever_waits_hears_of_a_stop():
+def test_a_waiting_thread_hears_of_a_stop():
     stop, heard = StopEvent(), []
     waiting = [threading.Thread(target=lambda: heard.append(stop.wait(60.0))) for _ in range(3)]
     for thread in waiting:

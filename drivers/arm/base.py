@@ -1,4 +1,4 @@
-"""What every arm driver does: take an equilibrium pose, and tell where the arm is.
+"""The protocol of arm drivers: they take an equilibrium pose, and measure the arm.
 
 And the law of a Cartesian spring, for arms that take a wrench or show a pose error.
 """
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from drivers.errors import DriverError, DriverFault, Stale
+from drivers.base import DriverError, DriverFault, Stale
 from robot_rl.safety import (
     ArmLimits,
     ArmState,
@@ -31,7 +31,7 @@ from robot_rl.safety.rotations import Vector as Vector
 JointLimits = tuple[tuple[float, ...], tuple[float, ...]]
 
 _JOINTS_OF_A_POSE = 6  # the pose of an arm with more leaves its elbow free
-# What a tool's settings may differ by [m, rad, kg].
+# Largest differences between a tool's settings [m, rad, kg].
 _SAME_PLACE, _SAME_ANGLE, _SAME_MASS = 0.001, 0.01, 0.05
 _LONGEST_TOOL, _HEAVIEST = 1.0, 50.0  # m, kg
 _REST_SECONDS = 0.5
@@ -42,25 +42,24 @@ _LARGEST_OFFSET = 20.0  # N: more is no drift, but a contact or a wrong payload
 
 
 class Arm(Protocol):
-    """An arm under Cartesian control. Limits are not its business: `robot_rl.safety.ArmGuard`'s.
+    """An arm under Cartesian control. `robot_rl.safety.ArmGuard` keeps its limits, not the driver.
 
-    Nor is what it measures checked here: the guard refuses what no arm measures, for all drivers.
-    A driver is used by one thread at a time. Some have more:
+    The guard also checks the measurements of all drivers. One thread at a time uses a driver. Some
+    drivers have more methods:
 
-    `command_joints(joints)`, of an arm that is moved by its joints instead: as `command`, but joint
+    `command_joints(joints)`, of an arm that takes joint targets instead: as `command`, with joint
     positions (n,) [rad]. It needs `joint_limits`; its pose may be unknown, NaN.
 
-    `grip(position)`, where a gripper is on the arm's own wire: its fingers go to a position, 0 open
-    to 1 closed, with the next target; `gripper_position` is where `read` found them.
+    `grip(position)`, of an arm with a gripper on its own wire: the fingers go to a position, 0 open
+    to 1 closed, with the next target; `gripper_position` is their position at the last `read`.
 
-    `zero_ft()`, where a force sensor drifts: it reads zero from then on; the arm does not move, and
-    holds where it is.
+    `zero_ft()`, of an arm whose force sensor drifts: it reads zero from then on, and the arm holds.
 
     `forward_kinematics(joints)`, the pose (7,) of the flange in the base frame at joint positions
-    (n,) [rad], at once and without asking the arm: with it a reset may go by joint positions.
+    (n,) [rad], computed at once: it allows resets to joint positions.
 
-    `posture`, of an arm with more than six joints that may go so: joint positions (n,) [rad] that
-    it draws its elbow to wherever its target leaves it free; None: it does not.
+    `posture`, of such an arm with more than six joints: joint positions (n,) [rad] to which it
+    draws its elbow as far as its target allows; None: it does not.
     """
 
     # How it yields to contact: `impedance` (the target is the equilibrium of a spring),
@@ -68,11 +67,11 @@ class Arm(Protocol):
     compliance: Compliance
     joint_names: tuple[str, ...]  # in the order of `ArmState`
     joint_limits: JointLimits  # both empty where they are left to the controller
-    # What the controller reports, None while it works; never cleared but by `clear_errors`.
+    # The controller's fault, None without one; only `clear_errors` clears it.
     fault: str | None
 
     def connect(self) -> None:
-        """Reach the arm, and leave it as it stands; after `close` or an error, once more.
+        """Reach the arm, and leave it as it stands; may be called again after `close` or an error.
 
         Control begins with the first `command`. Raises `DriverTimeout` where it does not answer,
         `DriverError` where its address or settings are wrong, and `MissingExtra` where the vendor's
@@ -94,7 +93,7 @@ class Arm(Protocol):
         """
 
     def hold(self) -> None:
-        """Stand where the arm is; it may then be left unread, until it is read again."""
+        """Stand where the arm is; it need not be read until it moves again."""
 
     def stop(self) -> None:
         """Stop as the vendor does it, or `DriverError`; motion is refused until `clear_errors`."""
@@ -111,8 +110,8 @@ def reset_waypoints(
 ) -> Vector:
     """The waypoints (k, n) that the parameter `reset.joints` holds in a row; (0, n) without it.
 
-    A driver that can is told to draw its elbow to the last one. Raises `DriverError` where the
-    driver cannot move by joints, and `CommandRefused` where they are none.
+    A driver with a `posture` draws its elbow to the last one. Raises `DriverError` where the
+    driver cannot move by joints, and `CommandRefused` for malformed waypoints.
     """
     count = len(driver.joint_names)
     if not joints:
@@ -140,7 +139,7 @@ def check_kinematics(driver: Any) -> None:
 
 
 def check_free(arm: str, fault: str | None, stopped: bool) -> None:
-    """Check that neither a fault nor a stop holds an arm, before anything is sent to it."""
+    """Raise `DriverFault` if a fault or a stop holds the arm; called before each command."""
     if fault is not None or stopped:
         hint = "look at the arm, then clear_errors"
         raise DriverFault(f"the {arm} does not move", got=fault or "stopped", hint=hint)
@@ -169,7 +168,7 @@ def dh_pose(rows: Sequence[tuple[float, float, float]], joints: Vector) -> Vecto
 
 @dataclass(frozen=True)
 class Tool:
-    """What is mounted on an arm's flange, as it must be set at the arm's controller."""
+    """The tool on an arm's flange, as it must be set at the arm's controller."""
 
     tcp: Sequence[float]  # pose of the TCP on the flange (7,) [m, xyzw]
     payload_kg: float  # mass of all that the flange carries
@@ -258,7 +257,7 @@ class StateClock:
 
 
 class Rest:
-    """The newest measurements of an arm; a force sensor may be zeroed only while it is at rest."""
+    """The newest measurements of an arm, to see that it rests before its force sensor is zeroed."""
 
     def __init__(self, rate_hz: float) -> None:
         self._states: deque[ArmState] = deque(maxlen=max(2, round(_REST_SECONDS * rate_hz)))
@@ -268,13 +267,13 @@ class Rest:
         self._states.append(state)
 
     def forget(self) -> None:
-        """Nothing is known any more of how the arm stood."""
+        """Forget the measurements."""
         self._states.clear()
 
     def force(self) -> float:
-        """The mean force that a zeroing would take away [N]; `DriverFault` where it is no drift.
+        """The mean force that zeroing would remove [N]; `DriverFault` if it is no drift.
 
-        A light, steady contact cannot be told from a sensor that has drifted.
+        A light, steady contact looks like a drift of the sensor.
         """
         if len(self._states) < (self._states.maxlen or 0):
             raise DriverFault(
@@ -286,7 +285,7 @@ class Rest:
         forces = np.array([state.tcp_wrench[:3] for state in self._states])
         speed = max(math.hypot(*state.tcp_velocity[:3]) for state in self._states)
         force, change = math.hypot(*forces.mean(axis=0)), float(np.ptp(forces, axis=0).max())
-        # So, for one of them may be NaN.
+        # Written so that a NaN fails it.
         if not (force <= _LARGEST_OFFSET and change <= _STEADY_FORCE and speed <= _REST_SPEED):
             raise DriverFault(
                 "the force sensor is not zeroed",

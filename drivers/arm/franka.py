@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from drivers.arm.base import JointLimits, Spring, StateClock, Tool, Vector, check_free
-from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges, check_reachable
+from drivers.base import DriverError, DriverFault, DriverTimeout, check_ranges, check_reachable
 from robot_rl.errors import require
 from robot_rl.safety import ArmState, Compliance
 
@@ -30,7 +30,7 @@ _OTHER_FIRMWARE = (
     " index that franky's README names (see hardware/arms.md)"
 )
 _NOT_READY = "unlock the joints, activate FCI in Desk, and run a real-time kernel"
-# Of the data sheets of Panda and FR3, the narrower of both [rad].
+# Joint limits from the data sheets of Panda and FR3, the narrower of both [rad].
 _LOW = (-2.7437, -1.7628, -2.8973, -3.0421, -2.8065, 0.5445, -2.8973)
 _HIGH = (2.7437, 1.7628, 2.8973, -0.1518, 2.8065, 3.7525, 2.8973)
 _JOINTS = tuple(f"fr3_joint{number}" for number in range(1, 8))
@@ -47,11 +47,11 @@ class FrankaArm:
     spring: Spring = field(default_factory=Spring)  # its stiffness; damping is critical, see franky
     max_error_translation: float = 0.03  # largest that the spring acts on, per axis [m]
     max_error_rotation: float = 0.2  # the same for the rotation [rad]
-    collision_torque: float = 40.0  # of joints, at which the collision reflex comes [Nm]
+    collision_torque: float = 40.0  # joint torque of the collision reflex [Nm]
     collision_force: float = 60.0  # the same of the TCP [N]
     joint_names: Sequence[str] = _JOINTS
     posture_stiffness: float = 10.0  # with which the elbow is drawn to `posture` [Nm/rad]
-    tool: Tool | None = None  # which the controller must have set; None: whichever it has
+    tool: Tool | None = None  # must be set at the controller; None: any tool
     timeout_s: float = 3.0  # for connecting [s]
 
     def __post_init__(self) -> None:

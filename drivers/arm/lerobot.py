@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from drivers.arm.base import JointLimits, Vector, check_free
-from drivers.errors import DriverError, DriverTimeout
+from drivers.base import DriverError, DriverTimeout
 from drivers.gripper.base import Fingers
 from drivers.lerobot_devices import EXTRA, connected_device, release
 from robot_rl.errors import require
@@ -35,13 +35,13 @@ class LeRobotArm:
     compliance: ClassVar[Compliance] = "position"
     fault: ClassVar[str | None] = None  # LeRobot reports none
 
-    type: str  # of the robot, as LeRobot names it, such as so101_follower
+    type: str  # LeRobot's name of the robot, such as so101_follower
     joint_names: Sequence[str]  # names of its motors, without the gripper's
     joint_low: Sequence[float]  # lowest positions that it may be asked for (n,) [rad]
     joint_high: Sequence[float]  # highest (n,) [rad]
     settings: Mapping[str, Any] = field(default_factory=dict)  # of its LeRobot configuration
     fingers: Fingers | None = field(default_factory=Fingers)  # its gripper
-    units: str | None = None  # of its joints, degrees or radians; None: what LeRobot says
+    units: str | None = None  # of its joints, degrees or radians; None: as LeRobot reports
 
     def __post_init__(self) -> None:
         require("lerobot", EXTRA)
@@ -63,7 +63,7 @@ class LeRobotArm:
         self._device: Any = None
         self._stopped = False
         self.gripper_position = 0.0
-        self._grip: float | None = None  # what the gripper was told last, or is held at
+        self._grip: float | None = None  # newest command of the gripper, or where it is held
         self._past: deque[tuple[float, Vector]] = deque()
         if self.fingers is not None:
             self.grip = self._take_grip

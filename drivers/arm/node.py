@@ -9,7 +9,7 @@ it knows of the others; one with a gripper on its own wire has the topics of the
 `applied_pose` is each accepted target after the limits of workspace, tilt, step and lead, with the
 stamp of its command. `mode` (String) says at each change what the arm does and why: `hold`,
 `follow`, `reset` or `stopped`, a colon, the reason. A stop, the arm's own faults included, outlives
-this node: one that begins anew is stopped until `clear_errors`. How the guard works is in
+this node: after a restart the arm is stopped until `clear_errors`. How the guard works is in
 `robot_rl.safety.ArmGuard`; what it refused and limited is in `/diagnostics`.
 """
 
@@ -33,16 +33,15 @@ from std_srvs.srv import Trigger
 
 from drivers.arm.base import Arm, Rest
 from drivers.arm.parameters import ArmParameters
-from drivers.errors import DriverError, DriverFault
+from drivers.base import DriverError, DriverFault
 from drivers.gripper.base import check_position
 from drivers.gripper.node import JOINT
 from robot_rl.errors import RobotRLError, described
-from robot_rl.ros import messages, qos
+from robot_rl.ros import conversions, qos
+from robot_rl.ros.conversions import BASE_FRAME, JointTargets, PoseTargets, to_nanoseconds
 from robot_rl.ros.device_node import DeviceNode
-from robot_rl.ros.errors import MeasuredTwice
-from robot_rl.ros.messages import BASE_FRAME, to_nanoseconds
+from robot_rl.ros.faults import MeasuredTwice
 from robot_rl.ros.node_process import run_node
-from robot_rl.ros.targets import JointTargets, PoseTargets
 from robot_rl.safety import (
     ArmGuard,
     ArmState,
@@ -56,7 +55,7 @@ _NUMBER = re.compile(r"[\d.]+")
 
 
 class ArmNode(DeviceNode):
-    """See the module. A subclass for a simulated arm adds what only a simulation has.
+    """The node of an arm.
 
     Parameters (ROS), beside those of `DeviceNode`: `limits.*` of `ArmLimits`, or of
     `JointArmLimits` where the arm takes joint targets; `contact_task`; `reset.pose` or
@@ -87,16 +86,16 @@ class ArmNode(DeviceNode):
         self._latch = StopLatch(given.stop_folder, name, self.driver_settings)
         kept = self._latch.reason()
         if kept is not None:
-            self.guard.stop(f"since before this node began: {kept}")
-        self._stops = self.guard.counts["stop"]  # that the driver has been told of
+            self.guard.stop(f"since before this node started: {kept}")
+        self._stops = self.guard.counts["stop"]  # that the driver knows of
         self._reset_done: Future | None = None
         self._is_led = False  # by targets, since it was found
         self._heard = -math.inf  # when a command came last, on the steady clock [s]
-        self._reset_is_accompanied = False  # by somebody who goes on sending
+        self._reset_is_accompanied = False  # by a client that keeps sending
         self.last_refusal = ""
-        self._told_mode = ""
-        self._frame = BASE_FRAME  # as the driver names it
-        self._several = ""  # what was said last of commands from several publishers
+        self._published_mode = ""
+        self._frame = BASE_FRAME  # as named by the driver
+        self._several = ""  # newest message about several publishers of commands
         self._rest = Rest(self.rate_hz)
 
     def make_topics(self) -> None:
@@ -137,37 +136,37 @@ class ArmNode(DeviceNode):
         silence = time.monotonic() - self._heard
         longest = self.guard.limits.max_stamp_age
         if self._resets.busy and self._reset_is_accompanied and silence > longest:
-            self._forget("who commands this arm fell silent in the middle of its reset")
+            self._forget("the client fell silent in the middle of its reset")
 
     def publish_state(self, state: ArmState) -> None:
         """Publish a new measurement; pose, velocity and wrench only where they are known."""
         stamp, joints = state.stamp_ns, self.driver.joint_names
         measured = (state.joint_positions, state.joint_velocities, stamp)
-        self._joint_states.publish(messages.joint_state_message(joints, *measured))
+        self._joint_states.publish(conversions.joint_state_message(joints, *measured))
         if np.isfinite(state.tcp_pose).all() or isinstance(self._targets, PoseTargets):
-            self._pose.publish(messages.pose_message(state.tcp_pose, stamp, state.frame))
+            self._pose.publish(conversions.pose_message(state.tcp_pose, stamp, state.frame))
         if np.isfinite(state.tcp_velocity).all():
-            self._twist.publish(messages.twist_message(state.tcp_velocity, stamp, state.frame))
+            self._twist.publish(conversions.twist_message(state.tcp_velocity, stamp, state.frame))
         if np.isfinite(state.tcp_wrench).all():
-            self._wrench.publish(messages.wrench_message(state.tcp_wrench, stamp, state.frame))
+            self._wrench.publish(conversions.wrench_message(state.tcp_wrench, stamp, state.frame))
 
         if self._gripper is not None:
             grip = [self.driver.gripper_position]
-            self._gripper.publish(messages.joint_state_message([JOINT], grip, None, stamp))
+            self._gripper.publish(conversions.joint_state_message([JOINT], grip, None, stamp))
 
     def _drive(self) -> ArmState:
-        """One turn from a measurement to a target."""
+        """Read the arm, and send it the guard's target."""
         guard, driver = self.guard, self.driver
         try:
             state: ArmState = driver.read()
             self._check_stamp(state)
-        except MeasuredTwice as error:  # what comes next may be of the other one
+        except MeasuredTwice as error:  # the next measurement may be of the other publisher
             guard.stop(str(error))
             self._heed_stop()
             raise
         except RobotRLError as error:
             guard.forget(str(error))
-            self._tell_mode()
+            self._publish_mode()
             raise
         self._frame = state.frame
         if driver.fault is not None:
@@ -175,7 +174,7 @@ class ArmNode(DeviceNode):
         try:
             target = guard.tick(time.monotonic(), state)
             self._is_led = self._is_led or guard.mode in (Mode.FOLLOW, Mode.RESET)
-            if target is not None and self._is_led:  # control begins when somebody asks for it
+            if target is not None and self._is_led:  # control starts with the first command
                 self._send(target)
         except DriverFault as fault:  # it came up since it was read
             self._stop_guard(str(fault))
@@ -188,8 +187,8 @@ class ArmNode(DeviceNode):
         self._stops = self.guard.counts["stop"]
 
     def _heed_stop(self) -> None:
-        """Tell the mode, and let the driver know of a stop that comes from the guard."""
-        self._tell_mode()
+        """Publish the mode, and pass a stop of the guard on to the driver."""
+        self._publish_mode()
         if self._stops != self.guard.counts["stop"]:
             self._stops = self.guard.counts["stop"]
             self._stop_driver_or_log()
@@ -205,11 +204,11 @@ class ArmNode(DeviceNode):
                 "controller sets none",
             )
 
-    def _tell_mode(self) -> None:
+    def _publish_mode(self) -> None:
         mode = f"{self.guard.mode.value}: {self.guard.reason}"
-        if (words := _NUMBER.sub("", mode)) == self._told_mode:
+        if (words := _NUMBER.sub("", mode)) == self._published_mode:
             return  # an age, for example, is another one at every poll
-        self._told_mode = words
+        self._published_mode = words
         if self.guard.mode is Mode.STOPPED:
             try:
                 self._latch.set(self.guard.reason)
@@ -218,7 +217,7 @@ class ArmNode(DeviceNode):
         self._mode.publish(String(data=mode))
 
     def commanded_by_several(self, problem: str) -> None:
-        """Stop: nobody knows which of them is right, and a person has to find out."""
+        """Stop: a person has to find out which publisher is right."""
         self.guard.refuse("publishers", problem)
         if self.guard.reason == self._several:  # a name has come later than its publisher
             self.guard.reason = problem
@@ -254,8 +253,8 @@ class ArmNode(DeviceNode):
     def _stop(self) -> str:
         reason = "the service stop was called"
         self._stop_guard(reason)
-        with self.refusing(self._clearing, "arm"):  # once the mode is told, who asks has heard
-            self._tell_mode()  # which keeps the stop, whatever the driver does next
+        with self.refusing(self._clearing, "arm"):  # a client that reads the mode knows of the stop
+            self._publish_mode()  # also keeps the stop, whatever the driver does next
             self.get_logger().warning(f"stopped: {reason}")
             if self.is_connected:
                 self._stop_driver()
@@ -264,7 +263,7 @@ class ArmNode(DeviceNode):
     def _stop_driver(self) -> None:
         try:
             self.driver.stop()
-        except Exception as error:  # of a vendor's library, for example
+        except Exception as error:  # from a vendor's library, for example
             raise DriverError(
                 "no more targets are sent, but the arm did not take the stop",
                 got=described(error),
@@ -290,7 +289,7 @@ class ArmNode(DeviceNode):
         self._is_led = False
         self._latch.release()
         self.guard.clear()
-        self._tell_mode()  # now: a stop that follows at once is a change, and is kept
+        self._publish_mode()  # now: a stop that follows at once is a change, and is kept
         return "the arm holds, and follows commands again"
 
     def _zero_ft(self) -> str:
@@ -333,7 +332,7 @@ class ArmNode(DeviceNode):
             self._stop_driver_or_log()
 
     def disconnected(self) -> None:
-        """Nothing is known of the arm any more."""
+        """Hold, and forget the measurements."""
         self._forget("the arm is not connected")
 
     def _forget(self, reason: str, **where: bool) -> None:
@@ -341,7 +340,7 @@ class ArmNode(DeviceNode):
         self._conclude_reset(self._resets.give_up(reason))
         self.guard.forget(reason, **where)
         self._rest.forget()
-        self._tell_mode()
+        self._publish_mode()
 
     def activating(self) -> None:
         """Hold where the arm is found."""
@@ -355,7 +354,7 @@ class ArmNode(DeviceNode):
             try:
                 self.driver.hold()
             except Exception as error:  # this transition must not fail with the arm
-                self.get_logger().error(f"not told to hold: {described(error)}")
+                self.get_logger().error(f"the arm was not asked to hold: {described(error)}")
 
     def facts(self) -> Mapping[str, object]:
         """Mode, reason, the compliance, and what was refused and limited."""

@@ -11,7 +11,7 @@ from rcl_interfaces.msg import SetParametersResult
 from rclpy.parameter import Parameter
 
 from drivers.arm.base import Vector, reset_waypoints
-from drivers.errors import DriverError
+from drivers.base import DriverError
 from robot_rl.ros.device_node import DeviceNode
 from robot_rl.safety import (
     ArmGuard,
@@ -31,7 +31,7 @@ _RESET_POSE = "reset.pose"
 
 
 class ArmParameters:
-    """What the node of an arm is told: `limits.*`, `reset.*`, `contact_task` and `stop_folder`.
+    """The parameters `limits.*`, `reset.*`, `contact_task` and `stop_folder`.
 
     Of an arm that takes poses `limits.workspace_low` and `limits.workspace_high` are required; of
     one that takes joint targets its driver knows the ranges, and no limit of a pose counts.
@@ -85,7 +85,7 @@ class ArmParameters:
         return limits
 
     def resets(self, driver: Any, guard: ArmGuard) -> Resets:
-        """What resets a driver's arm; `RobotRLError` for `reset.joints` that it cannot go to."""
+        """The resets of a driver's arm; `RobotRLError` for `reset.joints` that it cannot go to."""
         self._waypoints: Vector = reset_waypoints(driver, self._reset_joints, guard.limits)
         options = ResetOptions(**self._reset)
         if isinstance(guard.limits, JointArmLimits):
@@ -110,7 +110,7 @@ class ArmParameters:
     def _numbers(
         self, group: str, options: type[ArmLimits | JointArmLimits | ResetOptions]
     ) -> dict[str, Any]:
-        """Those of the options that are parameters; some are of both kinds of limits."""
+        """The values of the options that are parameters; both kinds of limits share some."""
         node = self._node
         numbers = {f"{group}.{each.name}": each for each in fields(options) if each.metadata}
         return {

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from drivers.arm.base import JointLimits, Vector, check_free
-from drivers.errors import DriverError, Stale
+from drivers.base import DriverError, Stale
 from drivers.live_world import LiveWorld
 from robot_rl.safety import ArmState, Compliance
 
@@ -134,7 +134,7 @@ class SimArm(LiveWorld):
 class SimJointArm(SimArm):
     """The same arm, but it takes joint targets: each joint has a spring and a damper."""
 
-    # Of the springs (n,) [Nm/rad]; those of a Panda by its own joint impedance.
+    # Stiffness of the springs (n,) [Nm/rad]; as of a Panda under its own joint impedance.
     stiffness: Sequence[float] = (600.0, 600.0, 600.0, 400.0, 200.0, 100.0, 50.0)
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """The node of the simulated arm, which owns the world of all simulated devices.
 
-Beside what `drivers.arm.node` does it has the topics of `robot_rl.ros.scene_topics`.
+It has the topics of `drivers.arm.node` and of `robot_rl.ros.sim_topics`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 
 from drivers.arm.node import ArmNode
 from drivers.arm.sim import SimArm
-from drivers.errors import DriverError
+from drivers.base import DriverError
 from robot_rl.ros.node_process import run_node
-from robot_rl.ros.scene_topics import SceneTopics
+from robot_rl.ros.sim_topics import SceneTopics
 from robot_rl.safety import ArmState, Mode
 
 
 class SimArmNode(ArmNode):
-    """See the module."""
+    """The arm's node, with the topics of its world."""
 
     driver_family = SimArm
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from drivers.arm.base import JointLimits, Vector
-from drivers.errors import DriverError, DriverFault, check_ranges
-from drivers.topics import OverTopics
+from drivers.base import DriverError, DriverFault, TopicDriver, check_ranges
 from robot_rl.errors import RobotRLError, require
 from robot_rl.processes.resources import find_resource
 from robot_rl.safety import ArmState, Compliance
@@ -30,7 +29,7 @@ _POSE, _WRENCH = "geometry_msgs/msg/PoseStamped", "geometry_msgs/msg/WrenchStamp
 
 
 @dataclass(eq=False)
-class TopicArm(OverTopics, ABC):
+class TopicArm(TopicDriver, ABC):
     """Reads an arm's state from topics; a subclass publishes its commands."""
 
     fault: ClassVar[str | None] = None  # always None: the controller's faults are its own business
@@ -56,7 +55,7 @@ class TopicArm(OverTopics, ABC):
         self.joint_limits: JointLimits = ((), ())
         self._sensors: dict[str, Sensor] = {}
         self._publisher: Any = None
-        self._kinematics: Any = None  # of a subclass that tells the pose from the joints
+        self._kinematics: Any = None  # in a subclass that computes the pose from the joints
 
     def examine(self) -> str:
         """Say what its controller publishes, and send nothing; raises `DriverError` if nothing."""
@@ -66,17 +65,17 @@ class TopicArm(OverTopics, ABC):
 
     def connect(self) -> None:
         """Subscribe, and wait for the first message of each topic, or raise `RobotInterrupted`."""
-        from robot_rl.ros import messages, qos
-        from robot_rl.ros.client import message_type
+        from robot_rl.ros import conversions, qos
+        from robot_rl.ros.ros_client import message_type
         from robot_rl.ros.sensors import Sensor, wait_for_all
 
         client = self.listen("arm_driver")
-        joints = partial(messages.joint_states, names=self.joint_names)
+        joints = partial(conversions.joint_states, names=self.joint_names)
         topics: dict[str, tuple[str, str, Any]] = {
             "joints": (self.joint_topic, "sensor_msgs/msg/JointState", joints),
-            "pose": (self.pose_topic, _POSE, messages.pose_array),
-            "twist": (self.twist_topic, "geometry_msgs/msg/TwistStamped", messages.twist_array),
-            "wrench": (self.wrench_topic, _WRENCH, messages.wrench_array),
+            "pose": (self.pose_topic, _POSE, conversions.pose_array),
+            "twist": (self.twist_topic, "geometry_msgs/msg/TwistStamped", conversions.twist_array),
+            "wrench": (self.wrench_topic, _WRENCH, conversions.wrench_array),
         }
         # Each controller may publish the states of its own joints.
         own = lambda message: bool(set(self.joint_names) & set(message.name))  # noqa: E731
@@ -144,7 +143,7 @@ class TopicArm(OverTopics, ABC):
         """Type and topic of the commands."""
 
     def _base_frame(self) -> str:
-        """What is configured, or else what the measured pose says, or else this stack's name."""
+        """The configured name, else that of the measured pose, else this stack's."""
         return self._named() or "base"
 
     def _named(self) -> str:
@@ -164,7 +163,7 @@ class PoseTopicArm(TopicArm):
 
     _: KW_ONLY
     target_topic: str = "target_pose"  # PoseStamped, of commands
-    compliance: Compliance = "impedance"  # of the controller
+    compliance: Compliance = "impedance"  # the controller's
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -178,7 +177,7 @@ class PoseTopicArm(TopicArm):
 
     def command(self, target_pose: Vector) -> None:
         """Publish a target (7,)."""
-        from robot_rl.ros.messages import pose_message
+        from robot_rl.ros.conversions import pose_message
 
         self._publisher.publish(pose_message(target_pose, time.time_ns(), self._base_frame()))
 

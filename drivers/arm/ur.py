@@ -35,7 +35,7 @@ from drivers.arm.base import (
     dh_pose,
     pose_of,
 )
-from drivers.errors import (
+from drivers.base import (
     DriverError,
     DriverFault,
     DriverTimeout,
@@ -99,7 +99,7 @@ class UrArm:
     force_mode_gain: float = 0.5
     watchdog_hz: float = 10.0  # lowest rate of commands before the controller ends the program
     timeout_s: float = 3.0  # for connecting [s]
-    tool: Tool | None = None  # which the controller must have set; None: whichever it has
+    tool: Tool | None = None  # must be set at the controller; None: any tool
     type: str | None = None  # ur5e, for example: for resets by joint positions
 
     def __post_init__(self) -> None:
@@ -309,7 +309,7 @@ class UrArm:
         return wait_until(lambda: bool(receive.getTimestamp() != before), _STALE_SECONDS)
 
     def _turn(self, control: Any, pushing: bool) -> bool:
-        """One period of the stream; takes and returns whether the controller is in force mode."""
+        """Send one wrench; takes and returns whether the controller is in force mode."""
         if self._resting:  # nothing moves, and nobody need read the arm
             if pushing:
                 control.forceModeStop()

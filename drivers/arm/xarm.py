@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from drivers.arm.base import JointLimits, Tool, Vector, at_most, check_free, pose_of
-from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges, check_reachable
+from drivers.base import DriverError, DriverFault, DriverTimeout, check_ranges, check_reachable
 from robot_rl.errors import require
 from robot_rl.safety import ArmState, Compliance, rotations
 
@@ -48,7 +48,7 @@ class XArm:
     max_speed: float = 0.25  # [m/s]
     max_turn_speed: float = 1.0  # [rad/s]
     collision_sensitivity: int = 3  # of the controller, 1 to 5
-    tool: Tool | None = None  # which the controller must have set; None: whichever it has
+    tool: Tool | None = None  # must be set at the controller; None: any tool
     timeout_s: float = 3.0  # for connecting and for answers [s]
 
     def __post_init__(self) -> None:
@@ -196,7 +196,7 @@ class XArm:
             raise DriverFault("the xArm does not move", got=self.fault)
 
     def _wrench(self, pose: Vector) -> Vector:
-        """Of the sensor, which measures in the tool's axes; NaN without one."""
+        """The sensor's wrench, measured in the tool's axes; NaN without a sensor."""
         if not self.force_torque_sensor:
             return np.full(6, np.nan)
         measured = np.array(self._value("wrench", self._api.get_ft_sensor_data()), np.float64)

@@ -1,4 +1,4 @@
-"""What every camera driver gives: stamped frames, the newest first, and intrinsics."""
+"""The protocol of camera drivers: stamped frames, the newest first, and intrinsics."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image as Picture
 
-from drivers.errors import DriverError
+from drivers.base import DriverError
 
-# Of pictures that a camera may give or publish, lowest and highest [Hz].
+# Lowest and highest rates of pictures [Hz].
 RATES = (0.1, 1000.0)
 
 Image = npt.NDArray[np.uint8]
@@ -23,7 +23,7 @@ Depth = npt.NDArray[np.uint16]
 class Frame:
     """One picture."""
 
-    # When it was taken, on the system clock [ns]; where the device cannot tell, when it arrived.
+    # When it was taken, on the system clock [ns]; of arrival, if the device does not tell.
     stamp_ns: int
     sequence: int  # number that the device gave it; a gap is a frame that was not delivered
     color: Image  # uint8 (H, W, 3) RGB
@@ -66,7 +66,7 @@ class Camera(Protocol):
     """A camera that gives its newest frame; one thread calls `connect`, `read` and `close`."""
 
     def connect(self) -> None:
-        """Find the device and start it; after `close` or an error, once more.
+        """Find the device and start it; may be called again after `close` or an error.
 
         Raises `DriverError` where it is not there, or does not have the size or rate that was asked
         for, and `MissingExtra` where its library is not installed.
@@ -79,14 +79,14 @@ class Camera(Protocol):
         """
 
     def intrinsics(self) -> Intrinsics | None:
-        """How it projects; None where neither the device nor the configuration says so."""
+        """The camera's intrinsics; None if neither device nor configuration has them."""
 
     def close(self) -> None:
-        """Stop the device, also when it was never reached."""
+        """Stop the device, even if it was never reached."""
 
 
-class View:
-    """The part of a camera's pictures that is shown, at the size in which it is shown.
+class Crop:
+    """The part of a camera's pictures that is published, and its size.
 
     `crop` is left, top, width and height of that part in the device's pictures [pixels]; `size` is
     the width and height that it gets. Empty, each is what the device gives. Colours are averaged,

@@ -16,11 +16,11 @@ from typing import Any
 
 from sensor_msgs.msg import CameraInfo, Image
 
-from drivers.camera.base import RATES, Camera, Frame, Intrinsics, View
-from drivers.errors import DriverTimeout
+from drivers.base import DriverTimeout
+from drivers.camera.base import RATES, Camera, Crop, Frame, Intrinsics
 from robot_rl.ros import qos
+from robot_rl.ros.conversions import header, image_message
 from robot_rl.ros.device_node import DeviceNode
-from robot_rl.ros.messages import header, image_message
 from robot_rl.ros.node_process import run_node
 
 # A poll waits this long for a picture, so that one is published as soon as it is there [s].
@@ -34,7 +34,7 @@ class CameraNode(DeviceNode):
 
     Parameters (ROS), beside those of `DeviceNode`: `camera`, its name in topics and frames;
     `frame_rate_hz`, what it is expected to give, and the most that is published; `crop` and `size`,
-    see `View`; `first_frame_s`, how long it may take to begin.
+    as in `Crop`; `first_frame_s`, how long it may take to begin.
     """
 
     driver_family = Camera
@@ -52,7 +52,7 @@ class CameraNode(DeviceNode):
         )
         crop = self.parameter("crop", [], "left, top, width, height of the part to publish")
         size = self.parameter("size", [], "width and height in which that is published")
-        self._view = View([*map(int, crop)], [*map(int, size)])
+        self._view = Crop([*map(int, crop)], [*map(int, size)])
         self._first_frame: float = self.parameter(
             "first_frame_s", 5.0, "time until its first picture", low=0.0, high=60.0
         )
@@ -74,7 +74,7 @@ class CameraNode(DeviceNode):
         self._depth = self.create_publisher(Image, depth, profile)
 
     def connected(self) -> None:
-        """Give the camera time for its first picture, and begin to count anew."""
+        """Give the camera time for its first picture, and restart the count."""
         self._patient_until = time.monotonic() + self._first_frame
         self._last_sequence = None
         intrinsics = self.driver.intrinsics()

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from drivers.base import DriverError, DriverTimeout, check_ranges
 from drivers.camera.base import RATES, Depth, Frame, Image, Intrinsics, check_color
-from drivers.errors import DriverError, DriverTimeout, check_ranges
 from robot_rl.errors import MissingExtra, require
 
 _UNPLUGGED = "is it still plugged into USB 3?"
@@ -44,7 +44,7 @@ class RealSenseCamera:
     height: int = 480  # pixels
     rate_hz: int = 30  # pictures per second
     depth: bool = False  # whether depth is streamed and aligned to colour
-    # Of the sensor that takes the coloured pictures [µs], whichever it is; an RGB sensor rounds it
+    # Exposure of the sensor that takes the coloured pictures [µs]; an RGB sensor rounds it
     # to 100 µs. None leaves it to the camera.
     exposure_us: int | None = None
     gain: int | None = None  # of the same sensor; with an exposure only
@@ -71,12 +71,12 @@ class RealSenseCamera:
         self._depth_unit = 1e-3  # m
         self._last: int | None = None
         self._picture: Image | None = None  # the newest
-        self._repeats = 0  # of it
+        self._repeats = 0  # of the newest picture
         self._offsets: deque[int] = deque(maxlen=_CLOCK_FRAMES)
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """The camera's name in errors."""
         return self.recording or f"RealSense {self._serial or ''}".strip()
 
     def connect(self) -> None:
@@ -107,7 +107,7 @@ class RealSenseCamera:
                 hint="choose one of these, and use no other program with it at the same time",
             ) from error
         self._pipeline, self._next_frames, self._last = pipeline, queue.wait_for_frame, None
-        self._offsets.clear()  # its clock may have begun anew
+        self._offsets.clear()  # its clock may have started again
         try:
             self._set_up(profile.get_device(), profile.get_stream(rs.stream.color))
         except RuntimeError as error:
@@ -140,7 +140,7 @@ class RealSenseCamera:
         return Frame(stamp, number, picture, self._millimetres(depth) if depth else None)
 
     def intrinsics(self) -> Intrinsics | None:
-        """Those that the camera reports for this size; None before it was connected."""
+        """The camera's intrinsics for this size; None before it was connected."""
         return self._intrinsics
 
     def close(self) -> None:
@@ -183,11 +183,11 @@ class RealSenseCamera:
             raise DriverTimeout(problem, got=error, hint=_UNPLUGGED) from error
 
     def _are_of_one_moment(self, color: Any, depth: Any) -> bool:
-        """Whether depth belongs to a picture: where one is lost, the library passes on an older."""
+        """Whether depth belongs to a picture: the library passes on an older one after a loss."""
         if not depth:
             return False
         if color.get_frame_timestamp_domain() != depth.get_frame_timestamp_domain():
-            return True  # nobody can tell
+            return True  # their stamps cannot be compared
         apart = abs(color.get_timestamp() - depth.get_timestamp())  # ms
         return bool(apart <= _MOMENT * 1e3 / self.rate_hz)
 
@@ -217,13 +217,13 @@ class RealSenseCamera:
         """The serial number of the camera to use, which is there, and the library's device."""
         number = self._rs.camera_info.serial_number
         cameras: dict[str, Any] = {}  # by serial number
-        mute = []  # what is wrong with those that cannot be asked for it
+        mute = []  # problems of cameras that do not give it
         try:
             devices = self._context.query_devices()
         except RuntimeError as error:
             raise DriverError("the RealSense library cannot list cameras", got=error) from error
         for index in range(len(devices)):
-            # One that is starting, or that another program has, concerns only who wants that one.
+            # A camera that is starting, or in use elsewhere, does not matter for another one.
             try:
                 device = devices[index]
                 if device.supports(number):

@@ -6,8 +6,8 @@ import math
 import time
 from dataclasses import dataclass
 
+from drivers.base import DriverError, DriverTimeout, check_ranges
 from drivers.camera.base import RATES, Frame, Intrinsics
-from drivers.errors import DriverError, DriverTimeout, check_ranges
 from drivers.live_world import SimDevice
 from robot_rl.env.sim.cameras import SceneRenderer
 
@@ -58,7 +58,7 @@ class SimCamera(SimDevice):
         return Frame(stamp, number, color, depth)
 
     def intrinsics(self) -> Intrinsics:
-        """Those of the model's camera, which has no distortion."""
+        """The intrinsics of the model's camera, which has no distortion."""
         width, height = self.width, self.height
         angle = math.radians(float(self._world.model.camera(self.camera).fovy[0]))
         focal = 0.5 * height / math.tan(0.5 * angle)

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from drivers.base import DriverError, DriverTimeout, check_ranges
 from drivers.camera.base import RATES, Frame, Intrinsics, check_color
-from drivers.errors import DriverError, DriverTimeout, check_ranges
 from robot_rl.errors import require
 
 _STOP_S = 5.0
 # A camera's own stamps are believed if its first picture arrives at most this old [s]. Older
 # pictures have waited for this process, which stood still, and are no news.
 _PLAUSIBLE_DELAY_S = 1.0
-# So many pictures in a row that are damaged or too old are a failure of the camera.
+# Damaged or too old pictures in a row that count as a failure of the camera.
 _LOST_IN_A_ROW = 30
 # A place for the newest frame, or for what ended the receiving.
 Place = queue.Queue[Frame | DriverError]
@@ -77,7 +77,7 @@ class UvcCamera:
         """Open the device and begin to receive."""
         self.close()
         source = self._open()
-        # Of its own for each connection: a thread that hung must not wake up in the next.
+        # New for each connection: a thread that hung must not go on in the next one.
         self._newest, self._ending = Place(1), threading.Event()
         work = (source, self._newest, self._ending)
         self._thread = threading.Thread(
@@ -101,7 +101,7 @@ class UvcCamera:
         return newest
 
     def intrinsics(self) -> Intrinsics | None:
-        """Those of the configuration."""
+        """The configured intrinsics."""
         return self._intrinsics
 
     def close(self) -> None:
@@ -216,7 +216,7 @@ def live_frames(packets: Iterable[Any], name: str) -> Iterator[Frame]:
 
 
 def _picture(packet: Any) -> Any:
-    """What a packet has of a picture; None: nothing that can be used."""
+    """The picture of a packet; None without a usable one."""
     if packet.size == 0:  # to the decoder that would be the end
         return None
     try:

@@ -1,11 +1,11 @@
-"""What every gripper driver does: a position between 0, open, and 1, closed."""
+"""The protocol of gripper drivers: a position between 0, open, and 1, closed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from drivers.errors import DriverError
+from drivers.base import DriverError
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Gripper(Protocol):
     """A gripper whose fingers can be sent to a position; one thread at a time uses it."""
 
     def connect(self) -> None:
-        """Reach the device and make it ready to move; after `close` or an error, once more.
+        """Reach the device and make it ready; may be called again after `close` or an error.
 
         Raises `DriverTimeout` where it does not answer, `DriverFault` where it reports a fault, and
         `MissingExtra` where the vendor's SDK is not installed.
@@ -38,7 +38,7 @@ class Gripper(Protocol):
         """
 
     def stop(self) -> None:
-        """Stop the fingers where they are, with the force that they have; `command` goes on."""
+        """Stop the fingers where they are, with their present force; `command` moves them again."""
 
     def clear_errors(self) -> None:
         """Clear a fault after a person has looked at it; the fingers may move.
@@ -48,7 +48,7 @@ class Gripper(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of the device, also when it was never reached."""
+        """Release the device, even if it was never reached."""
 
 
 @dataclass(frozen=True)

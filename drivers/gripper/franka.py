@@ -1,6 +1,6 @@
 """The Franka Hand through franky-control (libfranka); not yet run on hardware.
 
-The hand keeps its grip, and ends a motion that has begun, when this process dies.
+When this process dies, the hand finishes its motion and keeps its grip.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges, check_reachable
+from drivers.base import DriverError, DriverFault, DriverTimeout, check_ranges, check_reachable
 from drivers.gripper.base import GripperState, check_position
 from robot_rl.errors import require
 
@@ -25,23 +25,23 @@ _STOPS, _STOP_S = 10, 0.1
 
 @dataclass
 class _Motions:
-    """What the driver shares with the thread that runs the motions, for one connection alone.
+    """The state that the driver shares with the thread of its motions, for one connection.
 
     A thread that hung in the library, and goes on after the next `connect`, finds its own ended.
     """
 
     hand: Any  # franky's
-    # Guards and tells of the others.
+    # Guards the other fields, and notifies of their changes.
     changed: threading.Condition = field(default_factory=threading.Condition)
-    # Whether it was told to close last, or to open; None: nothing since a stop.
-    told: bool | None = None
-    wanted: bool | None = None  # which of the two to do next
+    # Whether the newest command closes, or opens; None: no command since a stop.
+    commanded: bool | None = None
+    wanted: bool | None = None  # whether to close next, or to open; None: neither
     moving: bool = False  # whether a motion goes on, or begins; homing is one too
-    # Whether the library is being told to stop, which would end a motion that follows.
+    # Whether a stop is under way in the library, which would end a motion that follows.
     stopping: bool = False
     interrupted: bool = False  # whether it was taken back
     ending: bool = False  # whether none may follow
-    failure: DriverError | None = None  # what a motion failed with
+    failure: DriverError | None = None  # error of a motion
 
 
 @dataclass(eq=False)
@@ -49,7 +49,7 @@ class FrankaHand:
     """The hand of a Franka arm.
 
     It closes or opens: to close is to grasp with `force` whatever is there, to open is to move all
-    the way. Commands from 0.3 to 0.7 change nothing, and so does what it was told already. A motion
+    the way. Commands from 0.3 to 0.7 change nothing, nor does a repeated command. A motion
     blocks in libfranka, so that a thread of its own runs them; a newer one stops the one that is
     going on.
     """
@@ -117,10 +117,10 @@ class FrankaHand:
         value = check_position(position)
         motions = self._connected()
         closing = value > _CLOSE_ABOVE
-        if closing == motions.told or (not closing and value >= _OPEN_BELOW):
+        if closing == motions.commanded or (not closing and value >= _OPEN_BELOW):
             return
         with motions.changed:
-            motions.told = motions.wanted = closing
+            motions.commanded = motions.wanted = closing
             motions.interrupted = motions.stopping = motions.moving
             motions.changed.notify_all()
         if motions.stopping:
@@ -131,7 +131,7 @@ class FrankaHand:
         self._homing = False
         motions = self._connected()
         with motions.changed:
-            motions.told, motions.wanted, motions.interrupted = None, None, True
+            motions.commanded, motions.wanted, motions.interrupted = None, None, True
         for _ in range(_STOPS):  # one that overtakes the motion in the library ends nothing
             self._stop(motions)
             with motions.changed:
@@ -161,7 +161,10 @@ class FrankaHand:
     def _home(self, motions: _Motions) -> bool:
         """Home the hand where a person has asked for it; returns whether nothing failed."""
         with motions.changed:
-            wanted, self._homing = self._homing, False  # now: a node connects again for ever
+            wanted, self._homing = (
+                self._homing,
+                False,
+            )  # now: a node connects again after each failure
             if not wanted or motions.interrupted:
                 return True
             motions.moving = True

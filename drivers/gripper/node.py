@@ -21,11 +21,11 @@ from typing import Any
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64
 
-from drivers.errors import DriverError
+from drivers.base import DriverError
 from drivers.gripper.base import Gripper, GripperState, check_position
 from robot_rl.ros import qos
+from robot_rl.ros.conversions import joint_state_message
 from robot_rl.ros.device_node import DeviceNode
-from robot_rl.ros.messages import joint_state_message
 from robot_rl.ros.node_process import run_node
 
 JOINT = "gripper"
@@ -50,7 +50,7 @@ class GripperNode(DeviceNode):
         self._sent: float | None = None
         self._newest: GripperState | None = None
         self._heard = -math.inf  # when a client last sent a command, on the steady clock [s]
-        self._conflict = ""  # of those who command it, until a person clears it
+        self._conflict = ""  # of several publishers of commands, until a person clears it
         self._stopped = False  # since when nobody has commanded or cleared it
 
     def make_topics(self) -> None:
@@ -71,7 +71,7 @@ class GripperNode(DeviceNode):
         state: GripperState = self.driver.read()
         if self.freshness.is_new(state.stamp_ns):
             self._newest = state
-            if not self._conflict:  # who waits for it then holds, and asks why
+            if not self._conflict:  # a robot that waits for it then holds
                 message = joint_state_message([JOINT], [state.position], None, state.stamp_ns)
                 self._state.publish(message)
 
@@ -80,7 +80,7 @@ class GripperNode(DeviceNode):
         self._wanted = self._sent = self._newest = None
 
     def deactivated(self) -> None:
-        """Forget the command: who activates it later commands nothing."""
+        """Forget the command: a later activation moves nothing."""
         self._wanted = self._sent = None
 
     def commanded_by_several(self, problem: str) -> None:
@@ -92,7 +92,7 @@ class GripperNode(DeviceNode):
                 self.driver.stop()
 
     def warning(self) -> str | None:
-        """That several command it, or the last refusal."""
+        """Several publishers of commands, or the newest refusal."""
         return self._conflict or super().warning()
 
     def facts(self) -> Mapping[str, object]:

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlsplit
 
-from drivers.errors import DriverError, DriverFault, DriverTimeout, check_ranges
+from drivers.base import DriverError, DriverFault, DriverTimeout, check_ranges
 from drivers.gripper.base import GripperState, check_position
 from robot_rl.errors import require
 
@@ -42,8 +42,8 @@ _MOVING, _ARRIVED = 0, 3  # gOBJ
 _ACTIVATION_POLL_S = 0.05
 # Fingers that have not moved by so many counts, for so long, do not move [s].
 _SAME_COUNTS, _STALLED_S = 3, 1.0
-_NEAR_COUNTS = 30  # so near to where they were sent they need not come nearer
-_LONGEST_POLL_S = 0.1  # who asks more seldom counts no more than this for each time
+_NEAR_COUNTS = 30  # fingers so near their target need not come nearer
+_LONGEST_POLL_S = 0.1  # longest time that counts for one poll
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class Robotiq2F:
     address: str
     speed: float = 1.0  # 0 slowest to 1 fastest (2F-85: 20 to 150 mm/s)
     force: float = 0.25  # 0 least to 1 most (2F-85: 20 to 235 N)
-    open_count: int = 3  # what it reports when it is fully open, of 255
-    closed_count: int = 228  # what it reports when it is fully closed on nothing, of 255
+    open_count: int = 3  # its report when it is fully open, of 255
+    closed_count: int = 228  # its report when it is fully closed on nothing, of 255
     device_id: int = 9  # its Modbus address
     baud_rate: int = 115200  # of the serial line [bit/s]
     command_register: int = 0x03E8  # first of its three; 0 with Robotiq's own TCP box
@@ -101,7 +101,7 @@ class Robotiq2F:
         self._seen, self._seen_at, self._still_s = 0, -math.inf, 0.0  # where, when; for how long
         self._may_activate = True  # by itself, not because a person asked for it
         self._clearing = False
-        self._stops = 0  # so far: an activation that has begun before one does not go on
+        self._stops = 0  # counted: an activation that started before a stop does not go on
         self._deciding = threading.Lock()  # whether the fingers may move without a command
         self._line = threading.Lock()  # one question at a time on the wire
 
@@ -226,8 +226,8 @@ class Robotiq2F:
         """Stop fingers that do not move although they were sent somewhere.
 
         Fingers that came some way and were then stopped hold an object, from outside or inside. But
-        none fits between fingers that are fully open. Whether they are stopped is not told while a
-        policy sends them farther again and again: each time they count as moving at first.
+        none fits between fingers that are fully open. While a policy keeps sending them farther,
+        the gripper reports them as moving.
         """
         now, at = time.monotonic(), status.position
         held = status.request > at > self.open_count + _SAME_COUNTS
@@ -260,7 +260,7 @@ class Robotiq2F:
             raise DriverFault(
                 f"the gripper at {self.address} reports a fault: {meaning}",
                 got=f"gFLT 0x{status.fault:02X}",
-                hint="mend the cause, then clear_errors, which opens and closes its fingers once",
+                hint="remove the cause, then clear_errors, which opens and closes its fingers once",
             )
 
     def _not_active(self, what: str) -> DriverFault:

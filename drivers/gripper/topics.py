@@ -5,19 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from drivers.errors import DriverError, DriverTimeout
+from drivers.base import DriverError, DriverTimeout, TopicDriver
 from drivers.gripper.base import Fingers, GripperState, check_position
-from drivers.topics import OverTopics
 from robot_rl.processes.waiting import wait_until
 
-_FIRST_STATE_S = 5.0
 _STALE_S = 0.5
 _RATE_HZ = 50.0
 _KINDS = {"float64": "std_msgs/msg/Float64", "float64_array": "std_msgs/msg/Float64MultiArray"}
 
 
 @dataclass(eq=False)
-class TopicsGripper(OverTopics):
+class TopicsGripper(TopicDriver):
     """Moves a gripper through its controller's topics.
 
     Positions of the joint between `open_at` and `closed_at` become 0 to 1, and back.
@@ -30,6 +28,7 @@ class TopicsGripper(OverTopics):
     command_topic: str = "gripper_controller/commands"  # in the controller's unit
     command_type: str = "float64_array"  # as `forward_command_controller` takes it; or `float64`
     namespace: str = ""  # below which topics that do not begin with a slash are
+    timeout_s: float = 5.0  # for the first state [s]
 
     def __post_init__(self) -> None:
         if self.command_type not in _KINDS:
@@ -48,8 +47,8 @@ class TopicsGripper(OverTopics):
         from sensor_msgs.msg import JointState
 
         from robot_rl.ros import qos
-        from robot_rl.ros.client import message_type
-        from robot_rl.ros.messages import joint_positions
+        from robot_rl.ros.conversions import joint_positions
+        from robot_rl.ros.ros_client import message_type
         from robot_rl.ros.sensors import Sensor
 
         client = self.listen("topics_gripper")
@@ -65,10 +64,10 @@ class TopicsGripper(OverTopics):
         self._kind = message_type(_KINDS[self.command_type])
         profile = qos.command_publisher(_RATE_HZ)
         self._commands = client.node.create_publisher(self._kind, self.command_topic, profile)
-        if not wait_until(lambda: self._sensor.count, _FIRST_STATE_S):
+        if not wait_until(lambda: self._sensor.count, self.timeout_s):
             raise DriverTimeout(
                 f"no state of the joint {self.joint!r} on {self._sensor.topic}",
-                got=f"none within {_FIRST_STATE_S:g} s",
+                got=f"none within {self.timeout_s:g} s",
                 hint="does the gripper's controller run, and is the joint's name right?",
             )
 

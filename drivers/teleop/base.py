@@ -1,4 +1,4 @@
-"""What every teleoperation device gives, and what all of them share: from axes to a motion."""
+"""The base of teleoperation devices: from axes to a motion of the robot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from drivers.errors import DriverError
+from drivers.base import DriverError
 from robot_rl.safety import rotations
 from robot_rl.safety.rotations import Vector as Vector
 
@@ -21,7 +21,7 @@ _OPEN, _CLOSED = -1.0, 1.0
 
 @dataclass(frozen=True)
 class TeleopState:
-    """What an operator does with a device."""
+    """An operator's input."""
 
     stamp_ns: int  # when it was read, system clock [ns]
     # (6,) float64 in [-1, 1]: translation and rotation vector, base frame, in units of the largest
@@ -29,7 +29,7 @@ class TeleopState:
     motion: Vector
     # A new command for the gripper, -1 open to +1 closed; None leaves it as it is.
     gripper: float | None
-    moving: bool  # whether the operator moves the arm, or has told the gripper something
+    moving: bool  # whether the operator moves the arm, or commands the gripper
     buttons: frozenset[str]  # names of the buttons that went down since the last read
 
 
@@ -104,7 +104,7 @@ class Shaping:
 
 
 def chosen(axes: Sequence[float], sticks: Sequence[int], signs: Sequence[float]) -> Vector:
-    """For each of `sticks` the axis of this number with its sign; 0 where there is none."""
+    """The axes of the numbers in `sticks`, with their signs; 0 for a number without an axis."""
     pairs = zip(sticks, signs, strict=True)
     return np.array([sign * axes[n] if 0 <= n < len(axes) else 0.0 for n, sign in pairs])
 
@@ -114,10 +114,10 @@ class TeleopDevice(ABC):
     """A device with axes and buttons that moves a robot; a subclass says how they are read."""
 
     shaping: Shaping = field(default_factory=Shaping)
-    # What its buttons say: name of a button → one of `robot_rl.env.operator.OperatorEvent`.
+    # Name of a button → one of `robot_rl.env.operator.OperatorEvent`.
     events: Mapping[str, str] = field(default_factory=dict)
     # For how long a deflection counts that does not change at all [s]. Hands tremble: a device
-    # that reports changes alone, and goes on saying this, has lost its connection.
+    # that reports only changes, and stays the same for longer, has lost its connection.
     still_s: float = math.inf
     _gripper: float = field(default=_OPEN, init=False)
     # The axes of the last look, and since when they have been the same, on the steady clock [s].
@@ -145,13 +145,13 @@ class TeleopDevice(ABC):
     def read(
         self, tool_orientation: Vector | None = None, gripper: float | None = None
     ) -> TeleopState:
-        """What the operator does now; never waits.
+        """The operator's input now; never waits.
 
         Args:
             tool_orientation: Quaternion xyzw (4,) of the tool in the base frame, for a device
                 whose motion is in the tool's frame.
-            gripper: What the gripper was told last, -1 open to +1 closed, for a button that opens
-                and closes it in turn; None: what this device told it.
+            gripper: Newest command of the gripper, -1 open to +1 closed, for a button that opens
+                and closes it in turn; None: the newest of this device.
 
         Raises:
             DriverError: The device has failed, or an orientation is needed.
@@ -162,9 +162,9 @@ class TeleopDevice(ABC):
             self._last = axes.values, (since := now)
         values = axes.values if now - since <= self.still_s else np.zeros(6)
         motion = self.motion(values, tool_orientation)
-        last_told = self._gripper if gripper is None else gripper
-        told = None
+        last = self._gripper if gripper is None else gripper
+        command = None
         if self.shaping.gripper_button in axes.pressed:
-            told = self._gripper = _OPEN if last_told > 0.0 else _CLOSED
-        moving = bool(motion.any()) or told is not None
-        return TeleopState(time.time_ns(), motion, told, moving, axes.pressed)
+            command = self._gripper = _OPEN if last > 0.0 else _CLOSED
+        moving = bool(motion.any()) or command is not None
+        return TeleopState(time.time_ns(), motion, command, moving, axes.pressed)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from drivers.errors import DriverError
+from drivers.base import DriverError
 from drivers.teleop.base import Axes, TeleopDevice, chosen
 from robot_rl.errors import require
 
@@ -24,7 +24,7 @@ class Gamepad(TeleopDevice):
     (right) and down (left), right stick turns about the vertical and tilts.
     """
 
-    index: int = 0  # which pad, from 0
+    index: int = 0  # number of the pad, from 0
     still_s: float = 3.0  # a stick at its end may be held so long without a tremble [s]
     # For each of the axes front, left, up, and turns about them, the number of a pad's axis; -1 for
     # none.
@@ -68,7 +68,7 @@ class Gamepad(TeleopDevice):
                 continue
             if event.type == self._pygame.JOYDEVICEREMOVED:
                 self.close()  # SDL tells it once, and then reads the pad as if it rested
-                raise DriverError("the gamepad is gone", hint="plug it in and connect anew")
+                raise DriverError("the gamepad is gone", hint="plug it in and connect again")
             if event.type == self._pygame.JOYBUTTONDOWN:
                 pressed.add(f"button_{event.button}")
         axes = [float(self._pad.get_axis(n)) for n in range(self._pad.get_numaxes())]

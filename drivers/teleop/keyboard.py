@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from drivers.errors import DriverError
+from drivers.base import DriverError
 from drivers.teleop.base import Axes, TeleopDevice
 from robot_rl.errors import require
 
@@ -33,11 +33,9 @@ _INSTEAD = "open the console (robot-rl console RUN), or take teleop=gamepad or t
 
 
 def check_session() -> str:
-    """Give the display whose keys can be heard, whichever window has focus.
+    """The X11 display, on which keys are heard whichever window has the focus.
 
-    Raises:
-        DriverError: There is none, as in a session of Wayland, where only the windows of X11
-            programs would be heard.
+    Raises `DriverError` without one, as in a session of Wayland.
     """
     display, wayland = os.environ.get("DISPLAY"), os.environ.get("WAYLAND_DISPLAY")
     if sys.platform != "linux":
@@ -67,7 +65,7 @@ class Keyboard(TeleopDevice):
     release may be lost, or the display hang.
     """
 
-    speed: float = 1.0  # what a held key counts, as a share of the largest action
+    speed: float = 1.0  # speed of a held key, as a share of the largest action
     slow_key: str = "shift"  # while it is held, keys count a fifth
     # Keys that are down, and when that was heard on the steady clock [s].
     _down: dict[str, float] = field(default_factory=dict, init=False, repr=False)
@@ -183,10 +181,9 @@ class Keyboard(TeleopDevice):
         return name in KEYS or name in self.events or name in others
 
     def _let_go(self) -> None:
-        """Hold no motion key: it may be called otherwise when it is released.
+        """Forget the motion keys: they may have other names when they are released.
 
-        AltGr and what changes the layout rename every key; neither has a meaning here, nor have
-        most of the new names.
+        AltGr and a change of layout rename every key, and most new names have no meaning here.
         """
         self._pressed -= KEYS.keys()
         for key in self._down.keys() & KEYS.keys():

@@ -17,17 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from drivers.errors import DriverError, Stale, check_ranges
+from drivers.base import DriverError, Stale, TopicDriver, check_ranges
 from drivers.gripper.base import Fingers
 from drivers.lerobot_devices import EXTRA, Positions, connected_device, release
 from drivers.teleop.base import TeleopState, Vector
-from drivers.topics import OverTopics
 from robot_rl.errors import require
 
 if TYPE_CHECKING:
     from robot_rl.ros.sensors import Sensor
 
-# So much of its way the leader's gripper must move before the robot's is told.
+# The leader's gripper must move by this share of its way before it commands the robot's.
 _GRIP_MOVED = 0.02
 
 
@@ -35,18 +34,20 @@ _GRIP_MOVED = 0.02
 class LeaderArm(ABC):
     """A leader; a subclass says how it is read."""
 
-    joint_names: Sequence[str]  # of the leader, in the order of the robot's joints
+    joint_names: Sequence[str]  # the leader's joints, in the order of the robot's
     _: KW_ONLY
-    # Of each joint (n,), where it turns or counts otherwise than the robot's: the robot's position
+    # For joints (n,) that turn or count otherwise than the robot's: the robot's position
     # is sign x leader + offset [rad]; empty: the same.
     signs: Sequence[float] = ()
     offsets: Sequence[float] = ()
-    engage_within: float = 0.2  # so near each joint must be before the robot follows [rad]
-    let_go_beyond: float = 0.6  # so far the leader may be ahead before it is let go of [rad]
+    engage_within: float = (
+        0.2  # largest distance of a joint at which the robot starts to follow [rad]
+    )
+    let_go_beyond: float = 0.6  # distance of the leader at which the robot stops following [rad]
     moved_by: float = 0.02  # a joint that has moved by this was moved by a hand [rad]
-    rest_s: float = 0.5  # so long without such a motion it rests [s]
+    rest_s: float = 0.5  # time without such a motion after which it rests [s]
     timeout_s: float = 0.25  # a measurement older than this is a lost device [s]
-    # What its buttons say; a leader has none.
+    # Events of its buttons; a leader has no buttons.
     events: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -86,13 +87,13 @@ class LeaderArm(ABC):
     def let_go(self) -> None:
         """The robot follows no more, until the leader is near it and moved."""
         self._follows = False
-        self.hint = ""  # what the operator has to do before the robot follows; empty where it does
+        self.hint = ""  # the operator's next step before the robot follows; empty once it does
         self._at: Vector | None = None  # where it was moved to last
         self._moved_at = -np.inf  # when, on the steady clock [s]
-        self._grip: float | None = None  # of its gripper, that was told last
+        self._grip: float | None = None  # newest command of its gripper
 
     def read(self, target: Vector | None = None, steps: Vector | None = None) -> TeleopState:
-        """What the operator does now; never waits.
+        """The operator's input now; never waits.
 
         Args:
             target: The robot's joint targets (n,) [rad]; None: only look at the leader.
@@ -115,10 +116,10 @@ class LeaderArm(ABC):
             return TeleopState(now, still, None, False, frozenset())
         motion = way / steps
         motion /= max(1.0, float(np.abs(motion).max()))
-        told = None  # of the gripper: nothing before the leader's has been moved
+        command = None  # no command before the leader's gripper moves
         if grip is not None and (self._grip is None or abs(grip - self._grip) > _GRIP_MOVED):
-            self._grip, told = grip, 2.0 * grip - 1.0
-        return TeleopState(now, motion, told, True, frozenset())
+            self._grip, command = grip, 2.0 * grip - 1.0
+        return TeleopState(now, motion, command, True, frozenset())
 
     def _note(self, joints: Vector, way: Vector, grip: float | None) -> None:
         now, farthest = time.monotonic(), int(np.argmax(np.abs(way)))
@@ -140,7 +141,7 @@ class LeaderArm(ABC):
 
 
 @dataclass
-class LeaderTopic(OverTopics, LeaderArm):
+class LeaderTopic(TopicDriver, LeaderArm):
     """A leader whose joints are on a topic, as those of GELLO: sensor_msgs/JointState, stamped."""
 
     _: KW_ONLY
@@ -160,18 +161,18 @@ class LeaderTopic(OverTopics, LeaderArm):
         """Subscribe, and wait for the first message, or raise `RobotInterrupted`."""
         from sensor_msgs.msg import JointState
 
-        from robot_rl.ros import messages
+        from robot_rl.ros import conversions
         from robot_rl.ros.sensors import Sensor, wait_for_all
 
         names = [*self.joint_names, *([self.gripper_joint] if self.gripper_joint else [])]
-        decode = partial(messages.joint_positions, names=names)
+        decode = partial(conversions.joint_positions, names=names)
         client = self.listen("leader_arm")
         self.let_go()
         self._sensor = Sensor(client, JointState, self.topic, self.timeout_s, decode)
         wait_for_all([self._sensor], 1, self.first_s)
 
     def positions(self) -> tuple[Vector, float | None]:
-        """Those of the newest message."""
+        """Positions of the newest message."""
         self.check_connected("the leader arm")
         assert self._sensor is not None  # since it listens
         values = self._sensor.value(self._sensor.newest())
@@ -184,10 +185,10 @@ class LeRobotLeader(LeaderArm):
     """A leader of the LeRobot library, such as an SO-101's; a thread of its own reads it."""
 
     _: KW_ONLY
-    type: str  # of the teleoperator, as LeRobot names it, such as so101_leader
+    type: str  # LeRobot's name of the teleoperator, such as so101_leader
     settings: Mapping[str, Any] = field(default_factory=dict)  # of its LeRobot configuration
     fingers: Fingers | None = field(default_factory=Fingers)  # its gripper
-    units: str | None = None  # of its joints, degrees or radians; None: what LeRobot says
+    units: str | None = None  # of its joints, degrees or radians; None: as LeRobot reports
     rate_hz: float = 50.0  # at which it is read
     _newest: tuple[Vector, float | None, float] | None = field(default=None, init=False)
     _problem: Exception | None = field(default=None, init=False)
@@ -215,7 +216,7 @@ class LeRobotLeader(LeaderArm):
         self._thread.start()
 
     def positions(self) -> tuple[Vector, float | None]:
-        """Those that the thread has read last."""
+        """Positions of the thread's newest read."""
         if self._thread is None or self._newest is None:
             raise DriverError("the leader arm is not connected", hint="call connect first")
         joints, grip, seconds = self._newest

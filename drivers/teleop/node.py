@@ -21,8 +21,8 @@ from std_srvs.srv import Trigger
 from drivers.teleop.base import TeleopDevice, TeleopState, Vector
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.ros import qos
+from robot_rl.ros.conversions import MessageError, pose_array, twist_message
 from robot_rl.ros.device_node import DeviceNode
-from robot_rl.ros.messages import MessageError, pose_array, twist_message
 from robot_rl.ros.node_process import run_node
 from robot_rl.ros.operator_services import StopCall, service_of
 from robot_rl.ros.sole_source import SoleSubscription
@@ -32,7 +32,7 @@ class TeleopNode(DeviceNode):
     """A lifecycle node over a `drivers.teleop.base.TeleopDevice`.
 
     Parameters (ROS), beside those of `DeviceNode`: `full_translation` and `full_rotation`, the
-    velocities of the largest action; `drives_gripper`, whether the gripper is told directly.
+    velocities of the largest action; `drives_gripper`, whether it commands the gripper itself.
     """
 
     driver_family = TeleopDevice
@@ -101,7 +101,7 @@ class TeleopNode(DeviceNode):
         }
 
     def warning(self) -> str | None:
-        """What went wrong with a stop or another event, or that the arm's pose is none."""
+        """A failed stop or other event, or an unusable pose of the arm."""
         return self._stop.problem or self._unheard or self._bad_pose or None
 
     def _take_pose(self, message: PoseStamped) -> None:
@@ -111,7 +111,7 @@ class TeleopNode(DeviceNode):
             self._lose_pose(f"{self._poses.topic}: {error}")
 
     def _lose_pose(self, problem: str) -> None:
-        self._orientation, self._bad_pose = None, problem  # what needs it, of frame=tool, says so
+        self._orientation, self._bad_pose = None, problem  # with frame=tool the driver refuses then
 
     def _call(self, event: str) -> None:
         if event == OperatorEvent.STOP:

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from drivers.errors import DriverError
+from drivers.base import DriverError
 from drivers.teleop.base import Axes, TeleopDevice, Vector
 from robot_rl.errors import require
 
 # Vendors whose devices speak this protocol: 3Dconnexion, and Logitech before.
 VENDORS = (0x256F, 0x046D)
 _NAMES = ("space", "3dconnexion")
-# Of hidapi. On Linux its module `hid` goes through libusb, which the udev rule does not serve and
+# Module of hidapi. On Linux its `hid` goes through libusb, which the udev rule does not serve and
 # which takes the device away from the kernel; `hidraw` opens /dev/hidraw….
 _MODULE = "hidraw" if sys.platform == "linux" else "hid"
 _FULL = 350.0  # largest reading of an axis
@@ -112,7 +112,9 @@ class SpaceMouse(TeleopDevice):
         """The newest state; raises as `TeleopDevice.axes`."""
         if self._problem is not None:
             raise DriverError(
-                "the SpaceMouse is gone", got=self._problem, hint="was it pulled out? Connect anew"
+                "the SpaceMouse is gone",
+                got=self._problem,
+                hint="was it pulled out? Connect it again",
             ) from self._problem
         if self._thread is None:
             raise DriverError("the SpaceMouse is not connected", hint="call connect() first")

@@ -14,22 +14,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from drivers.errors import DriverError
+from drivers.base import DriverError, TopicDriver
 from drivers.teleop.base import Axes, TeleopDevice, Vector, chosen
-from drivers.topics import OverTopics
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.waiting import wait_until
 from robot_rl.safety import rotations
 
-_HEARD_SECONDS = 2.0  # within which a new subscription hears who speaks
+_HEARD_SECONDS = 2.0  # in which a new subscription gets its first message
 
 
 @dataclass
-class TopicDevice(OverTopics, TeleopDevice):
+class TopicDevice(TopicDriver, TeleopDevice):
     """Moves with the messages of a topic, which must repeat themselves.
 
-    Silence after a message that moved something, or of a topic that nobody publishes any more, is
-    a lost device, as an unplugged one is: nobody has let go of it. So is a number that is none.
+    Silence after a message that moved something, a topic without a publisher, or a number that is
+    not finite count as a lost device, as if it were unplugged.
     """
 
     kind: ClassVar[str]  # type of the messages, as ROS names it
@@ -39,13 +38,12 @@ class TopicDevice(OverTopics, TeleopDevice):
     # A message that was received longer ago moves nothing, and one that is so old by its stamp, or
     # ahead of this machine's clock, is refused [s].
     timeout_s: float = 0.25
-    # Replaced as a whole by the thread of ROS: axes, when they came on the steady clock, and the
-    # frame that they name.
+    # Axes, time of receipt on the steady clock [s], and frame; the ROS thread replaces all at once.
     _heard: tuple[Vector, float, str] = field(
         default=(np.zeros(6), -1e9, ""), init=False, repr=False
     )
     _frame: str = field(default="", init=False, repr=False)  # of the axes that were read last
-    # What is wrong with the newest message.
+    # Error of the newest message.
     _unusable: RobotRLError | None = field(default=None, init=False, repr=False)
     _lost: bool = field(default=False, init=False, repr=False)  # until it speaks again
     _subscription: Any = field(default=None, init=False, repr=False)
@@ -62,7 +60,7 @@ class TopicDevice(OverTopics, TeleopDevice):
         `MeasuredTwice` where several nodes publish the topic.
         """
         from robot_rl.ros import qos
-        from robot_rl.ros.client import message_type
+        from robot_rl.ros.ros_client import message_type
         from robot_rl.ros.sole_source import SoleSubscription
 
         if self._client is None or not self._client.running:
@@ -115,7 +113,7 @@ class TopicDevice(OverTopics, TeleopDevice):
             self._heard, self._unusable = (axes, time.monotonic(), frame), None
 
     def _check_stamp(self, message: Any) -> None:
-        from robot_rl.ros.messages import to_nanoseconds
+        from robot_rl.ros.conversions import to_nanoseconds
 
         stamp = to_nanoseconds(message.header.stamp)
         age = 1e-9 * (time.time_ns() - stamp)
@@ -130,7 +128,7 @@ class TopicDevice(OverTopics, TeleopDevice):
 
     def _problem(self) -> RobotRLError | None:
         if self._subscription is not None and (several := self._subscription.problem()):
-            from robot_rl.ros.errors import MeasuredTwice
+            from robot_rl.ros.faults import MeasuredTwice
 
             return MeasuredTwice(several, hint="end the other one, then move the device")
         if self._unusable is not None:
@@ -183,7 +181,7 @@ class TwistTopic(TopicDevice):
 
     kind: ClassVar[str] = "geometry_msgs/msg/TwistStamped"
     must_be_stamped: ClassVar[bool] = True
-    topic: str = "teleop/command"  # that of `teleop_node`
+    topic: str = "teleop/command"  # the topic of `teleop_node`
     full_translation: float = 0.1  # velocity that is the largest action [m/s]
     full_rotation: float = 0.5  # the same for turns [rad/s]
     base_frame: str = "base"  # `frame_id` of velocities in the base frame, as are those without one
@@ -216,7 +214,7 @@ class TwistTopic(TopicDevice):
 
     def take(self, message: Any) -> Vector:
         """Linear and angular velocity, as shares of the largest action; see `TopicDevice`."""
-        from robot_rl.ros.messages import check_frame
+        from robot_rl.ros.conversions import check_frame
 
         check_frame(message, self.base_frame, self.tool_frame)
         linear, angular = message.twist.linear, message.twist.angular

@@ -1,6 +1,6 @@
 """The node of a twin cell: owns the world in which the vendors' devices live, and their faults.
 
-It has the topics of `robot_rl.ros.scene_topics`; `sim/reset` puts the objects back, and leaves the
+It has the topics of `robot_rl.ros.sim_topics`; `sim/reset` puts the objects back, and leaves the
 arm where it is. What happens to the cell are services (Trigger):
 
     sim/protective_stop     the controller stops the arm, as after a collision
@@ -25,17 +25,17 @@ from typing import Any, ClassVar
 
 from std_msgs.msg import String
 
-from drivers.errors import DriverError
+from drivers.base import DriverError
 from drivers.twin.realsense_camera import CAMERAS_TOPIC, FROZEN, SILENT
 from drivers.twin.ur_controller import UrController
 from robot_rl.ros import qos
 from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.node_process import run_node
-from robot_rl.ros.scene_topics import SceneTopics
+from robot_rl.ros.sim_topics import SceneTopics
 
 
 class TwinNode(DeviceNode):
-    """See the module. Parameters (ROS), beside those of `DeviceNode`: `episode_seed`, `delay_s`."""
+    """The twin's node. Parameters, beside those of `DeviceNode`: `episode_seed`, `delay_s`."""
 
     driver_family = UrController
     default_rate_hz: ClassVar[float] = 50.0
@@ -67,7 +67,7 @@ class TwinNode(DeviceNode):
             self._scene_topics.publish()
 
     def warning(self) -> str | None:
-        """What holds the arm."""
+        """Why the arm is held."""
         fault: str | None = self.driver.fault
         return fault or super().warning()
 

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from drivers.base import DriverError, DriverTimeout
 from drivers.camera.base import Frame, Image
 from drivers.camera.realsense import RealSenseCamera
 from drivers.camera.sim import SimCamera
-from drivers.errors import DriverError, DriverTimeout
 from robot_rl.env.sim.world import GripperMotor
 from robot_rl.env.task import Task
 
 if TYPE_CHECKING:
-    from robot_rl.ros.client import RosClient
+    from robot_rl.ros.ros_client import RosClient
 
-# What the cell's node says of its cameras: one of these, or nothing.
+# Faults of the cameras that the cell's node publishes; empty without one.
 CAMERAS_TOPIC = "sim/cameras"
 SILENT, FROZEN = "silent", "frozen"
 
@@ -38,12 +38,12 @@ _KEPT_FRAMES = 16
 
 @dataclass(eq=False, kw_only=True)
 class _Scene(SimCamera):
-    """What the camera looks at, and hears of its `fault`."""
+    """The camera's view of the world, and its `fault`."""
 
     fault = ""
 
     def listen(self, name: str = "twin_camera") -> RosClient:
-        """Begin to listen anew."""
+        """Listen to the world and to the camera's faults."""
         from std_msgs.msg import String
 
         from robot_rl.ros import qos

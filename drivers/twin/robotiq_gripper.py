@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from drivers.errors import DriverError
+from drivers.base import DriverError
 from robot_rl.errors import require
 
 if TYPE_CHECKING:
     from drivers.live_world import LiveWorld
 
-OPEN_COUNT, CLOSED_COUNT = 3, 228  # what a 2F-85 reports fully open and fully closed
+OPEN_COUNT, CLOSED_COUNT = 3, 228  # reported by a 2F-85 that is fully open or fully closed
 _COMMAND, _STATUS = 0x03E8, 0x07D0  # first of three registers each
 _DEVICE = 9  # Modbus address
 _READ_INPUTS = 4  # the function with which the status is read
@@ -29,8 +29,8 @@ _START_SECONDS = 10.0
 _MOTION_SECONDS = 0.2  # in which fingers begin to move
 
 
-class Fingers(Protocol):
-    """What the gripper moves; positions are counts, `OPEN_COUNT` to `CLOSED_COUNT`."""
+class CountedFingers(Protocol):
+    """Fingers whose positions are counts, `OPEN_COUNT` to `CLOSED_COUNT`."""
 
     def go_to(self, count: int) -> None:
         """Move there, as far as nothing is in the way."""
@@ -40,7 +40,7 @@ class Fingers(Protocol):
 
 
 class WorldFingers:
-    """Fingers of a world, for a gripper that counts; its methods may be called by any thread.
+    """The fingers of a simulated world, in counts; any thread may call the methods.
 
     Attributes:
         jammed: Whether something holds them.
@@ -53,7 +53,7 @@ class WorldFingers:
         self._sent = -math.inf  # when they were sent to another place, on the steady clock [s]
 
     def go_to(self, count: int) -> None:
-        """See `Fingers`."""
+        """Move there, as far as nothing is in the way and nothing holds them."""
         if count != self._goal and not self.jammed:
             self._goal, self._sent = count, time.monotonic()
             self._world.command_gripper((count - OPEN_COUNT) / (CLOSED_COUNT - OPEN_COUNT))
@@ -64,14 +64,14 @@ class WorldFingers:
         self.jammed, self._goal = True, -1
 
     def look(self) -> tuple[int, bool]:
-        """See `Fingers`; who has just been sent away does not rest yet."""
+        """Where they are, and whether they rest; not yet when they were sent away just now."""
         position, rests = self._world.gripper_position()
         count = OPEN_COUNT + round(position * (CLOSED_COUNT - OPEN_COUNT))
         return count, rests and time.monotonic() - self._sent > _MOTION_SECONDS
 
 
 class RobotiqGripper:
-    """What the gripper does with its registers; `silent` lets it answer nothing, as without power.
+    """The gripper behind its registers; `silent` lets it answer nothing, as without power.
 
     Attributes:
         active: Whether it was asked to be active.
@@ -80,7 +80,7 @@ class RobotiqGripper:
         request: The last position that it was sent to, 0 to 255.
     """
 
-    def __init__(self, fingers: Fingers, activation_polls: int = 2) -> None:
+    def __init__(self, fingers: CountedFingers, activation_polls: int = 2) -> None:
         self._fingers = fingers
         self.activation_left = self.activation_polls = activation_polls
         self.request = self.speed = self.force = self.fault = self.activations = 0

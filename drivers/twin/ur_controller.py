@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drivers.arm.base import pose_of
-from drivers.errors import DriverError
+from drivers.base import DriverError
 from drivers.live_world import LiveWorld, Vector
 from drivers.twin.robotiq_gripper import (
     GripperServer,
@@ -36,7 +36,7 @@ from robot_rl.safety import rotations
 # Commands in the program's input_int_register_0.
 _FORCE_MODE, _END_FORCE_MODE, _ZERO_SENSOR, _DAMPING, _GAIN = 6, 7, 8, 20, 21
 _WATCHDOG, _STOP_SCRIPT = 35, 255
-# What the program says in output_int_register_0. It is done with a command until the library has
+# Values of the program's output_int_register_0. It is done with a command until the library has
 # seen that and clears it, for the library waits for this up to 300 s; only commands that are
 # streamed are not waited for.
 _READY, _DONE = 1, 2
@@ -79,11 +79,11 @@ class UrController(LiveWorld):
     protective_force: float = 150.0  # measured contact force that stops the arm [N]
     # Where it passes the line of its tool connector on, with a Robotiq 2F-85; None without one.
     gripper_port: int | None = None
-    sensor_offset: float = 0.0  # what the force sensor reads along z in the air, until zeroed [N]
+    sensor_offset: float = 0.0  # reading of the force sensor along z in the air, until zeroed [N]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.fault: str | None = None  # what holds the arm, in words
+        self.fault: str | None = None  # why the arm is held
         self._steps = max(1, round(self._world.physics_rate_hz / self.rate_hz))
         self._sockets: UrSockets | None = None
         self._line: GripperServer | None = None
@@ -104,7 +104,7 @@ class UrController(LiveWorld):
         self._force: _ForceMode | None = None
         self._sensor = np.array([0.0, 0.0, self.sensor_offset, 0.0, 0.0, 0.0])
         self._begin(self.seed)
-        self._aim = self._world.tcp_pose()  # what the stiff arm follows (7,)
+        self._aim = self._world.tcp_pose()  # target of the stiff arm (7,)
         self._measure()
 
     def connect(self) -> None:
@@ -152,7 +152,7 @@ class UrController(LiveWorld):
             self._stand(self._safety, "switched off")
 
     def switch_on(self) -> None:
-        """What a person does at the pendant: release the button, switch on, open the brakes."""
+        """As a person at the pendant: release the button, switch on, open the brakes."""
         with self._lock:
             self._safety, self._robot_mode, self.fault = _NORMAL, _ON, None
 
@@ -229,7 +229,7 @@ class UrController(LiveWorld):
                 self._soon(self._begin_program)
 
     def answer(self, command: str) -> str:
-        """What the dashboard answers to a command; to an unknown one as UR does."""
+        """The dashboard's answer to a command; to an unknown one as UR does."""
         with self._lock:
             answers: dict[str, Callable[[], str]] = {
                 "PolyscopeVersion": lambda: "URSoftware 5.11.0.108249 (Dec 15 2021)",
@@ -316,7 +316,7 @@ class UrController(LiveWorld):
         }
 
     def _wrench(self) -> Vector:
-        """What the environment exerts on the TCP (6,), as the sensor's filter gives it."""
+        """The wrench of the environment on the TCP (6,), after the sensor's filter."""
         return np.mean(self._wrenches, axis=0) if self._wrenches else np.zeros(6)
 
     def _stand(self, safety: _Safety, reason: str) -> None:
@@ -345,7 +345,7 @@ class UrController(LiveWorld):
 
 
 def _force_mode(registers: Mapping[str, float]) -> _ForceMode:
-    """What the registers of the command say, as ur-rtde's program reads them."""
+    """The command in the registers, as ur-rtde's program reads them."""
     numbers = np.array([registers[f"input_double_register_{i}"] for i in range(18)])
     turn = pose_of(numbers[:6].tolist())[3:]
     compliant = [registers[f"input_int_register_{i}"] != 0 for i in range(2, 8)]

@@ -11,12 +11,9 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from drivers.errors import DriverError
-
-if TYPE_CHECKING:
-    from drivers.twin.ur_controller import UrController
+from drivers.base import DriverError
 
 # The library uploads its program to a port of the primary or secondary client.
 _PORTS = {"rtde": (30004,), "dashboard": (29999,), "script": (30002, 30003)}
@@ -37,6 +34,22 @@ _POLL_SECONDS = 0.005
 _QUIET_SECONDS = 0.5  # longest wait of a stream for the next measurement, to see that all ends
 
 
+class UrBackend(Protocol):
+    """The controller behind the sockets; each socket calls it in a thread of its own."""
+
+    def outputs(self) -> Mapping[str, Any]:
+        """The RTDE outputs by name, the registers among them; what is not named is 0."""
+
+    def take(self, registers: Mapping[str, float]) -> None:
+        """Take the RTDE input registers, which carry one command to the program."""
+
+    def take_program(self) -> None:
+        """A program was uploaded: it begins a while later, and arrives in several parts."""
+
+    def answer(self, command: str) -> str:
+        """The dashboard's answer to a command; to an unknown one as UR does."""
+
+
 class UrSockets:
     """Serves a controller at an address; a fault of the network is made here.
 
@@ -44,7 +57,7 @@ class UrSockets:
         DriverError: Somebody else has the ports.
     """
 
-    def __init__(self, controller: UrController, host: str) -> None:
+    def __init__(self, controller: UrBackend, host: str) -> None:
         self._controller = controller
         self._host = host
         self._listeners: list[socket.socket] = []
@@ -67,7 +80,7 @@ class UrSockets:
         self._close(self._listeners)
 
     def restore(self) -> None:
-        """Plug it in again; the controller has given up who was connected before."""
+        """Plug it in again; the controller has dropped the old connections."""
         self._close(list(self._connections))
         if self._is_cut:
             self._listen()
@@ -102,7 +115,7 @@ class UrSockets:
     def _close(self, sockets: list[socket.socket]) -> None:
         for each in sockets:
             with contextlib.suppress(OSError):  # it was not connected
-                each.shutdown(socket.SHUT_RDWR)  # wakes who waits for it
+                each.shutdown(socket.SHUT_RDWR)  # wakes its waiting thread
             each.close()
         sockets.clear()
 

@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 
+from drivers.base import DriverError
 from drivers.camera.base import Frame
-from drivers.errors import DriverError
 
 
 class PaintedCamera:

@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from drivers.arm.base import JointLimits, Vector, check_free
-from drivers.errors import DriverError
+from drivers.base import DriverError
 from robot_rl.safety import ArmState, Compliance, rotations
 
 

@@ -39,12 +39,12 @@ _BUSY_RATIO = 30
 
 
 class Measured(NamedTuple):
-    """What `measure` found."""
+    """The result of `measure`."""
 
     decisions: npt.NDArray[np.float64]  # time from tick to sending of each step [s]
     lateness: npt.NDArray[np.float64]  # how late the tick after each step was reached [s]
-    updates: int  # of the learner, meanwhile
-    kills: int  # of the replay server, meanwhile
+    updates: int  # updates of the learner meanwhile
+    kills: int  # kills of the replay server meanwhile
 
 
 def run(config: DictConfig) -> dict[str, object]:
@@ -69,7 +69,7 @@ def run(config: DictConfig) -> dict[str, object]:
 
 
 def figures(measured: Measured, name: str, budget: float) -> dict[str, float]:
-    """What `run` gives of one case in milliseconds; the inference budget is in seconds."""
+    """The figures of one case in milliseconds; the inference budget is in seconds."""
     decisions, late = measured.decisions, np.maximum(measured.decisions - budget, 0.0)
     seconds = {
         "p99_lateness": np.percentile(late, 99),

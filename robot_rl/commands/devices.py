@@ -1,8 +1,8 @@
-"""The devices that `robot-rl doctor` looks at for a cell, one by one, and moves none of them.
+"""The devices of a cell that `robot-rl doctor` looks at, one by one, without moving any.
 
 A camera takes a picture, a teleoperation device is read. A driver of an arm or a gripper may have a
 method `examine`, which returns in words what answers at its address, or raises `RobotRLError`; it
-neither takes control nor moves anything. Of another one its settings and its library are tried.
+neither takes control nor moves anything. Of other drivers only settings and library are tried.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def _check_task(config: Any, arms: list[str]) -> None:
 
 
 def look(kind: str, driver: str, shown: str = "{}") -> str:
-    """Say what one of `devices_of` is and does; `RobotRLError` with the way to mend it."""
-    from drivers.camera.base import View
+    """Say what one of `devices_of` is and does; or raise `RobotRLError`."""
+    from drivers.camera.base import Crop
     from robot_rl.config import NOT_GIVEN
     from robot_rl.ros.nodes import Driver
 
@@ -108,7 +108,7 @@ def look(kind: str, driver: str, shown: str = "{}") -> str:
         )
     published = json.loads(shown)
     check_positive("frame_rate_hz", published.pop("frame_rate_hz", 1.0))
-    view = registry.make({"_target_": "drivers.camera.base.View", **published}, View)
+    view = registry.make({"_target_": "drivers.camera.base.Crop", **published}, Crop)
     made: Any = registry.make(json.loads(driver), Driver)
     name = type(made).__name__
     if kind == "simulated":
@@ -118,7 +118,7 @@ def look(kind: str, driver: str, shown: str = "{}") -> str:
 
         check_kinematics(made)
     if kind not in ("camera", "teleop"):
-        prepare_environment(None)  # of a driver on topics
+        prepare_environment(None)  # for drivers on topics
         if hasattr(made, "examine"):
             return f"{name}, {made.examine()}"
         return f"{name}: only its settings and its library were tried; its node will connect to it"
@@ -149,7 +149,7 @@ def watch(device: Any, seconds: float, live: TextIO) -> str:
         buttons |= state.buttons
         if time.monotonic() >= until:
             break
-        # Of a leader arm its joints [rad]: only a robot tells how far they would move it.
+        # A leader arm shows its joints [rad]: their motion depends on the robot.
         leader = getattr(device, "joint_names", None)
         axes = (_AXES, state.motion) if leader is None else (leader, device.positions()[0])
         shown = "  ".join(f"{n} {v:+.2f}" for n, v in zip(*axes, strict=True))

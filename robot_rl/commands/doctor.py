@@ -1,10 +1,10 @@
-"""`robot-rl doctor`: what works on this machine, and how to mend what does not.
+"""`robot-rl doctor`: what works on this machine, and how to fix the rest.
 
     python -m robot_rl.commands.doctor NAME [ARGUMENT]
 
-runs one probe, which may crash or hang, in a process of its own, and prints a `Finding` as JSON in
-its last line, after whatever a library has to say. A probe returns what it found, and raises
-`NotHere` with the way to mend it.
+runs one probe in a process of its own, since it may crash or hang, and prints a `CheckResult` as
+JSON in its last line, after the output of libraries. A probe returns what it found, or raises
+`NotHere` with the way to fix it.
 """
 
 from __future__ import annotations
@@ -45,23 +45,19 @@ _SCENE = """<mujoco>
 
 
 class NotHere(Exception):
-    """Something that does not work here, and the commands, or what else, that mend it."""
+    """Something does not work here; `fix` says what to do."""
 
-    def __init__(self, problem: str, mend: str) -> None:
+    def __init__(self, problem: str, fix: str) -> None:
         super().__init__(problem)
-        self.mend = mend
+        self.fix = fix
 
 
-class Unusable(RobotRLError):
-    """Something that everything here needs does not work."""
+class CheckResult(NamedTuple):
+    """The result of a check."""
 
-
-class Finding(NamedTuple):
-    """What a check came to."""
-
-    works: bool  # whether it works
+    works: bool
     found: str  # what is there, or what is missing
-    mend: str | None = None  # how to mend it; None where it works
+    fix: str | None = None  # what to do; None where it works
 
 
 def python() -> str:
@@ -96,12 +92,12 @@ def gpu() -> str:
     module = imported("torch", _INSTALL)
     if not module.cuda.is_available():
         card = shutil.which("nvidia-smi") or Path("/dev/nvidia0").exists()
-        mend = "install PyPI's own build of torch: pip install --force-reinstall torch"
+        fix = "install PyPI's own build of torch: pip install --force-reinstall torch"
         if module.version.cuda is not None:
-            mend = "install NVIDIA's driver, and see that nvidia-smi works"
+            fix = "install NVIDIA's driver, and see that nvidia-smi works"
         raise NotHere(
             f"torch {module.__version__} sees no CUDA device",
-            mend if card else f"none is needed, all runs on the CPU; with a card: {mend}",
+            fix if card else f"none is needed, all runs on the CPU; with a card: {fix}",
         )
     names = []
     for index in range(module.cuda.device_count()):
@@ -116,8 +112,8 @@ def gpu() -> str:
 
 def realsense() -> str:
     """RealSense cameras."""
-    mend = f"{installing('realsense')}; if libusb is missing: apt-get install -y libusb-1.0-0"
-    package = imported("pyrealsense2", mend)
+    fix = f"{installing('realsense')}; if libusb is missing: apt-get install -y libusb-1.0-0"
+    package = imported("pyrealsense2", fix)
     devices = package.context().query_devices()
     if len(devices) == 0:
         raise NotHere(
@@ -130,8 +126,8 @@ def realsense() -> str:
 
 def ros() -> str:
     """ROS 2."""
-    mend = f"source /opt/ros/jazzy/setup.bash; or without a ROS installation: {installing('ros')}"
-    module = imported("rclpy", mend)
+    fix = f"source /opt/ros/jazzy/setup.bash; or without a ROS installation: {installing('ros')}"
+    module = imported("rclpy", fix)
     module.init()
     module.shutdown()
     distribution = os.environ.get("ROS_DISTRO", "a wheel")
@@ -170,18 +166,18 @@ def memory() -> str:
     return text
 
 
-def imported(name: str, mend: str) -> ModuleType:
-    """Import a package; `NotHere`, with `mend` as the way out, where that fails."""
+def imported(name: str, fix: str) -> ModuleType:
+    """Import a package; `NotHere`, with `fix` as the way out, where that fails."""
     top = name.partition(".")[0]
     if importlib.util.find_spec(top) is None:
-        raise NotHere(f"the package {top} is not installed", mend)
+        raise NotHere(f"the package {top} is not installed", fix)
     try:
         return importlib.import_module(name)
     except Exception as error:  # a driver's library may raise anything when it is imported
-        raise NotHere(f"{name} cannot be imported: {_line(error)}", mend) from error
+        raise NotHere(f"{name} cannot be imported: {_line(error)}", fix) from error
 
 
-def rendered(backend: str, library: str, mend: str) -> str:
+def rendered(backend: str, library: str, fix: str) -> str:
     """Render one 128×128 frame with a backend of MuJoCo, and look at it."""
     os.environ["MUJOCO_GL"] = backend
     try:
@@ -197,9 +193,9 @@ def rendered(backend: str, library: str, mend: str) -> str:
     except Exception as error:  # whatever MuJoCo, PyOpenGL or the library raises
         absent = ctypes.util.find_library(library) is None
         problem = f"the library {library} is not installed" if absent else _line(error)
-        raise NotHere(f"MUJOCO_GL={backend}: {problem}", mend) from error
+        raise NotHere(f"MUJOCO_GL={backend}: {problem}", fix) from error
     if picture.shape != (128, 128, 3) or int(picture.max()) == int(picture.min()):
-        raise NotHere(f"MUJOCO_GL={backend} renders an empty picture", mend)
+        raise NotHere(f"MUJOCO_GL={backend} renders an empty picture", fix)
     return f"MUJOCO_GL={backend}: one 128×128 frame in {seconds * 1e3:.1f} ms"
 
 
@@ -234,7 +230,7 @@ def _line(error: BaseException) -> str:
 
 
 class Check(NamedTuple):
-    """A line of the report: what looks, what for, and whether nothing works without it."""
+    """A line of the report: a probe, the use of its part, whether robot_rl needs it."""
 
     probe: Callable[..., str]
     use: str
@@ -275,15 +271,15 @@ DEVICE = Check(devices.look, "it to work")
 _WIDTH = 12
 
 
-def examine(name: str, *arguments: str) -> Finding:
+def examine(name: str, *arguments: str) -> CheckResult:
     """Run a probe in a process of its own."""
     command = [sys.executable, "-P", "-m", __name__, name, *arguments]
     return ask(command, _SECONDS, shown=bool(arguments) and sys.stderr.isatty())
 
 
-def ask(command: Sequence[str], seconds: float, *, shown: bool = False) -> Finding:
-    """Run a command whose last line is a `Finding` in JSON; it may crash, or hang: it is killed."""
-    mend = f"see what it says: {' '.join(command)}"
+def ask(command: Sequence[str], seconds: float, *, shown: bool = False) -> CheckResult:
+    """Run a command whose last line is a `CheckResult` in JSON, and kill it when it is late."""
+    fix = f"see what it says: {' '.join(command)}"
     try:
         done = subprocess.run(
             command,
@@ -296,13 +292,13 @@ def ask(command: Sequence[str], seconds: float, *, shown: bool = False) -> Findi
             errors="replace",
         )
     except subprocess.TimeoutExpired:
-        return Finding(False, f"gave no answer within {seconds:g} s", mend)
+        return CheckResult(False, f"gave no answer within {seconds:g} s", fix)
     try:
-        return Finding(**json.loads(done.stdout.splitlines()[-1]))
+        return CheckResult(**json.loads(done.stdout.splitlines()[-1]))
     except (IndexError, ValueError, TypeError):
         code, said = done.returncode, (done.stderr or "").strip().split("\n")
         ended = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        return Finding(False, f"{ended}: {said[-1].strip()}"[:200].rstrip(": "), mend)
+        return CheckResult(False, f"{ended}: {said[-1].strip()}"[:200].rstrip(": "), fix)
 
 
 def run(**options: Any) -> None:
@@ -311,25 +307,25 @@ def run(**options: Any) -> None:
     `call` and `topic` ask a robot's nodes in place of all this, where there is no `ros2` tool.
     """
     if options.get("call") or options.get("topic"):
-        from robot_rl.ros import client
+        from robot_rl.ros import ros_client
 
-        for option, ask_node in (("call", client.ask), ("topic", client.newest_message)):
+        for option, ask_node in (("call", ros_client.ask), ("topic", ros_client.newest_message)):
             if name := options.get(option):
                 print(ask_node(name), flush=True)
         return
     cell, teleop, task = (options.get(key) for key in ("cell", "teleop", "task"))
     words = [f"cell={cell}" if cell else f"teleop={teleop or 'none'}"]
     named, open_keys = devices.devices_of(*words, *([f"task={task}"] if task else []))
-    findings = {} if cell else {n: _told(n, check, examine(n)) for n, check in CHECKS.items()}
+    findings = {} if cell else {n: _report(n, check, examine(n)) for n, check in CHECKS.items()}
     if open_keys:
-        mend = "write it into the cell or the task"
+        fix = "write it into the cell or the task"
         if "reward.source.path" in open_keys:
-            mend += "; reward.source.path is what robot-rl train-reward writes, until then take"
-            mend += " reward=human"
-        given = Finding(False, f"not given: {', '.join(open_keys)}", mend)
-        findings["cell"] = _told("cell", DEVICE, given)
+            fix += "; reward.source.path is what robot-rl train-reward writes, until then take"
+            fix += " reward=human"
+        given = CheckResult(False, f"not given: {', '.join(open_keys)}", fix)
+        findings["cell"] = _report("cell", DEVICE, given)
     for name, device in named.items():
-        findings[name] = _told(name, DEVICE, examine("device", *device))
+        findings[name] = _report(name, DEVICE, examine("device", *device))
     required = findings if cell else [name for name, check in CHECKS.items() if check.required]
     broken = [name for name in required if not findings[name].works]
     if options.get("json"):
@@ -344,14 +340,14 @@ def run(**options: Any) -> None:
         problem = f"robot_rl cannot run here without {missing}"
         if cell:
             problem = f"the robot of {cell} is not ready, see above: {missing}"
-        raise Unusable(problem, got=got, hint=hint)
+        raise RobotRLError(problem, got=got, hint=hint)
 
 
-def _told(name: str, check: Check, finding: Finding) -> Finding:
+def _report(name: str, check: Check, finding: CheckResult) -> CheckResult:
     state = "ok" if finding.works else "missing"
     print(f"{name:<{_WIDTH}}  {state:<7}  {finding.found}", flush=True)
-    if finding.mend is not None:
-        print(f"{'':<{_WIDTH}}           for {check.use}: {finding.mend}", flush=True)
+    if finding.fix is not None:
+        print(f"{'':<{_WIDTH}}           for {check.use}: {finding.fix}", flush=True)
     return finding
 
 
@@ -359,12 +355,12 @@ def main(name: str, *arguments: str) -> None:
     """Run one probe and print its answer."""
     probe = {**CHECKS, "device": DEVICE}[name].probe
     try:
-        answer = Finding(True, probe(*arguments))
+        answer = CheckResult(True, probe(*arguments))
     except NotHere as absent:
-        answer = Finding(False, str(absent), absent.mend)
+        answer = CheckResult(False, str(absent), absent.fix)
     except RobotRLError as error:
-        problem, _, mend = str(error).partition("; next: ")
-        answer = Finding(False, problem, mend or "see hardware/ and the device's manual")
+        problem, _, fix = str(error).partition("; next: ")
+        answer = CheckResult(False, problem, fix or "see hardware/ and the device's manual")
     print("\n" + json.dumps(answer._asdict()), flush=True)
 
 

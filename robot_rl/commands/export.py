@@ -17,7 +17,7 @@ from robot_rl.data.transfer import (
     write_episodes,
 )
 from robot_rl.plugins import added, resolve
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.processes.signals import stop_event
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.store_reader import StoreEpisodes

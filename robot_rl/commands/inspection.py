@@ -27,7 +27,7 @@ from robot_rl.evaluation.records import read_run
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.plugins import format_of, resolve
 from robot_rl.processes.files import MANIFEST, CheckpointError, check_manifest
-from robot_rl.processes.progress import WorkProgress, plain_console
+from robot_rl.processes.progress_display import WorkProgress, plain_console
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.store_reader import summarize_store
 from robot_rl.replay.store_state import rebuild_catalogue

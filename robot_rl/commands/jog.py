@@ -1,4 +1,4 @@
-"""`robot-rl jog`: moves an arm by some millimetres, for its first motion and for tests of limits.
+"""`robot-rl jog`: moves an arm by some millimetres, for a first motion or a test of limits.
 
 Targets go to the arm's node along a straight line, one for each pose that it measures; the node's
 guard holds the arm as it does for every client, also if this process ends.
@@ -21,7 +21,7 @@ from robot_rl.processes.waiting import wait_until
 if TYPE_CHECKING:
     from std_msgs.msg import String
 
-    from robot_rl.ros.client import RosClient
+    from robot_rl.ros.ros_client import RosClient
     from robot_rl.safety.limits import Vector
 
 _FARTHEST, _FASTEST = 0.05, 0.05  # m, m/s
@@ -32,30 +32,24 @@ _STALE_SECONDS, _ANSWER_SECONDS = 0.5, 1.5
 _POLL_SECONDS = 0.002
 
 
-class JogError(RobotRLError):
-    """A motion that may not be asked for, or that the arm's node did not carry out."""
-
-
 def run(*, x: float, y: float, z: float, speed: float, namespace: str, yes: bool) -> None:
-    """Move the TCP by `x`, `y`, `z` [m] in the base frame, once a person has said so.
+    """Move the TCP by `x`, `y`, `z` [m] in the base frame, after a person's confirmation.
 
-    Prints where to before, and how far it went after. Raises `JogError` where the arm's node holds,
-    refuses or limits, and `RobotRLError` where the arm is stopped, or others move it.
+    Prints the target before, and the measured way after. Raises `RobotRLError` where the arm's node
+    holds, refuses or limits, where the arm is stopped, or others move it.
     """
     way = np.array([x, y, z])
     length = float(np.linalg.norm(way))
     if not 0.0 < length <= _FARTHEST:
         expected = f"x, y and z in m, together more than 0 and at most {_FARTHEST:g}"
-        raise JogError("this way is not possible", got=f"{length:g} m", expected=expected)
+        raise RobotRLError("this way is not possible", got=f"{length:g} m", expected=expected)
     if not 0.0 < speed <= _FASTEST:
         expected = f"more than 0 and at most {_FASTEST:g} m/s"
-        raise JogError("this speed is not possible", got=f"{speed:g} m/s", expected=expected)
+        raise RobotRLError("this speed is not possible", got=f"{speed:g} m/s", expected=expected)
     if not yes and not sys.stdin.isatty():
-        raise JogError(
-            "nobody can say that the arm may move", got="no terminal", hint="add yes=true"
-        )
-    from robot_rl.ros.client import RosClient
+        raise RobotRLError("nobody can confirm the motion", got="no terminal", hint="add yes=true")
     from robot_rl.ros.environment import prepare_environment
+    from robot_rl.ros.ros_client import RosClient
 
     prepare_environment(None)
     with closing(RosClient("jog", namespace)) as client:
@@ -70,7 +64,9 @@ def run(*, x: float, y: float, z: float, speed: float, namespace: str, yes: bool
         if not yes:
             print("press Enter, and the arm moves: ", end="", flush=True)
             if not sys.stdin.readline():
-                raise JogError("nothing was moved", got="the end of the input in place of Enter")
+                raise RobotRLError(
+                    "nothing was moved", got="the end of the input in place of Enter"
+                )
             arm.check()
         start = arm.pose()[:3]
         try:
@@ -81,16 +77,16 @@ def run(*, x: float, y: float, z: float, speed: float, namespace: str, yes: bool
 
 
 class _Arm:
-    """The arm's node, as somebody who sends it targets sees it."""
+    """The arm's node, from the side of a client."""
 
     def __init__(self, client: RosClient) -> None:
         from geometry_msgs.msg import PoseStamped, WrenchStamped
         from std_msgs.msg import String
 
-        from robot_rl.ros import messages, qos
+        from robot_rl.ros import conversions, qos
+        from robot_rl.ros.conversions import PoseTargets
         from robot_rl.ros.operator_services import ArmMode
         from robot_rl.ros.sensors import NodeHealth, Sensor
-        from robot_rl.ros.targets import PoseTargets
 
         self._client, self._targets = client, PoseTargets()
         topic, applied = self._targets.topic, self._targets.applied_topic
@@ -100,14 +96,14 @@ class _Arm:
             client, PoseStamped, "current_pose", _STALE_SECONDS, decode, health=self._health
         )
         self._applied = Sensor(client, PoseStamped, applied, math.inf, decode)
-        force = messages.wrench_array
+        force = conversions.wrench_array
         self._wrench = Sensor(
             client, WrenchStamped, "current_wrench", _STALE_SECONDS, force,
             in_frame=lambda: self._poses.frame,
         )  # fmt: skip
         self._publisher = node.create_publisher(PoseStamped, topic, qos.command_publisher(100.0))
         self._sent: dict[int, Vector] = {}  # the targets by their stamps [ns]
-        self._modes: list[str] = []  # told since the first target
+        self._modes: list[str] = []  # since the first target
         node.create_subscription(String, "mode", self._take_mode, qos.latched(10))
 
     def check(self) -> None:
@@ -116,7 +112,7 @@ class _Arm:
         taken = heard and wait_until(self._publisher.get_subscription_count, _FOUND_SECONDS)
         if not taken:
             topic = self._client.topic(self._targets.topic if heard else "current_pose")
-            raise JogError(
+            raise RobotRLError(
                 "there is no arm's node that takes poses",
                 got=f"nobody takes {topic}" if heard else f"no message on {topic}",
                 hint="start it in another terminal: robot-rl nodes cell=lab. An arm that takes"
@@ -150,16 +146,16 @@ class _Arm:
             self._check_followed(elapsed)
 
     def _check_followed(self, elapsed: float) -> None:
-        """Raise `JogError` where the node holds, has not begun, or applied another target."""
-        told = [*self._modes]
-        followed = [mode.startswith("follow") for mode in told]
+        """Raise `RobotRLError` where the node holds, never followed, or applied another target."""
+        modes = [*self._modes]
+        followed = [mode.startswith("follow") for mode in modes]
         if not any(followed):
             if elapsed > _ANSWER_SECONDS:
                 why = self._health.behind(self._poses.topic) or "no word of why"
-                raise JogError("the arm's node does not follow", got=why)
+                raise RobotRLError("the arm's node does not follow", got=why)
             return
         if not all(followed[followed.index(True) :]):
-            raise JogError("the arm's node holds", got=told[-1 - followed[::-1].index(False)])
+            raise RobotRLError("the arm's node holds", got=modes[-1 - followed[::-1].index(False)])
         answer = self._applied.newest() if self._applied.count else None
         target = None if answer is None else self._sent.get(answer.stamp_ns)
         if answer is None or target is None:
@@ -168,7 +164,7 @@ class _Arm:
         short = np.abs(target - applied)[:3] > self._targets.tolerances[:3]
         if short.any():
             axes = ", ".join(axis for axis, is_short in zip("xyz", short, strict=True) if is_short)
-            raise JogError(
+            raise RobotRLError(
                 f"the arm's node limits the target along {axes}",
                 got=f"{shown(applied[:3])} m",
                 expected=f"{shown(target[:3])} m",
@@ -176,7 +172,7 @@ class _Arm:
             )
 
     def _pressed(self) -> str:
-        """What else may hold the arm back, with the measured force where there is one."""
+        """Another reason why the arm is held back, with the measured force if there is one."""
         try:
             force = self._wrench.value(self._wrench.newest())[:3]
         except RobotRLError:  # not every arm measures it

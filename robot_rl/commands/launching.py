@@ -35,15 +35,11 @@ CommandConfig = Callable[[Command, list[str]], DictConfig]
 
 _RESPAWN_SECONDS = 1.0
 _STOP_SECONDS = "60"
-# What a hint for the command line of robot-rl means here.
+# The meaning of a robot-rl hint here.
 _HINT = (
     "to ros2 launch give KEY=VALUE as KEY:=VALUE where --show-args lists KEY, and otherwise as"
     " overrides:='KEY=VALUE'"
 )
-
-
-class LaunchError(RobotRLError):
-    """A job that cannot be launched, or whose command or node has failed."""
 
 
 # Argument → default and description. An empty value is left to the configuration.
@@ -98,7 +94,7 @@ def overrides_of(values: Mapping[str, str]) -> list[str]:
     try:
         return [*given, *shlex.split(values.get("overrides", ""))]
     except ValueError as error:
-        raise LaunchError(
+        raise RobotRLError(
             "the argument overrides cannot be read",
             got=f"{values['overrides']} ({error})",
             expected="KEY=VALUE KEY=VALUE ..., quoted as in a shell",
@@ -113,9 +109,9 @@ def _actions(context: LaunchContext, job: str, command_config: CommandConfig) ->
         config = command_config(command, overrides) if command else compose(overrides)
         table = node_table(config)
     except RobotRLError as error:
-        raise LaunchError(f"{error} ({_HINT})") from error
+        raise RobotRLError(f"{error} ({_HINT})") from error
     if command is None and not table:
-        raise LaunchError(
+        raise RobotRLError(
             "there is nothing to launch",
             got=f"robot={config.choices.robot}, whose section `nodes` is empty",
             hint="name a robot that has nodes, such as robot:=ur or robot:=ros_sim, or list yours"
@@ -130,11 +126,11 @@ def _actions(context: LaunchContext, job: str, command_config: CommandConfig) ->
 
 
 def command_ended(command: str) -> Callable[[Any, LaunchContext], Shutdown]:
-    """What happens at the end of a command: the end of all, with an error if it had one."""
+    """End everything with the command, with an error if it had one."""
 
     def end(event: Any, context: LaunchContext) -> Shutdown:
         if event.returncode not in (0, EXIT_INTERRUPTED):
-            raise LaunchError(
+            raise RobotRLError(
                 f"robot-rl {command} has failed", got=f"exit code {event.returncode}", hint=_HINT
             )
         return Shutdown(reason=f"robot-rl {command} has ended")
@@ -143,9 +139,9 @@ def command_ended(command: str) -> Callable[[Any, LaunchContext], Shutdown]:
 
 
 def node_ended(event: Any, context: LaunchContext) -> None:
-    """What happens at the end of a node: after an error of its own it would fail again."""
+    """Fail with a node that had an error: it would fail again."""
     if event.returncode > 0 and not context.is_shutdown:
-        raise LaunchError(
+        raise RobotRLError(
             f"the node {event.process_name} has failed",
             got=f"exit code {event.returncode}",
             hint=f"see what it says above; {_HINT}",

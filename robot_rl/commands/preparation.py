@@ -18,17 +18,18 @@ import numpy as np
 import numpy.typing as npt
 from omegaconf import DictConfig
 
-from robot_rl.config import on_stepped_clock
+from robot_rl.config import joined, on_stepped_clock
 from robot_rl.data.schema import Observation
 from robot_rl.env.factory import check_device, check_env, make_env
 from robot_rl.env.gym import ANY, LAST, NO_SUCCESS, REWARDED, TERMINATED, GymError, GymRobot
 from robot_rl.env.robot_env import RobotEnv
+from robot_rl.errors import RobotRLError
 from robot_rl.plugins import added, resolve
 from robot_rl.processes.group import ProcessGroup
 from robot_rl.processes.signals import ask_to_end
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros.environment import prepare_environment
-from robot_rl.ros.nodes import NodeDescription, NodeTableError, joined, node_table
+from robot_rl.ros.nodes import NodeDescription, node_table
 from robot_rl.safety import default_stop_folder, kept_stop
 
 _POLL_SECONDS = 0.1
@@ -121,9 +122,7 @@ def run_nodes(config: DictConfig) -> None:
     table = node_table(config)
     if not table:
         got = f"robot={config.choices.robot}, whose section `nodes` is empty"
-        raise NodeTableError(
-            "there are no nodes to run", got=got, hint="name your robot: cell=PATH"
-        )
+        raise RobotRLError("there are no nodes to run", got=got, hint="name your robot: cell=PATH")
     prepare_environment(config.robot.discovery_range)
     _check_alone(table)
     config.start_nodes = True
@@ -141,15 +140,15 @@ def run_nodes(config: DictConfig) -> None:
 
 
 def _check_alone(table: Sequence[NodeDescription]) -> None:
-    """Raise `NodeTableError` where somebody runs the arm's node of such a namespace already."""
-    from robot_rl.ros.client import RosClient  # late: it loads ROS
+    """Raise `RobotRLError` where somebody runs the arm's node of such a namespace already."""
+    from robot_rl.ros.ros_client import RosClient  # late: it loads ROS
 
     arms = {node.namespace for node in table if node.module.startswith("drivers.arm.")}
     with closing(RosClient("nodes", "/")) as client:
         stops = {joined(namespace, "stop"): namespace for namespace in sorted(arms)}
         if wait_until(lambda: any(map(client.node.count_services, stops)), _FOUND_SECONDS):
             found = ", ".join(stops[stop] for stop in stops if client.node.count_services(stop))
-            raise NodeTableError(
+            raise RobotRLError(
                 f"the nodes of {found} run already",
                 hint="end them first (Ctrl-C); those that were killed are seen for up to 20 s",
             )

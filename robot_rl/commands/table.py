@@ -218,7 +218,7 @@ COMMANDS: dict[str, Command] = {
         example="robot-rl keys keys client=robot2",
     ),
     "cell": Command(
-        "robot_rl.commands.cell:write",
+        "robot_rl.commands.lab_files:write_cell",
         "Write the file of your robot, with comments, for you to complete.",
         "PATH is a YAML file, or a folder in which it writes cell.yaml; nothing is overwritten. Put"
         " in what it marks with ???, look at the devices with robot-rl doctor cell=PATH, and give"
@@ -239,7 +239,7 @@ COMMANDS: dict[str, Command] = {
         " teleop=spacemouse",
     ),
     "task": Command(
-        "robot_rl.commands.task:write",
+        "robot_rl.commands.lab_files:write_task",
         "Write the file of a task of your robot, which no simulation has, for you to complete.",
         "FOLDER/NAME is FOLDER/configs/task/NAME.yaml; nothing is overwritten. A cell in FOLDER"
         " finds it: robot-rl collect cell=FOLDER task=NAME. What is marked with ??? is taught with"

@@ -37,25 +37,27 @@ def run(**options: str | None) -> None:
     """
     from sensor_msgs.msg import JointState
 
-    from robot_rl.ros import messages
-    from robot_rl.ros.client import RosClient, message_type
+    from robot_rl.ros import conversions
     from robot_rl.ros.environment import prepare_environment
+    from robot_rl.ros.ros_client import RosClient, message_type
     from robot_rl.ros.sensors import Sensor, wait_for_all
 
     def of_all(message: JointState) -> tuple[Vector, Vector]:
-        return messages.joint_states(message, message.name)
+        return conversions.joint_states(message, message.name)
 
     prepare_environment(None)
     with closing(RosClient("teach", options.get("namespace") or "/")) as client:
         joints = Sensor(client, JointState, "joint_states", _STALE_SECONDS, of_all)
         kind = message_type("geometry_msgs/msg/PoseStamped")
-        pose = Sensor(client, kind, "current_pose", _STALE_SECONDS, messages.pose_array)
+        pose = Sensor(client, kind, "current_pose", _STALE_SECONDS, conversions.pose_array)
         wait_for_all([joints], 1, _FIRST_SECONDS)
         known = wait_until(lambda: pose.count > 0, _POSE_SECONDS)  # not of every arm
         part = options.get("part") or "reset"
         if part != "reset" and not known:
             hint = "of an arm that takes joint targets only part=reset can be taught"
-            raise RobotRLError("nobody knows where the tool is", got="no current_pose", hint=hint)
+            raise RobotRLError(
+                "the pose of the tool is not known", got="no current_pose", hint=hint
+            )
         _say("guide the arm by hand; Enter keeps where it is, Ctrl-D ends")
         taught: list[Taught] = []
         for _ in sys.stdin:
@@ -72,7 +74,7 @@ def run(**options: str | None) -> None:
 def reset_lines(taught: Sequence[Taught]) -> str:
     """Lines for the end of a cell: a reset by joint positions (n,) [rad], with TCP poses (7,).
 
-    Without a pose there is none: of an arm that takes joint targets nobody may know it.
+    An arm that takes joint targets may have no pose.
     """
     text, last = "", taught[-1][1]
     if last is not None:

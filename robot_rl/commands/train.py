@@ -32,7 +32,7 @@ from robot_rl.learning.stages.reward import Reward
 from robot_rl.plugins import added, plugins, resolve
 from robot_rl.processes.group import ProcessGroup
 from robot_rl.processes.machine import MemorySampler
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.replay.catalogue import is_store
 from robot_rl.run import (
     ACCEPTED,

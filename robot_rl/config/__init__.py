@@ -11,6 +11,7 @@ from robot_rl.config.composition import compose as compose
 from robot_rl.config.composition import composed as composed
 from robot_rl.config.composition import file_defaults as file_defaults
 from robot_rl.config.composition import group_choices as group_choices
+from robot_rl.config.composition import joined as joined
 from robot_rl.config.composition import missing_keys as missing_keys
 from robot_rl.config.composition import on_stepped_clock as on_stepped_clock
 from robot_rl.config.sections import Settings as Settings

@@ -229,6 +229,12 @@ def _complete_arms(config: DictConfig) -> None:
         config.arms[arm] = {key: resolved[key] for key in _OF_ARM if key in resolved}
 
 
+def joined(namespace: str, relative: str) -> str:
+    """A ROS namespace below another one; both may be empty or `/`."""
+    parts = [part for part in f"{namespace}/{relative}".split("/") if part]
+    return "/" + "/".join(parts)
+
+
 def missing_keys(config: DictConfig) -> list[str]:
     """The keys that must be given and are not; what arms share is asked for at each of them."""
     shared = tuple(f"{key}." for key in _OF_ARM) if config.arms else ()

@@ -149,7 +149,7 @@ class OperatorServer(Protocol):
     It also has a stop of its own, so that an operator's stop need not wait for the loop.
     """
 
-    watchers: Any  # a `robot_rl.ros.work_report.WorkReport`; none of its methods waits
+    watchers: Any  # a `robot_rl.ros.operator_services.WorkReport`; none of its methods waits
 
     def check_free(self) -> None:
         """Raise `RobotInterrupted`, which says what a person has to do, if it may not move."""

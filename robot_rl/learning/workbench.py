@@ -37,7 +37,7 @@ from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.algorithms.base import Batch
 from robot_rl.learning.demonstrations import open_demonstrations
 from robot_rl.learning.weights import base_apart, publish
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.replay.address import ReplayAddress
 from robot_rl.replay.client import ReplayClient

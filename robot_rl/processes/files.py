@@ -30,7 +30,7 @@ class Failure(NamedTuple):
 
 
 def why_not_written(error: OSError, place: Path) -> Failure:
-    """Say what an error means that the system gave when it was to write at a place."""
+    """Explain an error of the system on writing at a place."""
     match error.errno:
         case errno.ENOSPC:
             return _no_space(error, place)
@@ -118,7 +118,7 @@ def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
 
 
 def replace_bytes(path: Path, data: bytes, mode: int = 0o666, *, flush: bool = True) -> None:
-    """Write a file; who reads it, also after a kill, finds the old content or the new one.
+    """Write a file; a reader finds the old content or the new one, even after a kill.
 
     Only one process writes it at a time. With `flush` it also outlives a power cut. After an
     `OSError`, as on a full disk, the old file is kept. The umask takes off from `mode`.
@@ -189,7 +189,7 @@ def switched_folder(link: Path) -> Iterator[Path]:
 
 
 def newest_folder(link: Path) -> Path:
-    """Where the newest generation of a folder is; nothing is there where there is none."""
+    """The newest generation of a folder; without one the path of the link itself."""
     if not link.exists():
         generations = _generations(link)
         # The link is missing only after a stop between the two renames of a resolved copy.

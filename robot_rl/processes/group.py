@@ -19,7 +19,7 @@ from robot_rl.processes.signals import ENDS_WITH_INPUT, EXIT_INTERRUPTED
 
 COMMAND = "robot_rl.cli"
 _END_SECONDS = 60.0
-# Of a child that needs longer to end the user is told [s].
+# The user hears of a child that takes longer to end [s].
 _QUIET_SECONDS = 3.0
 # Lines of a child's log that the user needs. The first line of a command is its choices, key=value.
 _FOR_THE_USER = re.compile(r"(?P<role>actor|learner|evaluation|replay): (?P<words>(?!\w+=).+)")
@@ -50,12 +50,12 @@ class _Child:
 class ProcessGroup:
     """Child processes of one run, each with a log file.
 
-    What a child says to the user, in lines of its log that begin with its role, as in "learner: ",
-    is noted too, whenever somebody asks whether it is `running`, and when it has ended.
+    Lines of a child's log that begin with its role, as in "learner: ", are for the user: `running`
+    and the end of the child pass them on to `note`.
 
-    A child that is killed by a signal is started again, for each goes on where it was; one that
-    ends with an error of its own is not. The one that is started first, the replay server, serves
-    the others: it ends last, so that nothing that they still send is lost.
+    A child that is killed by a signal is restarted, and goes on where it was; one that ends with an
+    error is not. The first child, the replay server, serves the others and ends last, so that
+    nothing is lost that they still send.
 
     The children have sessions of their own: Ctrl-C in the terminal reaches only the parent, which
     then ends them. Should the parent be killed, each ends by itself when its standard input closes,
@@ -64,7 +64,7 @@ class ProcessGroup:
 
     logs: Path  # folder of the log files
     inherited: Sequence[int] = ()  # open descriptors that they keep, for example of a lock
-    # Takes what the user needs to know: who is started again, and what the children say to them.
+    # Takes messages for the user: restarts, and lines of the children.
     note: Callable[[str], None] = print
     # How long the children have to end, and then the first one, before they are killed. A child
     # that has children of its own needs longer than these [s].
@@ -155,8 +155,8 @@ class ProcessGroup:
                 self.note(f"{child.name}: {said['words']}" if one_of_several else line)
 
     def _spawn(self, child: _Child) -> None:
-        # Should the parent be killed, one that was started again may end before those who were
-        # started before it: what they then cannot send stays with them.
+        # If the parent is killed, a restarted child may end before older ones: they keep what they
+        # cannot send then.
         others = [other for other in self._children.values() if other is not child]
         inputs = [other.process.stdin.fileno() for other in others if other.process.stdin]
         child.log_start = child.log.seek(0, os.SEEK_END)
@@ -207,7 +207,7 @@ class ProcessGroup:
             if error is None:
                 raise problems[0]
             sys.stderr.write(f"robot-rl: {problems[0]}\n")
-            error.add_note(str(problems[0]))  # so that nobody removes the log that it names
+            error.add_note(str(problems[0]))  # so that the log that it names is kept
 
     def _died(self, child: _Child, code: int) -> ProcessDied:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

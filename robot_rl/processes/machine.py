@@ -60,8 +60,8 @@ def source_commit() -> str:
     if (checkout / ".git").exists():
         # Where there is no git, or it fails.
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
-            told = subprocess.run(words, cwd=checkout, capture_output=True, text=True, check=True)
-            return told.stdout.strip()
+            answer = subprocess.run(words, cwd=checkout, capture_output=True, text=True, check=True)
+            return answer.stdout.strip()
     return f"version {package_version('robot_rl')}"
 
 

@@ -13,22 +13,18 @@ RESOURCE_FOLDERS = ("configs", "hardware", "launch")
 _SHARE = Path("share") / "robot_rl"
 
 
-class ResourceNotFound(RobotRLError):
-    """A file or folder that should have been installed with robot_rl is nowhere to be found."""
-
-
 def find_resource(relative: str | Path) -> Path:
     """Return the absolute path of what is shipped, such as `"hardware/panda/panda.xml"`.
 
     The same call works from a checkout, an editable install, a wheel (`share/robot_rl` under the
     prefix it was installed to, or under the folder given to `pip install --target`) and a ROS
     prefix named in `AMENT_PREFIX_PATH`, searched in this order; then come the folders of the user's
-    own, which may add files to `hardware`. `ResourceNotFound` lists what was searched.
+    own, which may add files to `hardware`. `RobotRLError` lists what was searched.
     """
     wanted = Path(relative)
     inside = not wanted.is_absolute() and ".." not in wanted.parts
     if not inside or wanted.parts[:1] not in [(name,) for name in RESOURCE_FOLDERS]:
-        raise ResourceNotFound(
+        raise RobotRLError(
             "only the folders that robot_rl ships can be asked for",
             got=relative,
             expected="a relative path that begins with " + ", ".join(RESOURCE_FOLDERS),
@@ -37,7 +33,7 @@ def find_resource(relative: str | Path) -> Path:
     for root in searched:
         if (root / wanted).exists():
             return root / wanted
-    raise ResourceNotFound(
+    raise RobotRLError(
         f"{wanted.as_posix()!r} is not installed",
         got="searched " + ", ".join(str(root) for root in searched),
         hint="check the name, or install robot_rl again from its checkout: pip install .",

@@ -17,7 +17,7 @@ from typing import cast
 
 # Set for the children of `train`: they end when their standard input closes.
 ENDS_WITH_INPUT = "ROBOT_RL_ENDS_WITH_INPUT"
-# Of a process that a person has asked to end, as of a shell's.
+# Exit code of a process that a person asked to end, as in a shell.
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 _TOGETHER_SECONDS = 1.0
 
@@ -30,7 +30,7 @@ class Interruption:
     """A signal handler that raises `KeyboardInterrupt`, once for signals that come together.
 
     A terminal that is closed sends SIGHUP twice within a millisecond: the second must not break off
-    the clean end that the first has begun. Who asks again later is impatient, and heard.
+    the clean end that the first has started. A later one is a wish to end now.
     """
 
     def __init__(self) -> None:
@@ -50,10 +50,10 @@ class Interruption:
 
 
 class StopEvent:
-    """What `threading.Event` is for threads, for signal handlers as well: set once, for good.
+    """A `threading.Event` that signal handlers may set too, once.
 
-    A handler runs between any two instructions of the main thread. Inside `threading.Event.wait`
-    that holds the lock that `set` would then wait for, for ever. The queue's `put` is made for it.
+    A handler may interrupt the main thread inside `threading.Event.wait`, which holds the lock that
+    `set` needs: it would wait for ever. A queue's `put` is made for handlers.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class StopEvent:
                 self._wake.get(timeout=max(timeout_s, 0.0))
             except Empty:
                 return self._set
-            self._wake.put(None)  # for the next who waits
+            self._wake.put(None)  # for the next waiting thread
         return True
 
 
@@ -84,7 +84,7 @@ class StopEvent:
 def handled(
     numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
-    """Give these signals a handler, and then those that they had before."""
+    """Give these signals a handler, and restore the former ones at the end."""
     previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -104,9 +104,9 @@ def stop_event() -> Iterator[StopEvent]:
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Hear signals that ask to end only after what must be done whole or not at all.
+    """Defer signals that ask the process to end until the body is done.
 
-    Only the main thread hears signals; elsewhere this does nothing.
+    Only the main thread gets signals; elsewhere this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -126,7 +126,7 @@ def ending_signals() -> list[signal.Signals]:
     """Signals that ask a process to end.
 
     A closed terminal does not, where nohup has said so. Ctrl-C does even in a process that a script
-    has started in the background, which ignores it by default: who sends it there means it.
+    has started in the background, which ignores it by default: there it is sent on purpose.
     """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     always = [signal.SIGINT, signal.SIGTERM]
@@ -134,10 +134,10 @@ def ending_signals() -> list[signal.Signals]:
 
 
 def ask_to_end() -> None:
-    """Send SIGTERM to the main thread of this process, from any other: what it waits for ends.
+    """Send SIGTERM to the main thread of this process, from any thread, so that its waits end.
 
-    The kernel may give a signal for the whole process to any thread; a sleep of the main one would
-    then go on to its end before Python looks.
+    The kernel may deliver a signal for the process to any thread; a sleep of the main one would
+    then go on to its end first.
     """
     signal.pthread_kill(cast("int", threading.main_thread().ident), signal.SIGTERM)
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 _Found = TypeVar("_Found")
-# And then who waits for another process says so, if that is so many times the longest wait before.
+# A wait for another process is reported after this time, if it is also so many times the longest
+# wait before.
 QUIET_SECONDS, _UNUSUAL = 60.0, 3.0
 
 
@@ -32,19 +33,19 @@ class QuietWait:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._began: float | None = None
-        self._told, self._longest = False, 0.0
+        self._said, self._longest = False, 0.0
 
     def goes_on(self, what: str) -> None:
         """Called again and again while `what` is waited for."""
         now = time.monotonic()
         self._began = now if self._began is None else self._began
         waited = now - self._began
-        if not self._told and waited > max(QUIET_SECONDS, _UNUSUAL * self._longest):
-            self._told = True
+        if not self._said and waited > max(QUIET_SECONDS, _UNUSUAL * self._longest):
+            self._said = True
             self._say(f"waiting for {what}")
 
     def ends(self) -> None:
         """Called when it has come, so that the next wait is measured by this one."""
         if self._began is not None:
             self._longest = max(self._longest, time.monotonic() - self._began)
-        self._began, self._told = None, False
+        self._began, self._said = None, False

@@ -26,7 +26,7 @@ from robot_rl.replay.store_files import read_weights, write_weights
 from robot_rl.run import RunDirectory
 from robot_rl.wire import WireError
 from robot_rl.wire.endpoint import Listener, check_protected
-from robot_rl.wire.keys import ServerKeys, is_told
+from robot_rl.wire.keys import ServerKeys, is_logged
 from robot_rl.wire.messages import (
     DEFAULT_PAYLOAD_BYTES,
     Decoder,
@@ -173,7 +173,7 @@ class ReplayServer:
         except Exception as error:  # one message must never end the server for everybody else
             if isinstance(error, WireError):
                 self._counters["bad_messages"] += 1
-                if is_told(self._counters["bad_messages"]):
+                if is_logged(self._counters["bad_messages"]):
                     logger.warning("bad message %d: %s", self._counters["bad_messages"], error)
             elif not isinstance(error, RobotRLError):
                 self._counters["internal_errors"] += 1

@@ -14,18 +14,18 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.5, 10.0
 _SMOOTHING = 0.05
 # A stamp that is further back than this means that a clock was set.
 _JUMP_NS = 1_000_000_000
-_CLOSE_S = 5.0  # how long a connecting that is going on may hold up the end
+_CLOSE_S = 5.0  # longest wait for a `connect` that is under way
 
 
-class Connection:
-    """Keeps a driver's device connected: in the background, and again for ever after a failure.
+class DeviceConnection:
+    """Keeps a driver's device connected: in the background, and again after each failure.
 
     All methods but the driver's `connect` run in the caller's thread.
 
     Attributes:
         state: `closed`, `connecting`, `connected` or `waiting` (to connect again).
         fault: What is wrong, None while nothing is.
-        news: What should be logged once, until the caller takes it.
+        news: A fault to log; the caller sets it to None.
     """
 
     def __init__(self, driver: Any, patience_s: float) -> None:
@@ -34,7 +34,7 @@ class Connection:
         self.fault: str | None = None
         self.news: str | None = None
         self._patience = patience_s
-        # What the thread that connects came to; cancelled where it is to close the driver itself.
+        # Result of the connecting thread; cancelled where that has to close the driver.
         self._attempt: Future[BaseException | None] | None = None
         self._delay = _FIRST_DELAY
         self._next = 0.0
@@ -47,10 +47,10 @@ class Connection:
         Thread(target=self._connect, args=[self._attempt], name="connect", daemon=True).start()
 
     def update(self) -> bool:
-        """Look how the connecting goes on; returns whether the device is connected.
+        """Go on with connecting; returns whether the device is connected.
 
-        What `connect` raised is raised, where it is no `RobotRLError`: trying again does not mend
-        an error in the driver.
+        Raises an error of `connect` that is no `RobotRLError`: trying again does not help against
+        a bug in the driver.
         """
         if self._attempt is not None and self._attempt.done():
             problem, self._attempt = self._attempt.result(), None
@@ -66,7 +66,7 @@ class Connection:
         return self.state == CONNECTED
 
     def failed(self, error: RobotRLError) -> None:
-        """Note that the connected device failed; too long, and it is connected anew."""
+        """Note that the connected device failed; after `patience_s` it is connected again."""
         now = time.monotonic()
         self._note(str(error))
         if self._failing_since is None:
@@ -79,10 +79,9 @@ class Connection:
         self.fault, self._failing_since, self._delay = None, None, _FIRST_DELAY
 
     def close(self) -> None:
-        """Close the device for good; waits up to 5 s for a connecting that is going on.
+        """Close the device; waits up to 5 s for a `connect` that is under way.
 
-        One that hangs, as in the opening of a device that does not answer, closes the device itself
-        should it ever end.
+        A `connect` that hangs longer closes the device itself, if it ever returns.
         """
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
@@ -113,7 +112,7 @@ class Connection:
     def _close_driver(self) -> None:
         try:
             self.driver.close()
-        except Exception as error:  # whatever a vendor's library raises: it is let go of
+        except Exception as error:  # a vendor's library may raise anything
             self._note(f"while closing: {described(error)}")
 
     def _note(self, fault: str) -> None:

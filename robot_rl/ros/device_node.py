@@ -30,17 +30,13 @@ from std_srvs.srv import Trigger
 from policies import registry
 from robot_rl.errors import RobotRLError, described
 from robot_rl.ros import qos
-from robot_rl.ros.connection import CONNECTED, Connection, Freshness
+from robot_rl.ros.connection import CONNECTED, DeviceConnection, Freshness
 from robot_rl.ros.sole_source import SoleSubscription
 
 # Between two diagnostics, and at least where a fault has come or gone since.
 _DIAGNOSTICS_SECONDS, _NEWS_SECONDS = 1.0, 0.1
 # A fault whose words change at every poll, with an age for example, is logged this often.
 _LOG_SECONDS = 1.0
-
-
-class ParameterError(RobotRLError):
-    """A parameter of a node that is missing, of another type, or out of range."""
 
 
 def _explained(transition: Any) -> Any:
@@ -66,7 +62,7 @@ class DeviceNode(LifecycleNode, ABC):
 
     Parameters (ROS): `driver`, a YAML or JSON mapping with `_target_`; `rate_hz`, how often the
     device is polled; `stale_after_s`, the age at which the newest measurement is reported as stale;
-    `reconnect_after_s`, how long the device may fail before it is connected anew.
+    `reconnect_after_s`, how long the device may fail before it is connected again.
     """
 
     driver_family: ClassVar[type[Any]]  # the class, or protocol, that its driver must have
@@ -76,9 +72,9 @@ class DeviceNode(LifecycleNode, ABC):
     def __init__(self, name: str, **options: Any) -> None:
         super().__init__(name, **options)
         self.trouble = ""  # why the last transition that failed did
-        self.refusals, self.last_refusal = 0, ""  # of commands; why the last one was, if it was
+        self.refusals, self.last_refusal = 0, ""  # count of refused commands; reason of the newest
         self._commands: list[SoleSubscription] = []
-        self._connection: Connection | None = None
+        self._connection: DeviceConnection | None = None
         self._has_topics = self._was_connected = False
         self._quiet_until = 0.0  # on the steady clock [s]
         self._told_level, self._told_at = DiagnosticStatus.OK, 0.0
@@ -89,7 +85,7 @@ class DeviceNode(LifecycleNode, ABC):
         )
         text = "age at which the newest measurement is reported as stale"
         stale: float = self.parameter("stale_after_s", 0.5, text, low=0.001, high=3600.0)
-        text = "how long the device may fail before it is connected anew"
+        text = "how long the device may fail before it is connected again"
         self._patience = self.parameter("reconnect_after_s", 1.0, text, low=0.0, high=3600.0)
         self.freshness = Freshness(stale)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
@@ -103,7 +99,7 @@ class DeviceNode(LifecycleNode, ABC):
         except yaml.YAMLError as error:
             found = error
         if not isinstance(found, dict):
-            raise ParameterError(
+            raise RobotRLError(
                 "the parameter 'driver' names no driver",
                 got=found or "nothing",
                 expected="a YAML mapping such as {_target_: drivers.camera.sim.SimCamera, ...}",
@@ -121,7 +117,7 @@ class DeviceNode(LifecycleNode, ABC):
     def poll(self) -> None:
         """Read the connected device and publish what is new; called at `rate_hz` while active.
 
-        A `RobotRLError` is reported; if it goes on, the device is connected anew.
+        A `RobotRLError` is reported; if it goes on, the device is connected again.
         """
 
     def activating(self) -> None:
@@ -137,14 +133,14 @@ class DeviceNode(LifecycleNode, ABC):
         """The device has just been lost."""
 
     def commanded_by_several(self, problem: str) -> None:
-        """Commands have come from several publishers, both of which `problem` names."""
+        """Commands came from several publishers, which `problem` names."""
 
     def facts(self) -> Mapping[str, object]:
         """Further values for the diagnostics, for example counts of refusals."""
         return {}
 
     def warning(self) -> str | None:
-        """What is wrong without being a fault of the device; by default a command's refusal."""
+        """A problem that is no fault of the device; by default the refusal of a command."""
         return self.last_refusal or None
 
     @property
@@ -165,7 +161,7 @@ class DeviceNode(LifecycleNode, ABC):
 
     @property
     def fault(self) -> str:
-        """What is wrong with the device; empty while nothing is known to be."""
+        """The fault of the device; empty without one."""
         return (self._connection.fault if self._connection else None) or ""
 
     @property
@@ -186,7 +182,7 @@ class DeviceNode(LifecycleNode, ABC):
         """Declare a parameter of the type of its default, and return its value.
 
         A list is one of floats. A number lies from `low` to `high`. One that is `read_only` may
-        only be given at the start. The `ParameterError` names one that is refused.
+        only be given at the start. The `RobotRLError` names one that is refused.
         """
         descriptor = ParameterDescriptor(description=description, read_only=read_only)
         # A whole number serves as a float too: rclpy's own check of types would refuse it.
@@ -209,7 +205,7 @@ class DeviceNode(LifecycleNode, ABC):
         if any(type(p) is not kind or (span and not span[0] <= p <= span[1]) for p in parts):
             limits = "" if span is None else f" from {low:g} to {high:g}"
             node = self.get_fully_qualified_name()
-            raise ParameterError(
+            raise RobotRLError(
                 f"the parameter {name!r} of {node} cannot have this value",
                 got=found,
                 expected=f"{kind.__name__}{'s' * plural}{limits}",
@@ -217,7 +213,7 @@ class DeviceNode(LifecycleNode, ABC):
         return parts if plural else parts[0]
 
     def serve(self, name: str, do: Callable[[], str]) -> Service:
-        """Serve a `std_srvs/Trigger`: `do` says what it did; what it raises is an answer too."""
+        """Serve a `std_srvs/Trigger`; `do` returns the message, and its error is a refusal."""
 
         def answer(request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
             try:
@@ -231,10 +227,10 @@ class DeviceNode(LifecycleNode, ABC):
 
     @contextlib.contextmanager
     def refusing(self, service: Service, device: str) -> Iterator[None]:
-        """Refuse the requests of a service that wait now, when what a stop does has been done.
+        """Refuse the requests that wait at a service now, after the body has carried out a stop.
 
-        Each service has a queue of its own: their order says nothing about that of the requests.
-        Those that come in between are carried out later: who asks then may have heard of the stop.
+        Each service has a queue of its own, so the order of requests to two services is not known.
+        Requests that come during the body are served later: their clients may know of the stop.
         """
         taken: list[Any] = []
         queue = service.handle
@@ -249,7 +245,7 @@ class DeviceNode(LifecycleNode, ABC):
                 service.send_response(Trigger.Response(success=False, message=problem), request)
 
     def subscribe_to_commands(self, kind: Any, topic: str, take: Callable[[Any], None]) -> None:
-        """Follow commands of one publisher; of several, nobody before `forget_commanders`."""
+        """Follow commands of one publisher; after a second one, none until `forget_commanders`."""
 
         def check(message: Any) -> None:
             if not (self.is_connected and self.is_polling):
@@ -271,7 +267,7 @@ class DeviceNode(LifecycleNode, ABC):
         self._commands.append(commands)
 
     def forget_commanders(self) -> None:
-        """Follow who commands alone from now on: a person has looked."""
+        """Follow a sole publisher again: a person has looked."""
         for commands in self._commands:
             commands.forget()
 
@@ -303,7 +299,7 @@ class DeviceNode(LifecycleNode, ABC):
         """Make the driver and begin to connect it."""
         try:
             driver = registry.make(self.driver_settings, self.driver_family)
-            self._connection = Connection(driver, self._patience)
+            self._connection = DeviceConnection(driver, self._patience)
             self.setup()
             if not self._has_topics:
                 self.make_topics()
@@ -372,7 +368,7 @@ class DeviceNode(LifecycleNode, ABC):
                 connection.failed(error)
             else:
                 connection.succeeded()
-        # Who misses its measurements asks why: a change for better or worse is told at once.
+        # A client that misses measurements looks here: publish a change at once.
         if self._health()[0] != self._told_level and now - self._told_at >= _NEWS_SECONDS:
             self.publish_diagnostics()
 

@@ -1,10 +1,9 @@
-"""What every process that takes part in ROS does before: variables, and what others left behind.
+"""Preparation of each process that uses ROS: variables, and the remains of killed processes.
 
-Loads no ROS. Of shared memory: each participant of Fast DDS sends through a segment
+Loads no ROS. About shared memory: each participant of Fast DDS sends through a segment
 `fastrtps_<16 hex digits>` in /dev/shm, and holds an exclusive `flock` on the file `…_el` beside it
-for as long as it lives, frozen or not; Fast DDS itself tells by it who lives. A participant that is
-killed leaves both files, 35 MB with our profile; names are random, so that nobody uses them again.
-The files of ports, `fastrtps_port<number>…`, are used again, and become no more.
+as long as it lives, frozen or not. A killed participant leaves both files, 35 MB with our profile;
+their random names are never used again. The files of ports, `fastrtps_port<number>…`, are reused.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ PROFILE = "FASTRTPS_DEFAULT_PROFILES_FILE"
 DISCOVERY = "ROS_AUTOMATIC_DISCOVERY_RANGE"
 
 SHARED_MEMORY = Path("/dev/shm")
-# Between making a lock's file and locking it a participant needs far less.
+# A participant locks its new lock file much sooner.
 _MINIMUM_AGE_SECONDS = 5.0
 _LOCK = re.compile(r"fastrtps_[0-9a-f]{16}_el")
 
@@ -51,9 +50,9 @@ def prepare_environment(discovery_range: str | None = None) -> None:
 def leave_shared_memory() -> None:
     """Let this process use UDP alone, unless the user has named a profile: before ROS is used.
 
-    For nodes that must go on whatever happens to others. Who receives through Fast DDS's shared
-    memory holds a lock now and then, and all who send to it wait while it is frozen: an arm's node
-    then neither reads its arm nor holds it. Call it after `prepare_environment`.
+    For nodes that must go on whatever happens to others. A receiver through Fast DDS's shared
+    memory takes a lock now and then, and its senders wait while it is frozen: an arm's node would
+    then neither read its arm nor hold it. Call this after `prepare_environment`.
     """
     if os.environ.get(PROFILE) != str(find_resource(_PICTURES)):
         return
@@ -81,7 +80,7 @@ def is_owned(lock: Path) -> bool:
 
 
 def remove_abandoned_segments(folder: Path = SHARED_MEMORY) -> list[Path]:
-    """Remove and return the segments whose owner is gone, with their locks, but those of others."""
+    """Remove the segments of this user whose owner is gone, with their locks; returns them."""
     removed = []
     for lock in folder.glob("fastrtps_*_el"):
         segment = lock.with_name(lock.name.removesuffix("_el"))
@@ -96,7 +95,7 @@ def remove_abandoned_segments(folder: Path = SHARED_MEMORY) -> list[Path]:
 
 
 def clean_shared_memory() -> None:
-    """Remove what killed processes have left, and say so: when a process begins to use ROS."""
+    """Remove the remains of killed processes, and say so; called before ROS is used."""
     removed = len(remove_abandoned_segments())
     if removed:
         what = "segment" if removed == 1 else "segments"

@@ -1,4 +1,4 @@
-"""What a robot on ROS 2 topics measures, put together by stamp for one observation."""
+"""The measurements of a robot on ROS 2 topics, matched by stamp for one observation."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from robot_rl.data.schema import Field, Observation
 from robot_rl.env.robot import state_fields
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.waiting import wait_until
-from robot_rl.ros import messages
-from robot_rl.ros.client import RosClient
+from robot_rl.ros import conversions
+from robot_rl.ros.ros_client import RosClient
 from robot_rl.ros.sensors import NodeHealth, Sensor, common_frame, together, wait_for_all
 from robot_rl.safety import CartesianLimits, JointActionLimits, Plausibility
 from robot_rl.safety.limits import check_positive
@@ -30,17 +30,14 @@ if TYPE_CHECKING:
     from robot_rl.env.sim.cameras import CameraOptions
 
 
-# Pictures vary by milliseconds: what comes so shortly before a tick may come after the next.
+# Pictures vary by milliseconds: one that comes so shortly before a tick may miss the next one.
 _UNSURE_S = 0.003
 _WRENCH = "state/tcp_wrench"
 
 
 @dataclass(frozen=True)
 class SensorLimits:
-    """How fresh measurements must be.
-
-    Ages count since the receipt, and since the stamp by the clock of this machine.
-    """
+    """Largest ages of measurements, since receipt and by their stamp."""
 
     arm_s: float  # age of the arm's state [s]
     image_s: float  # age of a camera's newest frame [s]
@@ -60,7 +57,7 @@ class Measurements:
     Args:
         client: The node that subscribes.
         limits: How fresh they must be.
-        motion: Of the targets: poses, or joint positions. What is measured must be possible too.
+        motion: Limits of the targets: poses, or joint positions. They also judge measurements.
         joint_names: Of the arm, in the order of the observation.
         pose: Whether it measures the pose of its TCP; one that takes poses must.
         twist: Whether it measures the velocity of its TCP.
@@ -72,11 +69,12 @@ class Measurements:
         success: Whether there is a success signal.
 
     Attributes:
+        limits: As given.
         all_sensors: Each of the topics.
         gripper: That of the gripper; None without one.
         fields: What is observed.
-        stamps_ns: Topic → stamp of what the newest observation has of it [ns, system clock].
-        tracked: What the newest observation says of the task; see `robot_rl.env.task`.
+        stamps_ns: Topic → stamp of its measurement in the newest observation [ns, system clock].
+        tracked: The task's part of the newest observation, as in `robot_rl.env.task`.
     """
 
     def __init__(
@@ -93,14 +91,38 @@ class Measurements:
         objects: int,
         success: bool,
     ) -> None:
-        self._client, self._limits = client, limits
+        self._client, self.limits = client, limits
         self._health = NodeHealth(client)
         self.tracked: dict[str, Any] = {}
         self.stamps_ns: dict[str, int] = {}
         self._optional: dict[str, Sensor] = {}  # by the name of what is observed of them
         self._motion, by_joints = motion, isinstance(motion, JointActionLimits)
         self._lead = "state/joint_lead" if by_joints else "state/target_lead"
-        self._subscribe_to_arm(tuple(joint_names), pose or not by_joints, twist, wrench, by_joints)
+        judged: dict[str, Any] = {"plausibility": Plausibility(motion)}
+        in_base: dict[str, Any] = {"in_frame": self.base_frame}
+        joints = partial(conversions.joint_states, names=tuple(joint_names))
+        more = {**judged, "place": itemgetter(0)} if by_joints else {}
+        self.joints = self._placed = self._sensor(
+            JointState, "joint_states", "arm_s", joints, **more
+        )
+        self.pose = None
+        if pose or not by_joints:
+            more = in_base if by_joints else {**judged, **in_base}
+            decode: Any = conversions.pose_array
+            self.pose = self._sensor(PoseStamped, "current_pose", "arm_s", decode, **more)
+            self._placed = self.joints if by_joints else self.pose
+        if twist:
+            more = {**in_base, "without": "robot.twist=false, if the arm measures no such velocity"}
+            decode = conversions.twist_array
+            sensor = self._sensor(TwistStamped, "current_twist", "arm_s", decode, **more)
+            self._optional["state/tcp_velocity"] = sensor
+        if wrench:
+            more = {**in_base, "without": "robot.wrench=false, if the arm measures no forces"}
+            decode = conversions.wrench_array
+            sensor = self._sensor(WrenchStamped, "current_wrench", "arm_s", decode, **more)
+            self._optional[_WRENCH] = sensor
+        measured = (self.joints, self.pose, *self._optional.values())
+        self._aligned = [sensor for sensor in measured if sensor is not None]
         self.gripper = None
         if gripper:
             jaws = self._sensor(JointState, "gripper/state", "gripper_s", _first_position)
@@ -112,7 +134,7 @@ class Measurements:
         }
         self.objects = self.success = None
         if objects:
-            decode = partial(messages.poses_array, count=objects)
+            decode = partial(conversions.poses_array, count=objects)
             self.objects = self._sensor(
                 PoseArray, "object_poses", "tracker_s", decode, in_frame=self.base_frame
             )
@@ -125,8 +147,8 @@ class Measurements:
         self._newest += self._images.values()
         signals = [self.success] if self.success else []
         self.all_sensors = (*self._aligned, *self._newest, *signals)
-        measured = {"pose": self.pose is not None, "velocity": twist, "wrench": wrench}
-        own = state_fields(len(joint_names), **measured, gripper=gripper, by_joints=by_joints)
+        known = {"pose": self.pose is not None, "velocity": twist, "wrench": wrench}
+        own = state_fields(len(joint_names), **known, gripper=gripper, by_joints=by_joints)
         self.fields = (*own, *(field for field, _ in pictures))
 
     def tcp_pose(self) -> Vector:
@@ -145,7 +167,7 @@ class Measurements:
         return None if wrench is None else np.asarray(wrench.value(wrench.newest())[:3])
 
     def missing(self) -> list[str]:
-        """What does not come, in words: topics without a publisher, and those that are silent."""
+        """The missing topics, in words: those without a publisher, and those that are silent."""
         gone = [sensor.topic for sensor in self.all_sensors if not sensor.is_published]
         silent = [sensor for sensor in self.all_sensors if sensor.is_published and sensor.is_silent]
         absent = [f"nobody publishes {', '.join(gone)}"] if gone else []
@@ -161,9 +183,9 @@ class Measurements:
         for sensor in self.all_sensors:
             sensor.forget()
         # The first to arrive may have been on its way already.
-        wait_for_all(self.all_sensors, 2, self._limits.start_timeout_s)
+        wait_for_all(self.all_sensors, 2, self.limits.start_timeout_s)
         # The arm's node believes three that agree, and refuses a reset before.
-        wait_for_all([self._placed], 4, self._limits.start_timeout_s)
+        wait_for_all([self._placed], 4, self.limits.start_timeout_s)
 
     def wait_for_pictures(self) -> None:
         """Wait until each camera has given a new picture, so that a loop begins with young ones.
@@ -173,7 +195,7 @@ class Measurements:
         """
         counts = {image: image.count for image in self._images.values()}
         arrived = lambda: all(image.count > count for image, count in counts.items())  # noqa: E731
-        wait_until(arrived, self._limits.image_s, every_s=0.001)
+        wait_until(arrived, self.limits.image_s, every_s=0.001)
         time.sleep(_UNSURE_S)
 
     def observe(self, target: Vector) -> Observation:
@@ -181,7 +203,7 @@ class Measurements:
 
         Raises as `tcp_pose`.
         """
-        taken = together(self._aligned, self._newest, self._limits.skew_s)
+        taken = together(self._aligned, self._newest, self.limits.skew_s)
         self.stamps_ns = {sensor.topic: one.stamp_ns for sensor, one in taken.items()}
         positions, velocities = self.joints.value(taken[self.joints])
         pose = None if self.pose is None else self.pose.value(taken[self.pose])
@@ -212,46 +234,17 @@ class Measurements:
 
     def _sensor(self, kind: Any, topic: str, limit: str, decode: Any, **more: Any) -> Sensor:
         more |= {"health": self._health, "setting": f"robot.sensors.{limit}"}
-        return Sensor(self._client, kind, topic, getattr(self._limits, limit), decode, **more)
-
-    def _subscribe_to_arm(
-        self, names: tuple[str, ...], pose: bool, twist: bool, wrench: bool, by_joints: bool
-    ) -> None:
-        late = "arm_s"
-        common: dict[str, Any] = {"in_frame": self.base_frame}
-        joints = partial(messages.joint_states, names=names)
-        judged: dict[str, Any] = {"plausibility": Plausibility(self._motion)}
-        more = {**judged, "place": itemgetter(0)} if by_joints else {}
-        self.pose = None
-        self.joints = self._placed = self._sensor(JointState, "joint_states", late, joints, **more)
-        self._aligned = [self.joints]
-        if pose:
-            more = common if by_joints else {**judged, **common}
-            decode = messages.pose_array
-            self.pose = self._sensor(PoseStamped, "current_pose", late, decode, **more)
-            self._aligned.append(self.pose)
-            self._placed = self.joints if by_joints else self.pose
-        if twist:
-            more = {**common, "without": "robot.twist=false, if the arm measures no such velocity"}
-            decode = messages.twist_array
-            sensor = self._sensor(TwistStamped, "current_twist", late, decode, **more)
-            self._optional["state/tcp_velocity"] = sensor
-        if wrench:
-            more = {**common, "without": "robot.wrench=false, if the arm measures no forces"}
-            decode = messages.wrench_array
-            sensor = self._sensor(WrenchStamped, "current_wrench", late, decode, **more)
-            self._optional[_WRENCH] = sensor
-        self._aligned += self._optional.values()
+        return Sensor(self._client, kind, topic, getattr(self.limits, limit), decode, **more)
 
 
 def _first_position(message: JointState) -> Vector:
     if not message.name:
-        raise messages.MessageError("the gripper's state names no joint", expected="one joint")
-    return messages.joint_positions(message, message.name[:1])
+        raise conversions.MessageError("the gripper's state names no joint", expected="one joint")
+    return conversions.joint_positions(message, message.name[:1])
 
 
 def _pictures(camera: CameraOptions) -> list[tuple[Field, str]]:
-    """What is observed of a camera, and its topics."""
+    """The observed fields of a camera, and their topics."""
     if camera.points:
         raise RobotRLError(
             "a robot on topics has no point clouds",
@@ -267,9 +260,9 @@ def _pictures(camera: CameraOptions) -> list[tuple[Field, str]]:
 
 def _picture_decoder(field: Field) -> Callable[[Image], npt.NDArray[Any]]:
     def decode(message: Image) -> npt.NDArray[Any]:
-        picture = messages.image_array(message)
+        picture = conversions.image_array(message)
         if picture.shape != field.shape or picture.dtype != field.dtype:
-            raise messages.MessageError(
+            raise conversions.MessageError(
                 "the picture has another size or kind",
                 got=f"{message.encoding} {picture.shape}",
                 expected=f"{field.dtype} {field.shape}",

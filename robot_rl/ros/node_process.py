@@ -15,7 +15,7 @@ from rclpy.signals import SignalHandlerOptions
 
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import ENDS_WITH_INPUT, StopEvent, end_with_input, stop_event
-from robot_rl.ros.device_node import DeviceNode, ParameterError
+from robot_rl.ros.device_node import DeviceNode
 from robot_rl.ros.environment import clean_shared_memory, leave_shared_memory, prepare_environment
 
 _SPIN_SECONDS = 0.1
@@ -30,7 +30,7 @@ def run_node(make: Callable[[], DeviceNode], *, sends_pictures: bool = False) ->
     configures and activates itself. It ends on Ctrl-C and SIGTERM, and closes its device. With
     `sends_pictures` it uses shared memory, for what is too large for UDP.
 
-    Returns the exit code: 0, or 2 after an error that the user can mend.
+    Returns the exit code: 0, or 2 after an error that the user can fix.
     """
     ends_with_input = os.environ.pop(ENDS_WITH_INPUT, None)
     prepare_environment()
@@ -39,7 +39,7 @@ def run_node(make: Callable[[], DeviceNode], *, sends_pictures: bool = False) ->
     clean_shared_memory()
     try:
         rclpy.init(args=sys.argv, signal_handler_options=SignalHandlerOptions.NO)
-    except Exception as error:  # of the compiled module, whose class has moved between releases
+    except Exception as error:  # rclpy's class for it has moved between releases
         _tell(f"the arguments after --ros-args cannot be read; got: {error}")
         return _EXIT_ERROR
     try:
@@ -59,7 +59,15 @@ def _spin(node: DeviceNode, stop: StopEvent) -> None:
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     try:
-        _start(node)
+        # Unless a lifecycle manager does it.
+        if node.parameter("autostart", True, "configure and activate without a manager"):
+            for step in ("configure", "activate"):
+                if getattr(node, f"trigger_{step}")() != TransitionCallbackReturn.SUCCESS:
+                    raise RobotRLError(
+                        f"{node.get_fully_qualified_name()} cannot be {step}d",
+                        got=node.trouble,
+                        hint="correct its parameters; its log above may say more",
+                    )
         while not stop.is_set():
             executor.spin_once(timeout_sec=_SPIN_SECONDS)
     finally:
@@ -76,16 +84,3 @@ def _spin(node: DeviceNode, stop: StopEvent) -> None:
 
 def _tell(problem: str) -> None:
     sys.stderr.write(f"{Path(sys.argv[0]).name}: {problem}\n")
-
-
-def _start(node: DeviceNode) -> None:
-    """Configure and activate a node that is not told to wait for a manager."""
-    if not node.parameter("autostart", True, "configure and activate without a manager"):
-        return
-    for step in ("configure", "activate"):
-        if getattr(node, f"trigger_{step}")() != TransitionCallbackReturn.SUCCESS:
-            raise ParameterError(
-                f"{node.get_fully_qualified_name()} cannot be {step}d",
-                got=node.trouble,
-                hint="correct its parameters; its log above may say more",
-            )

@@ -4,7 +4,7 @@ It is the section `nodes` of the configuration, as the files of `configs/robot` 
 name the executable of the ROS package `robot_rl` and the module that it runs, the parameters, and
 where they are needed its namespace (relative to the arm's), remappings, and `each_camera`, with
 which there is one node for each camera that the policy or the reward sees with. A node that is null
-is run by somebody else. A robot of several arms has the nodes of each of `arms`, in namespaces of
+is started elsewhere. A robot of several arms has the nodes of each of `arms`, in namespaces of
 these names. A driver that uses topics by itself has a `namespace`: it too is relative
 to the arm's, unless it begins with a slash. Loads no ROS.
 """
@@ -23,6 +23,7 @@ import numpy as np
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from policies import registry
+from robot_rl.config import joined
 from robot_rl.errors import RobotRLError
 from robot_rl.safety import (
     ArmLimits,
@@ -35,10 +36,10 @@ from robot_rl.safety import (
 )
 
 PACKAGE = "robot_rl"
-_OPEN = "???"  # what must be given, and is not
+_OPEN = "???"  # a value that is still missing
 # Arguments of drivers that name a device.
 _DEVICE_KEYS = ("serial", "device", "address", "host", "settings.port")
-_PLUGGED_IN = ("serial", "device")  # what doctor lists
+_PLUGGED_IN = ("serial", "device")  # listed by doctor
 # Parameters of an arm's node beside the fields of `ArmLimits` and `ResetOptions` that are bounded.
 _CORNERS = ("workspace_low", "workspace_high", "reference_orientation")
 _PULLED = 0.02  # m and rad into the limits, which the node may pull a reset's end by
@@ -65,12 +66,8 @@ _PARAMETERS = {
 }
 
 
-class NodeTableError(RobotRLError):
-    """A node in the configuration that cannot be started, or a camera without one."""
-
-
 class Driver(Protocol):
-    """What the drivers of all devices have."""
+    """The methods of every driver."""
 
     def connect(self) -> None:
         """Reach the device."""
@@ -81,7 +78,7 @@ class Driver(Protocol):
 
 @dataclass(frozen=True)
 class NodeDescription:
-    """One node."""
+    """One node of the table."""
 
     name: str  # its name in its namespace
     executable: str  # its name in the ROS package `robot_rl`
@@ -104,7 +101,7 @@ class NodeDescription:
         return "-".join(part for part in f"{self.namespace}/{self.name}".split("/") if part)
 
     def arguments(self, parameter_file: Path) -> list[str]:
-        """What follows the executable on a command line."""
+        """The words after the executable on a command line."""
         remappings = {"__node": self.name, "__ns": self.namespace, **self.remappings}
         pairs = [word for old, new in remappings.items() for word in ("-r", f"{old}:={new}")]
         return ["--ros-args", *pairs, "--params-file", str(parameter_file)]
@@ -117,7 +114,7 @@ class NodeDescription:
 def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
     """The nodes of a configuration, in the order in which they are started.
 
-    The `NodeTableError` names the node and the key, or the camera and the line to write.
+    The `RobotRLError` names the node and the key, or the camera and the line to write.
     """
     table: list[NodeDescription] = []
     for name, arm in config.arms.items() or [("", config)]:
@@ -125,7 +122,7 @@ def node_table(config: DictConfig) -> tuple[NodeDescription, ...]:
             table += _table_of(arm, _cameras(arm.observation, config.reward))
         except RobotRLError as error:
             above = f"arms.{name}." if name else ""
-            raise NodeTableError(
+            raise RobotRLError(
                 re.sub(r"(?<![\w./])nodes\.", f"{above}nodes.", str(error))
             ) from error
     _check_devices(table)
@@ -189,22 +186,16 @@ def _description(
     )
 
 
-def joined(namespace: str, relative: str) -> str:
-    """A namespace below another; both may be empty or `/`."""
-    parts = [part for part in f"{namespace}/{relative}".split("/") if part]
-    return "/" + "/".join(parts)
-
-
 def _check(name: str, entry: Mapping[str, Any]) -> None:
-    """Check what the process of a node would refuse, or a mistyped key, of which it never hears."""
+    """Check the keys and values that the node's process would refuse, or ignore."""
     check_known(f"nodes.{name}", entry, _KEYS)
     if missing := [key for key in ("executable", "module") if not entry.get(key)]:
-        raise NodeTableError(
+        raise RobotRLError(
             f"the node nodes.{name} cannot be started", got=f"no {missing[0]}", expected=_KEYS
         )
     executable, module = str(entry["executable"]), str(entry["module"])
     if module != _NODES.get(executable, ("",))[0]:
-        raise NodeTableError(
+        raise RobotRLError(
             f"nodes.{name} is no node of robot_rl",
             got=f"executable: {executable}, module: {module}",
             expected="; ".join(f"{each}: {runs}" for each, (runs, _) in _NODES.items()),
@@ -217,14 +208,11 @@ def _check(name: str, entry: Mapping[str, Any]) -> None:
         try:
             registry.check_arguments(driver, driver_family(executable))
         except RobotRLError as error:
-            raise NodeTableError(f"nodes.{name}.parameters.driver: {error}") from error
+            raise RobotRLError(f"nodes.{name}.parameters.driver: {error}") from error
 
 
 def _check_arm(name: str, entry: Mapping[str, Any], joints: int) -> None:
-    """Check what the node of an arm would refuse, or a mistyped limit, of which it never hears.
-
-    The arm has so many joints; 0 where that is not known.
-    """
+    """Check what an arm's node would refuse, or ignore; `joints` is 0 where it is not known."""
     if not str(entry["module"]).startswith("drivers.arm."):
         return
     groups = ((entry.get("parameters") or {}).get(group) for group in ("limits", "reset"))
@@ -242,24 +230,25 @@ def _check_arm(name: str, entry: Mapping[str, Any], joints: int) -> None:
             pose = checked_reset_pose(ends[0])
             if bounds is not None:  # the node would pull it far into them
                 bounds.check_inside("reset.pose", pose, _PULLED)
-        elif any(ends) and joints:
-            _check_reset_joints(ends[1], joints)
+        elif any(ends) and joints:  # in rows, or in one row
+            in_rows = isinstance(ends[1][0], list)
+            for row in ends[1] if in_rows else [ends[1]]:
+                values = np.array(row, float)
+                if values.ndim != 1 or values.size % joints or (in_rows and len(row) != joints):
+                    problem, expected = (
+                        "reset.joints holds no waypoints",
+                        f"{joints} numbers for each",
+                    )
+                    raise RobotRLError(problem, got=row, expected=expected)
+                if (abs(values) > _TURN).any():
+                    hint = "give radians, not degrees; robot-rl teach prints where a guided arm is"
+                    problem, expected = (
+                        "a joint of reset.joints is beyond one turn",
+                        "rad, within 2π",
+                    )
+                    raise RobotRLError(problem, got=row, expected=expected, hint=hint)
     except (RobotRLError, TypeError) as error:
-        raise NodeTableError(f"nodes.{name}.parameters: {error}") from error
-
-
-def _check_reset_joints(waypoints: Sequence[Any], joints: int) -> None:
-    """Check that waypoints, in rows or in one row, are positions of so many joints in radians."""
-    rows = waypoints if isinstance(waypoints[0], list) else [waypoints]
-    for row in rows:
-        values = np.array(row, float)
-        if values.ndim != 1 or values.size % joints or (rows is waypoints and len(row) != joints):
-            expected = f"{joints} numbers for each"
-            raise NodeTableError("reset.joints holds no waypoints", got=row, expected=expected)
-        if (abs(values) > _TURN).any():
-            hint = "give radians, not degrees; robot-rl teach prints where a guided arm is"
-            problem, expected = "a joint of reset.joints is beyond one turn", "rad, within 2π"
-            raise NodeTableError(problem, got=row, expected=expected, hint=hint)
+        raise RobotRLError(f"nodes.{name}.parameters: {error}") from error
 
 
 def _camera_node_name(camera: Mapping[str, Any]) -> str:
@@ -273,13 +262,13 @@ def driver_family(executable: str) -> type[Driver]:
 
 
 def _check_each_camera(name: str, entry: Mapping[str, Any], cameras: Sequence[Any]) -> None:
-    """Check that the driver of a node for each camera can be told which camera it is."""
+    """Check that the driver of a node for each camera has an argument `camera`."""
     driver = (entry.get("parameters") or {}).get("driver") or {}
     if cameras and not registry.takes(driver, driver_family(str(entry["executable"])), "camera"):
-        raise NodeTableError(
+        raise RobotRLError(
             f"the node nodes.{name} cannot be one for each camera",
             got=f"each_camera with {driver['_target_']}, which takes no `camera`",
-            expected="a driver that can be told which camera it is, as the simulated one",
+            expected="a driver with an argument `camera`, such as the simulated one",
             hint=f"take nodes.{name} out, and {_line(cameras[0])}; and so on for each",
         )
 
@@ -287,7 +276,7 @@ def _check_each_camera(name: str, entry: Mapping[str, Any], cameras: Sequence[An
 def _check_served(
     cameras: Sequence[Any], by_others: frozenset[str], table: Sequence[NodeDescription]
 ) -> None:
-    """Check that each camera has a node: it would come to light only as a silent topic."""
+    """Check that each camera has a node, rather than a silent topic."""
     served = {str(node.parameters["camera"]) for node in table if "camera" in node.parameters}
     alone = [
         camera
@@ -296,7 +285,7 @@ def _check_served(
     ]
     if alone:
         name = alone[0]["name"]
-        raise NodeTableError(
+        raise RobotRLError(
             f"no node serves the camera {', '.join(str(c['name']) for c in alone)}",
             got=f"nodes for {', '.join(sorted(served)) or 'no camera'}",
             expected="one for each of observation.cameras and reward.cameras",
@@ -313,17 +302,17 @@ def _check_sizes(cameras: Sequence[Any], table: Sequence[NodeDescription]) -> No
         shown = [int(n) for n in given.get("size") or given.get("crop", [])[2:]]
         wanted = observed.get(given.get("camera"))
         if wanted and len(shown) == 2 and shown != wanted:
-            raise NodeTableError(
+            raise RobotRLError(
                 f"nodes.{node.name}.parameters publishes pictures of another size",
                 got=f"size: {shown}",
                 expected=f"size: {wanted}, as observation.cameras says of {given['camera']}",
             )
         crop = [int(n) for n in given.get("crop") or ()]
         sides = [node.driver.get(key) for key in ("width", "height")]
-        taken = [n for n in sides if isinstance(n, int)]  # that are given
+        taken = [n for n in sides if isinstance(n, int)]  # the given ones
         ends = [crop[0] + crop[2], crop[1] + crop[3]] if len(crop) == 4 else []
         if len(taken) == 2 and ends and (ends[0] > taken[0] or ends[1] > taken[1]):
-            raise NodeTableError(
+            raise RobotRLError(
                 f"nodes.{node.name}.parameters.crop is not within the camera's pictures",
                 got=f"crop: {crop}",
                 expected=f"a part of {taken[0]}×{taken[1]}, as its driver takes them",
@@ -336,7 +325,7 @@ def _check_devices(table: Sequence[NodeDescription]) -> None:
     for node in table:
         given = _flat(node.driver)
         if not isinstance(serial := given.get("serial", _OPEN), str):
-            raise NodeTableError(
+            raise RobotRLError(
                 f"the serial of the node {node.process} is a number",
                 got=serial,
                 expected="a text: without quotes 040412060001 is read as another number",
@@ -349,7 +338,7 @@ def _check_devices(table: Sequence[NodeDescription]) -> None:
             device = (node.module, key, str(value))
             other = found.setdefault(device, node.process)
             if other != node.process:
-                raise NodeTableError(
+                raise RobotRLError(
                     f"the nodes {other} and {node.process} would open one device",
                     got=f"{key}: {value} twice",
                     hint="give each its own"
@@ -358,7 +347,7 @@ def _check_devices(table: Sequence[NodeDescription]) -> None:
 
 
 def _line(camera: Mapping[str, Any]) -> str:
-    """What a person writes for a node of its own, to be completed with the device."""
+    """The setting that gives a camera a node, with a place for the device."""
     size = ",".join(f"{key}:{camera.get(key, 128)}" for key in ("width", "height"))
     return (
         f'write "+nodes.{_camera_node_name(camera)}={{executable:camera_node,'

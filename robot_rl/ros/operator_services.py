@@ -1,35 +1,40 @@
 """The operator's buttons as ROS services of the process that moves the robot.
 
-`success`, `failure`, `pause`, `take_over` and what else an operator can say are each a
-`std_srvs/Trigger` beside the arm's topics. `stop` and `clear_errors` are those of the arm's node,
-which halts the arm whatever this process does; from its `mode` this process hears of both, and of
-faults that stopped the arm. What keyboard, console or another source say of these two is passed on
-to the arm's node: a stop until it answers, even if it is just being started again. Since `reset` is
-the arm's too, ending the episode is `episode/reset`.
+`success`, `failure`, `pause`, `take_over` and the operator's other events are each a
+`std_srvs/Trigger` beside the arm's topics. `stop` and `clear_errors` belong to the arm's node,
+which halts the arm whatever this process does. Its `mode` reports both, and faults that stopped the
+arm. Both events from a keyboard or console go on to the arm's node: a stop until the node answers,
+even after a restart. `reset` is the arm's too, so an episode ends with `episode/reset`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rclpy.client import Client
 from rclpy.exceptions import InvalidHandle
 from rclpy.node import Node
 from rclpy.task import Future
-from std_msgs.msg import String
+from sensor_msgs.msg import JointState
+from std_msgs.msg import Bool, Float64, String
 from std_srvs.srv import Trigger
 
 from robot_rl.env.operator import OperatorError, OperatorEvent, OperatorInbox
+from robot_rl.env.robot import Action
 from robot_rl.ros import qos
-from robot_rl.ros.client import RosClient
-from robot_rl.ros.errors import ArmStopped
+from robot_rl.ros.conversions import joint_state_message
+from robot_rl.ros.faults import ArmStopped
+from robot_rl.ros.ros_client import RosClient
 
 _OF_THE_ARM = (OperatorEvent.STOP, OperatorEvent.CLEAR_ERRORS)
 _AGAIN_SECONDS = 0.5
-# Of changes of `mode`: a stop and its end that follow each other quickly are both to be seen.
+_COUNTERS_SECONDS = 1.0
+_WAITING = 100  # messages that wait for a slow subscriber
+# Changes of `mode` that are kept: a stop and its quick end must both be seen.
 _KEPT = 10
 
 
@@ -42,27 +47,26 @@ class ArmMode:
     """Listens to `mode`, which the arm's node publishes at each change.
 
     Attributes:
-        stopped: Whether the arm is stopped, as far as it has said.
-        stops: How often the arm was seen to stop.
+        stopped: Whether the arm is stopped.
+        stops: How many stops were seen.
     """
 
     def __init__(self, client: RosClient) -> None:
         self._topic, self._clear = client.topic("mode"), client.topic("clear_errors")
         self.stops = 0
         self.stopped = False
-        self._last_reason = ""  # of the stop that lasts, or lasted
-        self._tell: Callable[[str | None], None] = lambda why: None
-        self._lock = threading.Lock()  # no change is missed while somebody begins to listen
+        self._last_reason = ""  # reason of the newest stop
+        self._listener: Callable[[str | None], None] = lambda why: None
+        self._lock = threading.Lock()  # no change is missed while a listener is set
         client.node.create_subscription(String, "mode", self._take, qos.latched(_KEPT))
 
     def listen(self, listener: Callable[[str | None], None]) -> None:
-        """Have every beginning and end of a stop told, in the thread of the callbacks.
+        """Call `listener` at each begin and end of a stop, in the thread of the callbacks.
 
-        The listener is told why the arm is stopped, or None when it no longer is; at once if it is
-        already.
+        It gets the reason of the stop, or None at its end; at once if the arm is stopped already.
         """
         with self._lock:
-            self._tell = listener
+            self._listener = listener
             if self.stopped:
                 listener(self._why())
 
@@ -82,7 +86,7 @@ class ArmMode:
             raise ArmStopped(
                 "the arm was stopped while it was brought to a start",
                 got=self._why(),
-                hint="it was cleared: the motion can begin anew",
+                hint="it was cleared: the motion can start again",
             )
 
     def _take(self, message: String) -> None:
@@ -94,7 +98,7 @@ class ArmMode:
             if stopped != self.stopped:
                 self.stops += stopped
                 self.stopped = stopped
-                self._tell(self._why() if stopped else None)
+                self._listener(self._why() if stopped else None)
 
     def _why(self) -> str:
         return f"{self._topic}: {self._last_reason}"
@@ -127,11 +131,11 @@ class OperatorServices:
         except OperatorError as error:
             answer.success, answer.message = False, str(error)
         else:
-            answer.success, answer.message = True, f"the loop was told: {event}"
+            answer.success, answer.message = True, f"the loop heard: {event}"
         return answer
 
     def _pass_on(self, event: OperatorEvent) -> None:
-        """Call the arm's service, in the thread of whoever posts; its answer comes in another."""
+        """Call the arm's service, in the thread that posts; the answer comes in another."""
         if event is OperatorEvent.STOP:
             self.stop.begin()
         elif event is OperatorEvent.CLEAR_ERRORS:
@@ -151,12 +155,12 @@ class OperatorServices:
 class StopCall:
     """A call of the service `stop` that outlasts a restart of the arm's node.
 
-    A node that is being started again serves nobody for seconds, and one that dies answers nothing.
-    To stop an arm twice does no harm. Its methods may be called in any thread.
+    A restarting node serves nothing for seconds, so the call is repeated until it is answered;
+    stopping twice does no harm. The methods may be called in any thread.
 
     Attributes:
         client: Of the service.
-        problem: What a person must know of the stop that was asked for last; empty if nothing.
+        problem: Why the newest stop is not confirmed; empty if it is.
     """
 
     def __init__(self, node: Node) -> None:
@@ -175,7 +179,7 @@ class StopCall:
         self._ask()
 
     def give_up(self) -> None:
-        """Ask no longer: the person who wanted the stop lets the arm move again."""
+        """Ask no longer: the person who asked for the stop lets the arm move again."""
         with self._lock:
             self._conclude("")
 
@@ -190,8 +194,8 @@ class StopCall:
                 call.add_done_callback(self._take)
             else:
                 self._report(
-                    f"nobody serves {self.client.service_name}: the arm is told to stop as soon as"
-                    " its node runs; until then use its emergency stop"
+                    f"nobody serves {self.client.service_name}: the arm stops as soon as its node"
+                    " runs; until then use its emergency stop"
                 )
 
     def _take(self, call: Future) -> None:
@@ -212,3 +216,51 @@ class StopCall:
         if problem and problem != self.problem:
             self._log.error(problem)
         self.problem = problem
+
+
+class WorkReport:
+    """Publishes actions, rewards, events and a deployed policy's counters; it never waits.
+
+    `action` has the named columns, in [-1, 1], after safety. Counters are in `/diagnostics` each
+    second. The outcome of an attempt, `attempt/success`, is latched for late subscribers.
+    """
+
+    def __init__(self, client: RosClient) -> None:
+        self._client = client
+        self._status: DiagnosticStatus | None = None
+        node = client.node
+        self._action = node.create_publisher(JointState, "action", _WAITING)
+        self._reward = node.create_publisher(Float64, "reward", _WAITING)
+        self._events = node.create_publisher(String, "events", qos.latched(_WAITING))
+        self._outcome = node.create_publisher(Bool, "attempt/success", qos.latched())
+        self._diagnostics = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        node.create_timer(_COUNTERS_SECONDS, self._publish_counters)
+
+    def tell_step(self, names: Sequence[str], action: Action, reward: float) -> None:
+        """Publish an action (d,), whose columns have these names, and its reward."""
+        stamp = self._client.node.get_clock().now().nanoseconds
+        self._action.publish(joint_state_message(names, action, None, stamp))
+        self._reward.publish(Float64(data=reward))
+
+    def tell_event(self, words: str) -> None:
+        """Publish that an episode began or ended, or what an operator said, or a fault."""
+        self._events.publish(String(data=words))
+
+    def tell_counters(self, counters: Mapping[str, object], problem: str) -> None:
+        """Publish counters, and what the robot waits for; empty where it works."""
+        status = DiagnosticStatus(name=f"{self._client.namespace}/run".lstrip("/"))
+        status.level = DiagnosticStatus.WARN if problem else DiagnosticStatus.OK
+        status.message = problem or "at work"
+        status.values = [KeyValue(key=key, value=str(value)) for key, value in counters.items()]
+        self._status = status
+        self._publish_counters()
+
+    def tell_outcome(self, success: bool) -> None:
+        """Publish whether the attempt that has just ended has succeeded."""
+        self._outcome.publish(Bool(data=success))
+
+    def _publish_counters(self) -> None:
+        if self._status is not None:
+            message = DiagnosticArray(status=[self._status])
+            message.header.stamp = self._client.node.get_clock().now().to_msg()
+            self._diagnostics.publish(message)

@@ -24,27 +24,27 @@ _LEASE_SECONDS = 1.0
 
 
 def sensor_publisher(rate_hz: float) -> QoSProfile:
-    """Of a publisher of measurements at about `rate_hz`."""
+    """For a publisher of measurements at about `rate_hz`."""
     return _profile(5, ReliabilityPolicy.BEST_EFFORT, rate_hz)
 
 
 def sensor_subscription(depth: int = 5) -> QoSProfile:
-    """Of a subscription to measurements; also fits publishers that are reliable."""
+    """For a subscription to measurements; also fits reliable publishers."""
     return _profile(depth, ReliabilityPolicy.BEST_EFFORT)
 
 
 def command_publisher(rate_hz: float) -> QoSProfile:
-    """Of a publisher of commands at about `rate_hz`."""
+    """For a publisher of commands at about `rate_hz`."""
     return _profile(1, ReliabilityPolicy.RELIABLE, rate_hz)
 
 
 def command_subscription() -> QoSProfile:
-    """Of a subscription to commands: the newest one counts."""
+    """For a subscription to commands: the newest one counts."""
     return _profile(1, ReliabilityPolicy.RELIABLE)
 
 
 def latched(depth: int = 1) -> QoSProfile:
-    """Of what changes rarely and must reach those who come later, on both sides."""
+    """For both sides of a topic that changes rarely and must reach late subscribers."""
     profile = _profile(depth, ReliabilityPolicy.RELIABLE)
     profile.durability = DurabilityPolicy.TRANSIENT_LOCAL
     return profile
@@ -59,7 +59,7 @@ def _profile(
         reliability=reliability,
         durability=DurabilityPolicy.VOLATILE,
     )
-    if rate_hz is not None:  # what a publisher offers
+    if rate_hz is not None:  # a publisher's offers
         profile.deadline = Duration(seconds=_DEADLINE_PERIODS / rate_hz)
         profile.liveliness = LivelinessPolicy.AUTOMATIC
         profile.liveliness_lease_duration = Duration(seconds=_LEASE_SECONDS)

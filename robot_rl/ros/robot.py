@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from std_msgs.msg import Float64
@@ -25,29 +25,37 @@ from robot_rl.env.task import Tracked
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import qos
-from robot_rl.ros.client import UNNAMED, RosClient
+from robot_rl.ros.conversions import JointTargets, PoseTargets
 from robot_rl.ros.environment import clean_shared_memory, prepare_environment
-from robot_rl.ros.episodes import Episodes, SceneMirror
-from robot_rl.ros.errors import CommandConflict, GoalReachedBefore, MeasuredTwice
+from robot_rl.ros.faults import CommandConflict, GoalReachedBefore, MeasuredTwice
 from robot_rl.ros.measurements import Measurements, SensorLimits
-from robot_rl.ros.operator_services import ArmMode, OperatorServices
+from robot_rl.ros.operator_services import ArmMode, OperatorServices, WorkReport
+from robot_rl.ros.ros_client import UNNAMED, RosClient
 from robot_rl.ros.sensors import Sensor, check_all
-from robot_rl.ros.targets import JointTargets, PoseTargets
-from robot_rl.ros.work_report import WorkReport
+from robot_rl.ros.sim_topics import SceneMirror
 from robot_rl.safety import ActionLimiter, CartesianLimits, JointActionLimits
 from robot_rl.safety.rotations import Vector
 
-# The arm's node gives up a reset when half a second passes without a sign of who asked for it [s].
+# The arm's node gives up a reset after half a second without a message of its client [s].
 _SHOWN_SECONDS = 0.05
-# A robot that holds waits so long for the names of those who hold it up [s].
+# Longest wait of a holding robot for the names of other publishers [s].
 _NAMED_SECONDS = 0.4
-# ROS finds what runs already within so long [s].
-_FOUND_SECONDS = 2.0
+
+
+class EpisodeStart(Protocol):
+    """Brings an arm to where an episode starts."""
+
+    @property
+    def opens_grippers(self) -> bool:
+        """As in `robot_rl.env.robot.Robot`."""
+
+    def perform(self, robot: RosRobot, start_pose: Vector, rng: np.random.Generator) -> None:
+        """Bring it to a pose (7,), base frame, or raise `RobotInterrupted`."""
 
 
 @dataclasses.dataclass(eq=False)
 class RosRobot:
-    """One arm on topics, which does a `robot_rl.env.task.Tracked`.
+    """One arm on topics, for a task `robot_rl.env.task.Tracked`.
 
     `apply` integrates actions into a target as every robot of robot_rl does and publishes it; what
     the arm's node then makes of it is that node's business, and is in `clamped` by the next
@@ -56,7 +64,7 @@ class RosRobot:
     neither is called, the arm's node holds by itself.
     """
 
-    task: Tracked  # which may need poses of objects and the success signal
+    task: Tracked  # may need poses of objects and the success signal
     clock: str  # must be `realtime`: a robot does not wait for a simulated one
     discovery_range: str | None  # see `robot_rl.ros.environment`
     control_rate_hz: float  # at which commands are published
@@ -68,12 +76,13 @@ class RosRobot:
     gripper: bool
     cameras: Sequence[CameraOptions]
     track_objects: bool  # whether poses of objects are observed
-    limits: CartesianLimits  # of targets that are poses
+    limits: CartesianLimits  # for targets that are poses
     joints: JointActionLimits | None  # where its targets are joint positions: within these
     sensors: SensorLimits  # how fresh measurements must be
-    episodes: Episodes  # brings the arm to where an episode starts
+    episodes: EpisodeStart  # brings the arm to where an episode starts
     mirror: SceneMirror | None  # the world, for scripted experts; None for a real robot
     attended: bool  # whether it waits for a `start`; a robot without a mirror always does
+    discovery_s: float = 2.0  # longest wait for ROS to discover what runs already [s]
 
     def __post_init__(self) -> None:
         self._check()
@@ -137,8 +146,8 @@ class RosRobot:
         self._sent, self._sent_ns = self.limiter.target, -1  # the newest command and its stamp
         self.clamped = False
         self._mode = ArmMode(client)
-        self._stops = 0  # of the arm, when the reset began
-        self._shown = 0.0  # when the arm's node was last shown that somebody is there [s]
+        self._stops = 0  # stops of the arm when the reset started
+        self._shown = 0.0  # when the arm's node last heard of this client [s]
         self._operator: OperatorServices | None = None
         self._attend: Callable[[], None] = lambda: None
         self.watchers = WorkReport(client)
@@ -149,15 +158,22 @@ class RosRobot:
         """Bring the arm to where the episode starts, and wait for fresh measurements.
 
         Raises `RobotInterrupted` where something is missing, the operator has halted the robot, or
-        the arm is stopped or was meanwhile: it may be tried again, and then begins anew. Raises
+        the arm is stopped or was meanwhile: it may be tried again, from the start. Raises
         `PersonNeeded` where the arm does not arrive, or the goal is reached already.
         """
         self._prepare()
         self.episodes.perform(self, start_pose, rng)
         if self.opens_grippers:
-            self.tell_gripper(0.0)  # its node is to know of it too
+            self.command_gripper(0.0)  # for a node that did not know this process before
         self.wait_until_fresh()
-        self._check_goal_is_ahead()
+        signal = self.measurements.success
+        if signal is not None and signal.value(signal.newest()):  # every episode would succeed
+            raise GoalReachedBefore(
+                "the goal is reached before the episode begins",
+                got=f"{signal.topic}: true",
+                hint="put the scene back and let it go on: say start, or run the command again;"
+                " reset=human asks for it before every episode",
+            )
         self._begin()
 
     def resume(self, rng: np.random.Generator) -> None:
@@ -178,10 +194,10 @@ class RosRobot:
             place, force = self.measurements.place(), self.measurements.contact_force()
             target, self.clamped = self.limiter.advance(motion, place, force)
             if (problem := self.limiter.straying.problem(place)) is not None:
-                hint = "check what is pushing it, and check its tool centre point"
+                hint = "check what pushes it, and check its tool centre point"
                 raise RobotInterrupted(problem, hint=hint)
         self._sent, self._sent_ns = target, self._send(target)
-        self.tell_gripper(0.5 * (1.0 + float(action[-1])))
+        self.command_gripper(0.5 * (1.0 + float(action[-1])))
         return action
 
     def advance(self, period: float) -> None:
@@ -209,7 +225,7 @@ class RosRobot:
         self._mode.check()
 
     def missing(self) -> str:
-        """Whose topics and services are not there; see `OperatorServer`."""
+        """The topics and services that are missing, in words."""
         absent = self.measurements.missing()
         if self._operator is not None and not self._operator.stop.client.service_is_ready():
             absent.append(f"nobody serves {self.client.topic('stop')}")
@@ -222,7 +238,7 @@ class RosRobot:
     def serve_operator(self, inbox: OperatorInbox, attend: Callable[[], None]) -> None:
         """Let ROS clients say what an operator can say; see `robot_rl.ros.operator_services`."""
         self._operator, self._attend = OperatorServices(self.client, inbox, self._mode), attend
-        wait_until(lambda: not self.missing(), _FOUND_SECONDS)  # what runs is not yet known
+        wait_until(lambda: not self.missing(), self.discovery_s)
 
     # -- for tasks, and for what brings the arm to its start --------------------------------------
 
@@ -255,7 +271,7 @@ class RosRobot:
         self._mode.check(self._stops)
 
     def accompany(self) -> None:
-        """As `move_target`, but shows the arm's node alone that somebody is there in its motion."""
+        """Show the arm's node, during a motion of its own, that its client is alive."""
         self.attend()
         self._check_sources()
         now = time.monotonic()
@@ -272,7 +288,7 @@ class RosRobot:
         self._check_sources()
         self._send(target)
 
-    def tell_gripper(self, position: float) -> None:
+    def command_gripper(self, position: float) -> None:
         """Publish where the gripper is to be, 0 open to 1 closed, if the task moves one."""
         if self._grip is not None and self._gripper_column:
             self._grip.publish(Float64(data=position))
@@ -304,23 +320,12 @@ class RosRobot:
             self.client.check_alone("gripper/command", **where)
 
     def _check_sources(self) -> None:
-        """Look that nobody else commands, and that what is measured can be used."""
+        """Check that nobody else commands, and that all measurements can be used."""
         self._check_alone()
         check_all(self.all_sensors)
 
-    def _check_goal_is_ahead(self) -> None:
-        """Look whether there is something left to do: else every episode would be a success."""
-        signal = self.measurements.success
-        if signal is not None and signal.value(signal.newest()):
-            raise GoalReachedBefore(
-                "the goal is reached before the episode has begun",
-                got=f"{signal.topic}: true",
-                hint="put the scene back and let it go on: say start, or run the command again;"
-                " reset=human asks for it before every episode",
-            )
-
     def _begin(self) -> None:
-        """From now on the arm may move."""
+        """Let the limiter begin where the arm is, with young pictures."""
         self.measurements.wait_for_pictures()
         self.attend()
         self.limiter.reset(self.measurements.place())
@@ -335,8 +340,8 @@ class RosRobot:
     def _was_limited(self) -> bool:
         """Whether the arm's node applied another target than was sent, as far as it has answered.
 
-        It answers every command that it accepts, with its stamp and the target after its limits of
-        workspace, tilt, step and lead. Its limit of speed is not in it, nor that it holds later,
+        It answers each accepted command, with its stamp and the target after the limits of
+        workspace, tilt, step and lead. Its limit of speed is not in it, nor a later hold,
         which its `mode` says. A foreign node may not answer at all.
         """
         answer = self._applied.of_stamp(self._sent_ns)
@@ -354,7 +359,7 @@ class RosRobot:
 
     @contextmanager
     def _holding_at_trouble(self) -> Iterator[None]:
-        """Hold where a measurement is missing, and let nothing move until the next reset."""
+        """Hold where a measurement is missing, and publish nothing until the next reset."""
         if self._problem is not None:
             raise self._problem
         try:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
@@ -13,9 +14,9 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.processes.waiting import wait_until
-from robot_rl.ros import messages, qos
-from robot_rl.ros.client import RosClient, publisher_names
-from robot_rl.ros.errors import (
+from robot_rl.ros import conversions, qos
+from robot_rl.ros.conversions import MessageError, to_nanoseconds
+from robot_rl.ros.faults import (
     BadMeasurement,
     MeasuredLate,
     MeasuredTwice,
@@ -23,7 +24,7 @@ from robot_rl.ros.errors import (
     SensorsApart,
     SensorSlow,
 )
-from robot_rl.ros.messages import MessageError, to_nanoseconds
+from robot_rl.ros.ros_client import RosClient, publisher_names
 from robot_rl.ros.sole_source import SoleSubscription
 from robot_rl.safety import Plausibility
 
@@ -41,7 +42,7 @@ class Received(NamedTuple):
 
 
 class NodeHealth:
-    """What the nodes behind topics say is wrong with their devices, in `/diagnostics`."""
+    """The problems of the nodes behind topics, from `/diagnostics`."""
 
     def __init__(self, client: RosClient) -> None:
         self._node = client.node
@@ -49,7 +50,7 @@ class NodeHealth:
         self._node.create_subscription(DiagnosticArray, "/diagnostics", self._take, _KEPT)
 
     def behind(self, topic: str) -> str:
-        """What is wrong with who publishes a topic; empty where they do not say."""
+        """The problems of the publishers of a topic; empty where they report none."""
         names = publisher_names(self._node, topic)
         if not names:
             return "nobody publishes it"
@@ -76,24 +77,24 @@ class Sensor:
     client: RosClient  # the node
     kind: Any  # type of the message
     topic: str  # name, relative to the node's namespace; then the full name
-    # Age at which the newest message is too old [s]: since its receipt and, if messages are
-    # stamped, since it was measured. Who is steadily late, or ahead, is late too.
+    # Age at which the newest message is too old [s]: since its receipt and, of stamped messages,
+    # since it was measured. A stamp ahead of the clock counts as late too.
     limit_s: float
     decode: Callable[[Any], Any]  # turns a message into what `value` returns
     _: KW_ONLY
     stamped: bool = True  # whether messages have a header
     keep: int = _KEPT  # messages that are kept to be matched with those of other topics
     health: NodeHealth | None = None  # tells why the topic is silent
-    # Of where the arm is, in what is decoded. After a place that cannot be true nothing is believed
-    # until `forget`.
+    # Judges `place`, the arm's place in the decoded message. After an impossible one nothing is
+    # believed until `forget`.
     plausibility: Plausibility | None = None
     place: Callable[[Any], Any] = lambda value: value
-    without: str = ""  # which setting does without this topic, said where no message ever came
+    without: str = ""  # the setting that makes this topic optional, named if no message ever came
     # Which messages count, where several nodes may publish the topic; None: all, of one node.
     accepts: Callable[[Any], bool] | None = None
-    setting: str = ""  # where `limit_s` is set, for who has to raise it
-    # Tells the frame that messages must be in; empty where it is not known, or any will do. A
-    # message that names none is believed, which is said once.
+    setting: str = ""  # name of the setting of `limit_s`, for the error
+    # The frame that messages must name; empty for any. A message that names none is believed, with
+    # one warning.
     in_frame: Callable[[], str] = str
 
     def __post_init__(self) -> None:
@@ -102,24 +103,24 @@ class Sensor:
         self._doubt: str | None = None
         self._lock = threading.Lock()
         self._kept: deque[Received] = deque(maxlen=self.keep if self.stamped else 1)
-        self._told = False  # that messages name no frame
+        self._warned = False  # that messages name no frame
         self._node = self.client.node
         relative, self.topic = self.topic, self.client.topic(self.topic)
         self._source = SoleSubscription(
             self._node,
             self.kind,
             relative,
-            self._receive,
+            self.receive,
             qos.sensor_subscription(1),
             accepts=self.accepts,
         )
 
     def conflict(self) -> MeasuredTwice | None:
-        """What is wrong with who publishes."""
+        """The error of several publishers, if there are."""
         if not self._source.problem():
             return None
         return MeasuredTwice(
-            f"{self.topic} has several publishers, so that nobody knows what is true",
+            f"{self.topic} has several publishers, but it must have one",
             got=", ".join(self._source.rivals),
             expected="one",
             hint="end the others; one that was killed is listed for up to 20 s",
@@ -136,7 +137,7 @@ class Sensor:
         age = float("inf") if newest is None else time.monotonic() - newest.received
         if newest is None or age > self.limit_s:
             return SensorLate(self.topic, age, self.limit_s, self.why(), self.without)
-        # By the system clock: another machine's may differ.
+        # The system clock of another machine may differ.
         measured = 1e-9 * (time.time_ns() - newest.stamp_ns)
         if self.stamped and abs(measured) > self.limit_s:
             return MeasuredLate(self.topic, measured, self.limit_s, self.why(), self.setting)
@@ -150,12 +151,12 @@ class Sensor:
 
     @property
     def is_published(self) -> bool:
-        """Whether there is anybody who publishes on the topic, as far as this node knows."""
+        """Whether a publisher of the topic is known."""
         return bool(self._source.publishers)
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing has come for so long that a person has to see to it."""
+        """Whether nothing came for longer than a message may be late."""
         return time.monotonic() - self._source.heard_at > max(self.limit_s, _SILENT_S)
 
     def newest(self) -> Received:
@@ -178,9 +179,13 @@ class Sensor:
 
     def value(self, received: Received) -> Any:
         """The content of a measurement, or `BadMeasurement`, as for another frame."""
+        message, expected = received.message, self.in_frame()
         try:
-            self._check_frame(received.message)
-            return self.decode(received.message)
+            if expected and not conversions.check_frame(message, expected) and not self._warned:
+                self._warned = True
+                say = self._node.get_logger().warning
+                say(f"{self.topic} names no frame_id: it is taken to be in {expected}")
+            return self.decode(message)
         except MessageError as error:
             raise BadMeasurement(f"{self.topic}: {error}") from error
 
@@ -193,20 +198,14 @@ class Sensor:
             if self.plausibility is not None:
                 self.plausibility.forget()
 
-    def _check_frame(self, message: Any) -> None:
-        expected = self.in_frame()
-        if expected and not messages.check_frame(message, expected) and not self._told:
-            self._told = True
-            say = self._node.get_logger().warning
-            say(f"{self.topic} names no frame_id: it is taken to be in {expected}")
-
     def why(self) -> str:
-        """What is known of the reason for a late message."""
+        """The known reason for a late message."""
         if time.monotonic() - self._repeated <= self.limit_s:
             return "messages come, but all bear one and the same stamp"
         return "" if self.health is None else self.health.behind(self.topic)
 
-    def _receive(self, message: Any) -> None:
+    def receive(self, message: Any) -> None:
+        """Take a message, in the thread of the callbacks."""
         stamp = to_nanoseconds(message.header.stamp) if self.stamped else time.time_ns()
         with self._lock:
             if self._kept and self.stamped:
@@ -219,17 +218,10 @@ class Sensor:
             received = Received(message, stamp, time.monotonic())
             self._kept.append(received)
             self.count += 1
-            if self._doubt is None:
-                self._doubt = self._doubt_of(received)
-
-    def _doubt_of(self, received: Received) -> str | None:
-        if self.plausibility is None:
-            return None
-        try:
-            place = self.place(self.decode(received.message))
-        except MessageError:
-            return None  # `value` says so
-        return self.plausibility.problem(place, received.stamp_ns, received.received)
+            if self._doubt is None and self.plausibility is not None:
+                with suppress(MessageError):  # `value` raises it
+                    place = self.place(self.decode(message))
+                    self._doubt = self.plausibility.problem(place, stamp, received.received)
 
 
 def common_frame(sensors: Iterable[Sensor | None]) -> str:
@@ -292,7 +284,7 @@ def wait_for_all(sensors: Iterable[Sensor], count: int, timeout_s: float) -> Non
     if not wait_until(all_have, timeout_s, every_s=0.005):
         first = waiting[0]
         raise first.trouble() or SensorSlow(
-            f"{first.topic} gives measurements too slowly, or has only just begun to",
+            f"{first.topic} gives measurements too slowly, or has only just started",
             got=f"{first.count} in {timeout_s:g} s",
             expected=f"{count}",
             hint="at which rate does its node publish? See /diagnostics",

@@ -18,20 +18,20 @@ from typing import Any, NamedTuple
 from rclpy.node import Node
 from rclpy.qos import QoSProfile
 
-from robot_rl.ros.client import UNNAMED, publisher_names, source_of
+from robot_rl.ros.ros_client import UNNAMED, publisher_names, source_of
 
-# A publisher may lose so many messages in a row to a busy machine, and more the longer it is.
+# Messages in a row that a busy machine may lose, and more of them per second.
 _LOST, _LOST_HZ = 20, 2000.0
-# What was killed has been silent for this long before what replaces it can speak [s].
+# A killed publisher has been silent for this long before its replacement sends [s].
 _RESTART_S = 0.3
-# What middleware says that does not number messages, such as Cyclone DDS
+# The number from middleware that does not number messages, such as Cyclone DDS
 # (RMW_MESSAGE_INFO_SEQUENCE_NUMBER_UNSUPPORTED).
 UNNUMBERED = 2**64 - 1
 _NAMES_S = 0.1  # names are asked for at a change, and so often: it takes 60 us
 
 
 class _Heard(NamedTuple):
-    number: int  # of the message within its publisher
+    number: int  # counts the messages of its publisher
     sent: float  # by the publisher's clock [s]
     at: float  # when it was received, on the steady clock [s]
 
@@ -41,14 +41,14 @@ class _Heard(NamedTuple):
         return 0 <= missed <= _LOST + _LOST_HZ * max(0.0, self.at - last.at)
 
 
-class Numbers:
+class SequenceNumbers:
     """Tells by their numbers whether messages come from one publisher, or one that replaced it."""
 
     def __init__(self) -> None:
         self._last: _Heard | None = None
         self._replaced: _Heard | None = None
 
-    def go_on(self, number: int, sent: float, now: float) -> bool:
+    def accepts(self, number: int, sent: float, now: float) -> bool:
         """Whether a message is no sign of a second publisher that sends too.
 
         It bears this number within its publisher, was sent at `sent` by that one's clock and
@@ -59,7 +59,7 @@ class Numbers:
         if last is None or (new.follows(last) and not (back and number - last.number > _LOST)):
             self._last = new
             return True
-        # By both clocks: of a receiver that was held up, messages of both may wait.
+        # By both clocks: messages of both may wait at a receiver that was held up.
         if back or max(now - last.at, sent - last.sent) < _RESTART_S:
             return False
         self._replaced, self._last = last, new
@@ -76,8 +76,8 @@ class SoleSubscription:
         take: Takes each message of a sole publisher, in the thread of the callbacks.
         profile: Quality of service.
         accepts: Which messages count, of a topic that several nodes have a share in: then only the
-            numbers of these tell. None: of a topic of one node.
-        refused: Told of each message that is not taken, and why.
+            numbers of these are compared. None: of a topic of one node.
+        refused: Called with the reason for each message that is not taken.
 
     Attributes:
         topic: The full name.
@@ -100,7 +100,7 @@ class SoleSubscription:
         self.rivals: tuple[str, ...] = ()
         self.heard_at = -math.inf
         self._lock = threading.Lock()
-        self._numbers = Numbers()
+        self._numbers = SequenceNumbers()
         self._count, self._ask_at = 0, 0.0
         self._subscription: Any = None  # while a first message may come already
         self.topic = str(node.resolve_topic_name(topic))
@@ -115,16 +115,16 @@ class SoleSubscription:
         return 0 if made is None else int(made.get_publisher_count())
 
     def problem(self) -> str:
-        """What is wrong with who publishes, both by name; empty for nothing. It lasts."""
+        """The names of several publishers, once there were any; else empty."""
         with self._lock:
             self._look(time.monotonic())
             rivals = ", ".join(self.rivals)
         return f"{self.topic} has several publishers: {rivals}" if rivals else ""
 
     def forget(self) -> None:
-        """A person, or who begins anew, lets the topic count again: with one publisher it will."""
+        """Accept the topic again from a sole publisher, after a person has looked or at a reset."""
         with self._lock:
-            self.rivals, self._numbers, self._ask_at = (), Numbers(), 0.0
+            self.rivals, self._numbers, self._ask_at = (), SequenceNumbers(), 0.0
 
     def _receive(self, message: Any, info: Mapping[str, Any]) -> None:
         if self._accepts is not None and not self._accepts(message):
@@ -136,9 +136,9 @@ class SoleSubscription:
             if number == UNNUMBERED:
                 alone = self._count < 2
             else:
-                alone = self._numbers.go_on(number, 1e-9 * info["source_timestamp"], now)
+                alone = self._numbers.accepts(number, 1e-9 * info["source_timestamp"], now)
                 if not (alone or self.rivals):
-                    self._fall_out()
+                    self._note_rivals()
             alone = alone and not self.rivals
         if alone:
             self._take(message)
@@ -146,19 +146,19 @@ class SoleSubscription:
             self._refused(self.problem() or f"{self.topic} has {self._count} publishers")
 
     def _look(self, now: float) -> None:
-        """Look who publishes, as the graph knows it."""
+        """Ask the graph who publishes."""
         count = self.publishers
         if count == self._count and now < self._ask_at:
             return
         self._count, self._ask_at = count, now + _NAMES_S
         if UNNAMED in self.rivals:  # a name comes a little later than its publisher
-            self._fall_out()
+            self._note_rivals()
         elif count > 1 and self._accepts is None and not self.rivals:
             names = publisher_names(self._node, self.topic)
             if len({source_of(name) for name in names} - {UNNAMED}) > 1:
-                self._fall_out()
+                self._note_rivals()
 
-    def _fall_out(self) -> None:
+    def _note_rivals(self) -> None:
         names = publisher_names(self._node, self.topic)
         if len(names) > 1 or not self.rivals:
             self.rivals = (*names, *[UNNAMED] * (2 - len(names)))

@@ -1,4 +1,4 @@
-"""What an arm is asked to do: by clients, whose commands are checked, and by its own node."""
+"""Commands of clients, and their checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from robot_rl.safety.rotations import Vector
 
 
 class Mode(Enum):
-    """What the arm is doing."""
+    """What the arm does."""
 
     HOLD = "hold"
     FOLLOW = "follow"
@@ -24,7 +24,7 @@ class Mode(Enum):
 
 
 class CommandRefused(RobotRLError):
-    """A command that does not reach the arm, counted under `reason`; see `RobotRLError`."""
+    """A command that does not reach the arm, counted under `reason`."""
 
     def __init__(self, reason: str, problem: str, **words: Any) -> None:
         super().__init__(problem, **words)
@@ -34,7 +34,7 @@ class CommandRefused(RobotRLError):
 def checked_pose(
     target: npt.ArrayLike, what: str = "the target", tolerance: float = 1e-2
 ) -> Vector:
-    """The pose (7,) that somebody asks for, with a unit quaternion; or `CommandRefused`."""
+    """A commanded pose (7,), with a unit quaternion; or `CommandRefused`."""
     pose = _finite(target, 7, what, f"{what} is no pose")
     # hypot neither overflows nor underflows, whatever the client wrote.
     if not abs(math.hypot(*pose[3:]) - 1.0) < tolerance:
@@ -49,12 +49,12 @@ def checked_pose(
 
 
 def checked_joints(target: npt.ArrayLike, joints: int) -> Vector:
-    """The positions (joints,) [rad] that somebody asks for; or `CommandRefused`."""
+    """Commanded positions (joints,) [rad]; or `CommandRefused`."""
     return _finite(target, joints, "the target", "the target is no positions of this arm's joints")
 
 
 def _finite(target: npt.ArrayLike, count: int, what: str, problem: str) -> Vector:
-    """So many finite numbers (count,); else `problem` is what is wrong with `what`."""
+    """Finite numbers (count,), or `CommandRefused`: `problem` for another shape."""
     try:
         numbers = np.array(target, np.float64)
     except (TypeError, ValueError) as error:
@@ -67,20 +67,20 @@ def _finite(target: npt.ArrayLike, count: int, what: str, problem: str) -> Vecto
             f"{what} is not finite",
             got=numbers.tolist(),
             expected="finite numbers",
-            hint="nothing was sent; look at the policy, or who gave it",
+            hint="nothing was sent; look at the policy or the client",
         )
     return numbers
 
 
 class ClientClock:
-    """Checks by their stamps that commands are of now, within `max_age` [s] by the system clock."""
+    """Refuses commands whose stamp is not of now, within `max_age` [s] by the system clock."""
 
     def __init__(self, max_age: float) -> None:
         self._max_age = max_age
         self._stamp_ns: int | None = None
 
     def check(self, stamp_ns: int, system_ns: int) -> None:
-        """Refuse a command of another time; steady time alone decides when the arm holds."""
+        """Refuse a stale or repeated stamp; steady time alone decides when the arm holds."""
         age = (system_ns - stamp_ns) * 1e-9
         if abs(age) > self._max_age:
             raise CommandRefused(

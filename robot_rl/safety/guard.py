@@ -1,42 +1,52 @@
-"""`ArmGuard`: what stands between any client and an arm; it holds when every client is dead.
+"""`ArmGuard` checks and limits every command of an arm, and holds it when all clients are dead.
 
 Pure arithmetic: no thread, no clock, no ROS. The owner passes steady time in, calls `tick` at its
-control rate, and sends what `tick` returns. An owner that stops ticking sends nothing any more.
+control rate, and sends its result. An owner that stops ticking sends nothing.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from robot_rl.safety.commands import ClientClock, CommandRefused, Mode
-from robot_rl.safety.joint_limits import JointArmLimits
-from robot_rl.safety.limiter import way_back
-from robot_rl.safety.limits import ArmLimits, MeasurementRefused, Vector
+from robot_rl.safety.limiter import retreat_path
+from robot_rl.safety.limits import ArmLimits, JointArmLimits, Vector
 from robot_rl.safety.measurement import (
-    ArmState,
     Plausibility,
     Pushes,
     Straying,
     check_measured,
     excesses,
 )
+from robot_rl.safety.state import ArmState, MeasurementRefused
 
-if TYPE_CHECKING:
-    from robot_rl.safety.reset_motion import Resets
-
-# A loop that was held up for longer than this moves the target as if it had been this long [s].
+# A longer pause of the loop moves the target no farther than this one [s].
 LONGEST_TICK = 0.05
-_SMALL = 1e-9  # what rounding makes of a distance [m, rad]
+_SMALL = 1e-9  # rounding error of a distance [m, rad]
+
+
+class Route(Protocol):
+    """A motion that the arm's own node asks the guard for, such as a reset."""
+
+    @property
+    def speed(self) -> Vector:
+        """How fast the target may go, as `speed` of the guard's limits."""
+
+    def goal(self, elapsed: float, place: Vector, joints: Vector) -> Vector | None:
+        """Where to move to, `elapsed` [s] after the last call; None at the end of the motion."""
+
+    def obstructed(self, reason: str) -> bool:
+        """Note that a limit stopped the motion; returns whether that ends it."""
 
 
 class ArmGuard:
-    """Keeps the target of one arm within `limits`, and holds the arm when commands fail to come.
+    """Keeps the target of one arm within `limits`, and holds the arm without fresh commands.
 
-    Targets are what the limits are of: poses (7,) in the base frame, or joint positions (n,) [rad].
+    Targets are those of the limits: poses (7,) in the base frame, or joint positions (n,) [rad].
 
     Attributes:
         mode: What the arm is doing.
@@ -44,10 +54,9 @@ class ArmGuard:
         counts: How often each limit changed or refused something. Refusals: `not_finite`,
             `malformed`, `stale_stamp`, `clock_jump`, `stopped`, `resetting`, `publishers`.
             Clamps: `workspace`, `tilt`, `yaw`, `range` of a joint, `step`, `lead`, `speed`. Holds:
-            `force`, `joint`, `joint_speed`, `deadline`, `measurement`; `jump` and `stop` are what
-            latched.
-        target: Newest target that was given out.
-        goal: Where the target is going: the last command after all limits.
+            `force`, `joint`, `joint_speed`, `deadline`, `measurement`. Latched: `jump`, `stop`.
+        target: Newest target that was returned.
+        goal: Where the target moves to: the last command after all limits.
     """
 
     def __init__(self, limits: ArmLimits | JointArmLimits) -> None:
@@ -67,17 +76,17 @@ class ArmGuard:
         self._plausibility = Plausibility(limits)
         self._straying = Straying(limits)
         self._pushes = Pushes(limits)
-        self._way = way_back(limits)
+        self._retreat = retreat_path(limits)
         self._asked: Vector = np.empty(0)  # the last command, before it was kept inside
         self._backs_off = False
-        self._route: Resets | None = None
+        self._route: Route | None = None
         self._ticked = -math.inf
         self._received = -math.inf
         self._clock = ClientClock(limits.max_stamp_age)
         # One count per excursion or command, not one per tick.
         self._active: set[str] = set()
 
-    # -- what clients and people ask for --------------------------------------------------------
+    # -- requests of clients and people ---------------------------------------------------------
 
     def command(self, target: npt.ArrayLike, stamp_ns: int, now: float, system_ns: int) -> Vector:
         """Take a target; `tick` moves there.
@@ -104,7 +113,13 @@ class ArmGuard:
         assert self._place is not None  # `_check_mode` refuses before the first measurement
         anchor = self.goal if self.mode is Mode.FOLLOW and self.goal is not None else self.target
         assert anchor is not None
-        self.goal = self._limited_goal(anchor, wanted, self._place)
+        near, stepped = self.limits.towards(anchor, wanted, self.limits.max_step)
+        self._asked, led = self.limits.led(near, self._place)
+        self.goal, changed = self.limits.admitted(anchor, self._asked)
+        self.counts["step"] += stepped
+        self.counts["lead"] += led
+        for name in changed:
+            self.counts[name] += 1
         self._straying.ask(wanted)
         self.mode, self.reason = Mode.FOLLOW, "following commands"
         self._received = now
@@ -112,16 +127,16 @@ class ArmGuard:
         return self.goal
 
     def refuse(self, reason: str, explanation: str) -> None:
-        """Count a command that the owner refuses under `reason` before looking at it, and hold."""
+        """Count a command that the owner refuses unread under `reason`, and hold."""
         self.counts[reason] += 1
         if self.mode is Mode.FOLLOW:
             self.hold(explanation)
 
     def hold(self, reason: str) -> None:
-        """Stay where the arm was measured last; commands are accepted again at once.
+        """Stay at the last measured place; commands are accepted again at once.
 
-        The target goes there no faster than to anywhere else. An arm that holds already stays where
-        it holds: with each fault that passes it would sag a little further.
+        The target moves there at its usual speed. An arm that holds already keeps its place: else
+        it would sag a little with each passing fault.
         """
         if self.mode is Mode.STOPPED:
             return
@@ -141,18 +156,17 @@ class ArmGuard:
     def clear(self, reason: str = "cleared by a person") -> None:
         """End a stop, as a person asked; the arm holds where it is measured next.
 
-        Where that is far from its last target it stops once more, and says so.
+        Where that is far from its last target it stops again, and says so.
         """
         if self.mode is Mode.STOPPED:
             self.mode = Mode.HOLD
             self.forget(reason, elsewhere=self._is_displaced, unheld=True)
 
     def forget(self, reason: str, *, elsewhere: bool = False, unheld: bool = False) -> None:
-        """The last measurements hold no more: go on holding once the next ones agree.
+        """Forget the measurements, and hold once the next ones agree.
 
-        `elsewhere` says that the arm may be anywhere now. Else one that is then measured far from
-        its last target stops. `unheld` says that it may have come away from that target meanwhile:
-        it then holds where it is, and does not go back.
+        With `elsewhere` the arm may be anywhere now; else it stops if it is far from its last
+        target. With `unheld` it may have left that target: it holds where it is then.
         """
         self._unheld = self._unheld or unheld
         if elsewhere:
@@ -163,16 +177,20 @@ class ArmGuard:
         self._is_displaced = False
         self._plausibility.forget()
         self._pushes.forget()
-        if self._way is not None:
-            self._way.forget()
+        if self._retreat is not None:
+            self._retreat.forget()
         self.hold(reason)
 
-    def follow_route(self, route: Resets) -> None:
-        """Begin a reset; commands are refused meanwhile."""
+    def follow_route(self, route: Route) -> None:
+        """Start a reset; commands are refused meanwhile."""
         self._check_mode()
         self.hold("reset begins")
         self._route = route
         self.mode, self.reason = Mode.RESET, "reset motion"
+
+    def inside(self, place: Vector) -> Vector:
+        """The place, pulled to where the limits of workspace, tilt and yaw or of joints allow."""
+        return self.limits.admitted(self.limits.middle, place)[0]
 
     # -- the loop -------------------------------------------------------------------------------
 
@@ -188,15 +206,23 @@ class ArmGuard:
         self._take(measured, now)
         if self._place is None:
             return None
-        if self.mode is Mode.STOPPED:
-            return self._come_to_rest(elapsed, measured.stamp_ns)
+        if self.mode is Mode.STOPPED:  # the rest of the way to where it stopped
+            if self.target is None or self.goal is None or np.array_equal(self.target, self.goal):
+                return None
+            self.target = self._advanced(elapsed, measured.stamp_ns)
+            return self.target
         if self.target is None and not self._resumed(self._place):
             return None
         if self.mode is Mode.FOLLOW and now - self._received > self.limits.command_deadline:
             self.counts["deadline"] += 1
             self.hold(f"no command for {self.limits.command_deadline * 1e3:.0f} ms")
-        if self.mode is Mode.RESET:
-            self._advance_route(elapsed, measured.joint_positions)
+        if self.mode is Mode.RESET and self._route is not None:
+            goal = self._route.goal(elapsed, self._place, measured.joint_positions)
+            if goal is None:
+                self.hold("reset ended")
+            else:
+                self.goal = self._asked = self.inside(goal)
+                self._straying.ask(goal)
         if (problem := self._straying.problem(self._place)) is not None:
             self._disbelieve(problem)
             self._is_displaced = True
@@ -228,7 +254,7 @@ class ArmGuard:
             )
 
     def _take(self, measured: ArmState, now: float) -> None:
-        """Take a measurement that limits can be computed from, and stop at one that cannot be."""
+        """Take a measurement, or refuse it; stop at an impossible jump."""
         try:
             check_measured(measured, self.limits)
         except MeasurementRefused as refusal:
@@ -241,7 +267,7 @@ class ArmGuard:
         if problem is not None and self._place is None:
             self.hold(problem)  # nothing is sent before measurements agree
         elif problem is not None and self.mode is Mode.STOPPED:
-            self.goal = self.target  # it has come to rest: where it is is not known any more
+            self.goal = self.target  # it counts as at rest: its place is not known any more
         elif problem is not None:
             what = self.limits.place_name
             self._disbelieve(f"{problem}; look at what measures the {what}, and at the arm")
@@ -249,7 +275,7 @@ class ArmGuard:
             self._place = place
 
     def _disbelieve(self, problem: str) -> None:
-        """Stop, and send nothing: where the arm is is not known."""
+        """Stop, and send nothing: the place of the arm is not known."""
         self.counts["jump"] += 1
         self.stop(problem)
         self.goal = self.target
@@ -259,7 +285,7 @@ class ArmGuard:
         limits = self.limits
         if self._lost is None:
             self.target, self.goal, self._unheld = place.copy(), place.copy(), False
-            self._straying.ask(place, anew=True)
+            self._straying.ask(place, forget=True)
             return True
         target, pulled = limits.led(self._lost, place)
         target = target if pulled else self._lost
@@ -275,13 +301,6 @@ class ArmGuard:
         self._is_displaced = True
         return False
 
-    def _come_to_rest(self, elapsed: float, stamp_ns: int) -> Vector | None:
-        """The rest of the way to where a stopped arm is; None at its end."""
-        if self.target is None or self.goal is None or np.array_equal(self.target, self.goal):
-            return None
-        self.target = self._advanced(elapsed, stamp_ns)
-        return self.target
-
     def _yield_to(self, measured: ArmState) -> None:
         """Hold where a force, a joint or a joint's speed is too large; a force may be left."""
         assert self._place is not None
@@ -291,57 +310,30 @@ class ArmGuard:
         for reason in found:
             self._count_once(reason)
         self._active -= {"force", "joint", "joint_speed"} - found.keys()
-        if self._way is None:
+        if self._retreat is None:
             pass  # nothing measures a force
         elif "force" not in found:
-            self._way.came_by(self._place)
+            self._retreat.record(self._place)
         elif len(found) == 1 and self.mode is not Mode.HOLD:
-            back = self._way.back(self._place, self._asked, measured.tcp_wrench[:3])
+            back = self._retreat.target(self._place, self._asked, measured.tcp_wrench[:3])
             if back is not None:
-                self.goal, self._backs_off = back, self._way.is_known
+                self.goal, self._backs_off = back, self._retreat.is_known
                 return
         for explanation in found.values():
             if self._route is not None and not self._route.obstructed(explanation):
                 self._stay()
             elif self.mode is not Mode.HOLD:
                 self.hold(explanation)
-            elif is_news and "force" in found:  # what presses on an arm that holds is yielded to
+            elif is_news and "force" in found:  # yield to what presses on a holding arm
                 self.hold(explanation)
                 self._stay()
-
-    def _advance_route(self, elapsed: float, joints: Vector) -> None:
-        assert self._route is not None
-        assert self._place is not None
-        goal = self._route.goal(elapsed, self._place, joints)
-        if goal is None:
-            self.hold("reset ended")
-        else:
-            self.goal = self._asked = self.inside(goal)
-            self._straying.ask(goal)
-
-    def inside(self, place: Vector) -> Vector:
-        """The place, pulled to where the limits of workspace, tilt and yaw or of joints allow."""
-        return self.limits.admitted(self.limits.middle, place)[0]
-
-    def _limited_goal(self, anchor: Vector, wanted: Vector, measured: Vector) -> Vector:
-        """The command after the limits of step and lead, and of where the arm may be."""
-        limits, counts = self.limits, self.counts
-        near, stepped = limits.towards(anchor, wanted, limits.max_step)
-        counts["step"] += stepped
-        near, led = limits.led(near, measured)
-        counts["lead"] += led
-        self._asked = near
-        goal, changed = limits.admitted(anchor, near)
-        for name in changed:
-            counts[name] += 1
-        return goal
 
     def _advanced(self, elapsed: float, stamp_ns: int) -> Vector:
         """The target after `elapsed` seconds of motion towards the goal.
 
-        An arm that is pushed takes its target along, as fast as it is pushed: the lead, and with it
-        the force, is bounded wherever the arm is. A held arm that was pushed away stays there; else
-        the target of one that holds stays the same to the last bit.
+        A pushed arm takes its target along, as fast as it is pushed, so the lead, and with it the
+        force, is bounded everywhere. A held arm that was pushed away stays there; otherwise the
+        target of a holding arm stays the same to the last bit.
         """
         assert self.target is not None
         assert self.goal is not None
@@ -371,7 +363,7 @@ class ArmGuard:
         self.goal = place = None if self._place is None else self._place.copy()
         if place is None:
             return
-        self._straying.ask(place, anew=True)
+        self._straying.ask(place, forget=True)
         if self.target is not None:
             self.goal, _ = self.limits.admitted(self.target, place)
             apart = self.limits.apart

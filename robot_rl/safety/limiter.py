@@ -1,4 +1,4 @@
-"""From an action in [-1, 1] to a target that the arm may be given, and the way back."""
+"""From an action in [-1, 1] to an allowed target, and the retreat from too much force."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.safety import rotations
-from robot_rl.safety.joint_limits import JointActionLimits, JointRanges
 from robot_rl.safety.limits import (
     ActionRefused,
     CartesianLimits,
-    MeasurementRefused,
+    JointActionLimits,
+    JointRanges,
     PoseLimits,
     Vector,
 )
-from robot_rl.safety.measurement import Straying, check_place
+from robot_rl.safety.measurement import Straying
+from robot_rl.safety.state import MeasurementRefused
 
 # A turn of 1 rad counts as much of a way as this [m].
 _METRES_PER_RADIAN = 0.1
@@ -28,7 +29,7 @@ _SPACING = 0.001
 _POINTS = 200
 # An arm that is suddenly this far away did not come along the way [m].
 _ELSEWHERE = 0.1
-# What leads back: at most 60 degrees away from the way.
+# Cosine of the largest angle between a command and the way back: 60 degrees.
 _ALONG = 0.5
 
 
@@ -59,8 +60,8 @@ def check_action(action: npt.ArrayLike, names: Sequence[str]) -> npt.NDArray[np.
     return values.astype(np.float32)
 
 
-class WayBack:
-    """The last measured poses without too much force, and the way back, up to `reach` ahead [m]."""
+class RetreatPath:
+    """The measured poses without too much force, along which an arm retreats by `reach` [m]."""
 
     def __init__(self, reach: float) -> None:
         self._reach = reach
@@ -68,15 +69,15 @@ class WayBack:
 
     @property
     def is_known(self) -> bool:
-        """Whether the arm came from anywhere."""
+        """Whether a way back is known."""
         return bool(self._points)
 
     def forget(self) -> None:
-        """It is not known any more how the arm came to where it is."""
+        """Forget the way."""
         self._points.clear()
 
-    def came_by(self, pose: Vector) -> None:
-        """The arm is at `pose` (7,), and its contact force is allowed."""
+    def record(self, pose: Vector) -> None:
+        """Keep a pose (7,) at which the contact force is allowed."""
         if self._points:
             apart = _length(_way(self._points[-1], pose))
             if apart > _ELSEWHERE:
@@ -85,18 +86,18 @@ class WayBack:
                 return
         self._points.append(pose.copy())
 
-    def back(self, pose: Vector, wanted: Vector, force: Vector) -> Vector | None:
-        """Where a command may lead an arm at `pose` (7,) that presses too hard.
+    def target(self, pose: Vector, wanted: Vector, force: Vector) -> Vector | None:
+        """The allowed target of an arm at `pose` (7,) that presses too hard.
 
         Args:
-            pose: Where the arm is.
-            wanted: Where it is asked to go (7,).
-            force: What presses on its tool (3,) [N].
+            pose: The measured pose.
+            wanted: The commanded pose (7,).
+            force: Contact force on the tool (3,) [N].
 
         Returns:
             A pose (7,) between the arm and where it came from, no further than `wanted` is; None
-            for a command that leads elsewhere. An arm that did not come from anywhere yet may go
-            where the force pushes it.
+            for a command that leads elsewhere. Without a known path the arm may go where the force
+            pushes it.
         """
         goal = self._behind(pose)
         if goal is None:
@@ -113,9 +114,9 @@ class WayBack:
         return np.concatenate([pose[:3] + part * way[:3], turn])
 
     def _behind(self, pose: Vector) -> Vector | None:
-        """The farthest point of the newest part of the way that is within reach.
+        """The farthest kept pose within reach, along the newest part of the path.
 
-        What the arm has come back to is forgotten.
+        Poses that the arm has come back to are dropped.
         """
         while self._points and _length(_way(pose, self._points[-1])) < _SPACING:
             self._points.pop()
@@ -149,20 +150,20 @@ class ActionLimiter:
 
     Attributes:
         target: The target: a pose (7,), or joint positions (n,) [rad].
-        straying: Whether the arm goes away from where the actions lead, for whoever asks it.
+        straying: Notices an arm that goes away from where the actions lead.
     """
 
     def __init__(self, limits: CartesianLimits | JointActionLimits) -> None:
         self.limits = limits
         self.straying = Straying(limits)
         self.target = self._asked = limits.middle.copy()
-        self._way = way_back(limits)
+        self._retreat = retreat_path(limits)
 
     def reset(self, measured: Vector) -> Vector:
         """Hold: the target becomes what is measured."""
         self.target = np.array(measured, np.float64)
         self._asked = self.target
-        self.straying.ask(self._asked, anew=True)
+        self.straying.ask(self._asked, forget=True)
         return self.target
 
     def advance(
@@ -186,7 +187,7 @@ class ActionLimiter:
                 is limited and not measured; the target stays as it was.
         """
         limits, force, most = self.limits, measured_force, self.limits.max_force
-        check_place(measured, limits)
+        limits.check_place(measured)
         if most is not None if force is None else not np.isfinite(force).all():
             raise MeasurementRefused(
                 "the measured force of the arm is not finite",
@@ -197,17 +198,17 @@ class ActionLimiter:
         wanted = limits.moved(self.target, motion)
         self._asked = limits.moved(self._asked, motion)
         self.straying.ask(self._asked)
-        if self._way is not None:
+        if self._retreat is not None:
             if force is not None and most is not None and math.hypot(*force) > most:
-                back = self._way.back(measured, wanted, force)
+                back = self._retreat.target(measured, wanted, force)
                 self.target, _ = limits.led(measured if back is None else back, measured)
                 return self.target, True
-            self._way.came_by(measured)
+            self._retreat.record(measured)
         admitted, changed = limits.admitted(self.target, wanted)
         self.target, _ = limits.led(admitted, measured)
         return self.target, bool(changed)
 
 
-def way_back(limits: PoseLimits | JointRanges) -> WayBack | None:
-    """What leads an arm back that presses too hard; None where no force is limited at all."""
-    return WayBack(limits.max_lead_translation) if isinstance(limits, PoseLimits) else None
+def retreat_path(limits: PoseLimits | JointRanges) -> RetreatPath | None:
+    """The way back of an arm that presses too hard; None where no force is limited."""
+    return RetreatPath(limits.max_lead_translation) if isinstance(limits, PoseLimits) else None

@@ -1,4 +1,8 @@
-"""Where an arm may be and how it may move, whoever sends the commands."""
+"""Where an arm may be and how it may move: limits of poses, and of joint positions.
+
+The guard and the limiter use both kinds by the same methods. A place is a pose (7,) in `PoseLimits`
+and joint positions (n,) [rad] in `JointRanges`.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +10,29 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from robot_rl.errors import RobotRLError, did_you_mean
 from robot_rl.safety import rotations
-from robot_rl.safety.commands import checked_pose
+from robot_rl.safety.commands import checked_joints, checked_pose
 from robot_rl.safety.rotations import Vector as Vector
-
-if TYPE_CHECKING:
-    from robot_rl.safety.joint_limits import JointArmLimits
-    from robot_rl.safety.measurement import ArmState
+from robot_rl.safety.state import ArmState, check_numbers, check_pose
 
 Compliance = Literal["impedance", "force_mode", "position"]
 
-# What rounding makes of an angle at its limit [rad].
+# Rounding error of an angle at its limit [rad].
 _SMALL_ANGLE = 1e-9
-# No arm reaches farther, in metres; who gives millimetres does [m].
+# No arm reaches farther [m]: a larger number is in millimetres.
 _FARTHEST = 10.0
-# Nobody wants to move a target farther in one step [m, rad].
+MOST_TURNED = 1e3  # no joint turns farther [rad]
+# Largest sensible steps of a target [m, rad].
 _LONGEST_STEP = {"translation_step": 0.2, "rotation_step": 1.5}
-# Limits that may be None, and what is checked by itself; all others are positive numbers.
+# Limits that may be None, and those with checks of their own; all others are positive numbers.
 _OPTIONAL = ("max_force", "max_torque")
+_NUMBERS_OF_JOINTS = ("joint_low", "joint_high", "step")
 _NO_POSITIVE_NUMBERS = (
     *("workspace_low", "workspace_high", "reference_orientation"),
     *("joint_low", "joint_high", "joint_margin"),
@@ -40,30 +43,22 @@ class ActionRefused(RobotRLError):
     """An action that must not reach the robot: wrong shape, not finite, or out of range."""
 
 
-class MeasurementRefused(RobotRLError):
-    """What cannot be a measurement of an arm, so that no limit can be computed from it."""
-
-
 def bounded(default: float, description: str, low: float, high: float) -> Any:
-    """A field that is a parameter of the arm's node too: its description, and its range there."""
+    """A field that is also a parameter of the arm's node, with its description and range there."""
     metadata = {"description": description, "low": low, "high": high}
     return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoseLimits:
-    """Where a TCP may be, in the base frame, and how far its target may lead it.
-
-    Guard and limiter know places and ways by these methods alone: here a place is a pose (7,), in
-    `robot_rl.safety.joint_limits` it is joint positions.
-    """
+    """Where a TCP may be, in the base frame, and how far its target may lead it."""
 
     place_name: ClassVar[str] = "pose"
-    # Farther from where it was asked to be no arm may come by itself, or by being pushed; and by
-    # how much a measured pose may be off although the arm stands (2,) [m, rad].
+    # How far the arm may drift from its asked pose, by itself or pushed; and the measurement noise
+    # of an arm that stands (2,) [m, rad].
     strayed: ClassVar[Vector] = np.array([0.07, 0.5])
     noise: ClassVar[Vector] = np.array([0.002, 0.02])
-    # By so much more than its lead an arm that holds is pushed before its target yields.
+    # How far beyond its lead a holding arm is pushed before its target yields.
     unpushed: ClassVar[Vector] = np.array([0.005, 0.04])
 
     workspace_low: tuple[float, float, float]  # lowest TCP position [m]
@@ -78,8 +73,7 @@ class PoseLimits:
     max_lead_rotation: float = bounded(0.15, "lead of its rotation [rad]", 1e-3, 1.5)
     # Above it the arm may only back off; None: the arm measures none.
     max_force: float | None = bounded(60.0, "force to yield at [N]; 0: unmeasured", 0.0, 500.0)
-    # Also when a person pushes it. A measured pose that is farther from the one before is not
-    # believed.
+    # Also when a person pushes it. A faster change of the measured pose is not believed.
     max_arm_speed: float = bounded(1.5, "fastest the arm can be, pushed or not [m/s]", 0.01, 10.0)
     max_arm_turning: float = bounded(6.0, "the same for its rotation [rad/s]", 0.01, 60.0)
 
@@ -96,6 +90,10 @@ class PoseLimits:
                 got=self.reference_orientation,
                 expected="a quaternion xyzw of length 1",
             )
+
+    def check_place(self, pose: Vector) -> None:
+        """Raise `MeasurementRefused` for a measured pose (7,) that no arm can have."""
+        check_pose(pose, "the measured pose")
 
     def admitted(self, anchor: Vector, wanted: Vector) -> tuple[Vector, frozenset[str]]:
         """The part of the way from pose `anchor` (7,) to `wanted` (7,) that no limit forbids.
@@ -223,10 +221,7 @@ class PoseLimits:
         return " to ".join(_rounded(pose[:3]) for pose in poses) + " m"
 
     def jump_in_words(self, part: int, last: Vector, pose: Vector) -> tuple[str, str, str, str]:
-        """What jumped, by how much, from where to where, and how fast an arm can be.
-
-        `part` is 0 where the position jumped, else 1.
-        """
+        """Name, size, ends and largest speed of a jump; `part` 0 is the position, 1 the turn."""
         distance, angle = rotations.apart(last, pose)
         if part == 0:
             fastest = f"{self.max_arm_speed:g} m/s"
@@ -270,12 +265,12 @@ class ArmLimits(PoseLimits):
     joint_margin: float = bounded(0.05, "distance kept from the joints' limits [rad]", 0.0, 1.0)
     max_joint_speed: float = bounded(2.0, "largest speed of a joint [rad/s]", 0.01, 10.0)
     command_deadline: float = bounded(0.2, "time without a command until it holds [s]", 0.01, 2.0)
-    # Also between commands, or signs of life, of whoever accompanies a reset.
+    # Also the longest silence of a client that accompanies a reset.
     max_stamp_age: float = bounded(0.5, "of a command's stamp to the clock here [s]", 0.01, 10.0)
 
     @classmethod
     def of_parameters(cls, given: Mapping[str, Any], **of_arm: Any) -> ArmLimits:
-        """Of the parameters `limits.*` of an arm's node, where 0 is no limit of a force."""
+        """From the parameters `limits.*` of an arm's node, where 0 means no limit of a force."""
         values = {key: given[key] or None for key in _OPTIONAL if key in given}
         return cls(**{**given, **values}, **of_arm)
 
@@ -287,12 +282,12 @@ class ArmLimits(PoseLimits):
 
     @cached_property
     def max_step(self) -> Vector:
-        """Of the target in one command (2,) [m, rad]."""
+        """Largest step of the target in one command (2,) [m, rad]."""
         return np.array([self.max_step_translation, self.max_step_rotation])
 
     @cached_property
     def speed(self) -> Vector:
-        """Of the target (2,) [m/s, rad/s]."""
+        """Largest speed of the target (2,) [m/s, rad/s]."""
         return np.array([self.max_speed_translation, self.max_speed_rotation])
 
     def checked(self, target: npt.ArrayLike) -> Vector:
@@ -304,6 +299,167 @@ class ArmLimits(PoseLimits):
         pose = np.array(measured.tcp_pose, np.float64)
         pose[3:] = rotations.normalize(pose[3:])
         return pose
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointRanges:
+    """Where the joints of an arm may be, and how far their targets may lead them."""
+
+    place_name: ClassVar[str] = "joints"
+    # How far a joint may drift from its asked position, by itself or pushed; and the measurement
+    # noise of a joint that stands (1,) [rad].
+    strayed: ClassVar[Vector] = np.array([0.5])
+    noise: ClassVar[Vector] = np.array([0.02])
+    # How far beyond its lead a holding arm is pushed before its target yields.
+    unpushed: ClassVar[Vector] = np.array([0.05])
+    # No force is limited: where an arm measures one, let it take poses.
+    max_force: ClassVar[None] = None
+    max_torque: ClassVar[None] = None
+    joint_low: tuple[float, ...]  # lowest positions (n,) [rad]
+    joint_high: tuple[float, ...]  # highest positions (n,) [rad]
+    joint_margin: float = bounded(0.05, "distance kept from the joints' limits [rad]", 0.0, 1.0)
+    # With a stiffness k of a joint this also bounds its torque to k times the lead.
+    max_lead_joints: float = bounded(0.15, "lead of a joint's target [rad]", 1e-3, 1.5)
+    # Also when a person pushes it. A faster change of the measured joints is not believed.
+    max_arm_joints: float = bounded(8.0, "fastest a joint can be, pushed or not [rad/s]", 0.1, 60.0)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if each.name not in (*_NUMBERS_OF_JOINTS, "joint_margin"):
+                check_positive(f"limit {each.name!r}", getattr(self, each.name))
+        if not self.joint_low:
+            raise RobotRLError(
+                "an arm that takes joint targets needs the range of each joint",
+                got="no joint_low and joint_high",
+                expected="a number for each joint [rad]",
+            )
+        check_joint_ranges(self.joint_low, self.joint_high, self.joint_margin)
+
+    @cached_property
+    def fastest(self) -> Vector:
+        """How fast joints can be, pushed or not (1,) [rad/s]."""
+        return np.array([self.max_arm_joints])
+
+    @cached_property
+    def middle(self) -> Vector:
+        """The middle of all ranges (n,)."""
+        low, high = np.array([self.joint_low, self.joint_high])
+        return np.asarray(0.5 * (low + high))
+
+    def check_place(self, joints: Vector) -> None:
+        """Raise `MeasurementRefused` for measured joints (n,) that no arm can have."""
+        check_numbers(joints, "the measured joints", len(self.joint_low), MOST_TURNED)
+
+    def admitted(self, anchor: Vector, wanted: Vector) -> tuple[Vector, frozenset[str]]:
+        """The part of the way from `anchor` (n,) to `wanted` (n,) that no limit forbids.
+
+        As `PoseLimits.admitted`: a joint that is outside its range may come back, and nothing has
+        to move. Returns the positions (n,), and `range` where that kept them from `wanted`.
+        """
+        low = np.minimum(np.array(self.joint_low) + self.joint_margin, anchor)
+        high = np.maximum(np.array(self.joint_high) - self.joint_margin, anchor)
+        positions = np.clip(wanted, low, high)
+        return positions, frozenset({"range"} if (positions != wanted).any() else ())
+
+    def led(
+        self, target: Vector, measured: Vector, slack: Vector | None = None
+    ) -> tuple[Vector, bool]:
+        """A target (n,), pulled to within the lead, and `slack` (1,), of `measured`; whether so."""
+        lead = self.max_lead_joints if slack is None else self.max_lead_joints + slack
+        positions = np.clip(target, measured - lead, measured + lead)
+        return positions, bool((positions != target).any())
+
+    def median(self, places: Vector) -> Vector:
+        """The place (n,) in the middle of several (k, n)."""
+        return np.asarray(np.median(places, axis=0))
+
+    def between(self, start: Vector, end: Vector) -> Vector:
+        """The way (n,) from one place to another [rad]."""
+        return end - start
+
+    def apart(self, start: Vector, end: Vector) -> Vector:
+        """How far each joint is from another place (n,) [rad]."""
+        return np.abs(end - start)
+
+    def towards(self, start: Vector, end: Vector, most: Vector) -> tuple[Vector, bool]:
+        """The place on the straight way to `end` that no joint is farther than `most` (1,) from."""
+        way = end - start
+        longest, limit = float(np.abs(way).max()), float(most[0])
+        if longest <= limit:
+            return end, False
+        return start + way * (limit / longest), True
+
+    def distance_in_words(self, start: Vector, end: Vector) -> str:
+        """How far apart two places are, by the joint that is farthest."""
+        joint = int(np.argmax(self.apart(start, end)))
+        return f"{abs(end[joint] - start[joint]):.2f} rad at joint {joint}"
+
+    def shown(self, *places: Vector) -> str:
+        """Where they are, from the one to the other."""
+        return " to ".join(str([round(float(v), 3) for v in place]) for place in places) + " rad"
+
+    def jump_in_words(self, part: int, last: Vector, place: Vector) -> tuple[str, str, str, str]:
+        """As `PoseLimits.jump_in_words`, for the joint number `part`."""
+        ends = f"{last[part]:.3f} to {place[part]:.3f} rad"
+        way = f"{abs(place[part] - last[part]):.2f} rad"
+        return f"joint {part}", way, ends, f"{self.max_arm_joints:g} rad/s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointActionLimits(JointRanges):
+    """Limits of motion by actions, one number for each joint."""
+
+    # Motion of each joint's target for an action of 1 (n,) [rad per control period].
+    step: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.step) != len(self.joint_low):
+            raise RobotRLError(
+                "limit 'step' has another number of joints",
+                got=len(self.step),
+                expected=len(self.joint_low),
+            )
+        for joint, step in enumerate(self.step):
+            check_positive(f"limit 'step' of joint {joint}", step)
+
+    def moved(self, target: Vector, motion: Vector) -> Vector:
+        """A target (n,), moved by an action's motion (n,) in [-1, 1]."""
+        return target + np.array(self.step) * motion
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointArmLimits(JointRanges):
+    """Limits of one arm that takes joint targets, which its node enforces."""
+
+    max_step_joints: float = bounded(0.15, "way of a joint in one command [rad]", 1e-3, 1.5)
+    max_speed_joints: float = bounded(1.0, "speed of a joint's target [rad/s]", 1e-2, 10.0)
+    max_joint_speed: float = bounded(2.0, "largest speed of a joint [rad/s]", 0.01, 10.0)
+    command_deadline: float = bounded(0.2, "time without a command until it holds [s]", 0.01, 2.0)
+    # Also the longest silence of a client that accompanies a reset.
+    max_stamp_age: float = bounded(0.5, "of a command's stamp to the clock here [s]", 0.01, 10.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_beyond_own(self, "max_arm_joints", "max_speed_joints")
+
+    @cached_property
+    def max_step(self) -> Vector:
+        """Largest step of a joint's target in one command (1,) [rad]."""
+        return np.array([self.max_step_joints])
+
+    @cached_property
+    def speed(self) -> Vector:
+        """Largest speed of a joint's target (1,) [rad/s]."""
+        return np.array([self.max_speed_joints])
+
+    def checked(self, target: npt.ArrayLike) -> Vector:
+        """The joint positions (n,) of a command, or `CommandRefused`."""
+        return checked_joints(target, len(self.joint_low))
+
+    def place(self, measured: ArmState) -> Vector:
+        """The measured joint positions (n,)."""
+        return np.array(measured.joint_positions, np.float64)
 
 
 def check_known(above: str, given: Iterable[str], known: Sequence[str]) -> None:
@@ -318,9 +474,9 @@ def check_known(above: str, given: Iterable[str], known: Sequence[str]) -> None:
 
 
 def check_bounds(group: str, kinds: Sequence[type], given: Mapping[str, Any], *others: str) -> None:
-    """Refuse what is no parameter of a node, of the kinds' fields that are `bounded` or `others`.
+    """Refuse an unknown parameter of a node, or a number out of its range.
 
-    And a number that is out of its range.
+    Known are the `bounded` fields of the `kinds`, and `others`.
     """
     ranges = {each.name: each.metadata for k in kinds for each in fields(k) if each.metadata}
     check_known(group, given, [*ranges, *others])
@@ -378,7 +534,7 @@ def check_joint_ranges(low: Sequence[float], high: Sequence[float], margin: floa
 
 
 def check_beyond_own(limits: ArmLimits | JointArmLimits, arm: str, target: str) -> None:
-    """Refuse a limit, `arm`, of what can be that is not above that of what is asked, `target`."""
+    """Refuse a limit `arm` of possible motion that is not above the limit `target` of commands."""
     possible, asked = getattr(limits, arm), getattr(limits, target)
     if not possible > asked:
         problem = f"limit {arm!r} would take the arm's own motion for a fault"

@@ -1,15 +1,21 @@
-"""What is measured of an arm, and what of it is too large."""
+"""Judge measurements of an arm: impossible jumps, straying, pushes, and too large values."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 
-from robot_rl.safety.joint_limits import JointArmLimits, JointRanges
-from robot_rl.safety.limits import ArmLimits, MeasurementRefused, PoseLimits, Vector
+from robot_rl.safety.limits import (
+    MOST_TURNED,
+    ArmLimits,
+    JointArmLimits,
+    JointRanges,
+    PoseLimits,
+)
+from robot_rl.safety.rotations import Vector
+from robot_rl.safety.state import ArmState, check_numbers, check_pose
 
 # Speed towards a joint limit that counts as motion [rad/s].
 _STILL = 0.01
@@ -21,32 +27,14 @@ _JITTER = 0.02
 _WINDOW = 0.1
 # New measurements that must agree before an arm is believed to be where they say.
 _AGREEING = 3
-# A held arm is in the middle of where the newest measurements say: two of them may be wrong.
+# A held arm is at the median of so many measurements: two of them may be wrong.
 _NEWEST = 5
-# Farther, faster and stronger than any arm is [m; rad; m/s, rad/s; rad/s; N, Nm].
-_FARTHEST, _MOST_TURNED, _FASTEST, _STRONGEST = 10.0, 1e3, 1e4, 1e4
-_UNIT_TOLERANCE = 1e-2  # a quaternion further than this from unit length is no rotation
-
-
-@dataclass(frozen=True, eq=False)
-class ArmState:
-    """One measurement of an arm, in its base frame; all arrays float64."""
-
-    # When it was measured, on the system clock [ns]; another number for each measurement.
-    stamp_ns: int
-    joint_positions: Vector  # (n,) [rad]
-    joint_velocities: Vector  # (n,) [rad/s]
-    tcp_pose: Vector  # position [m] and quaternion xyzw (7,)
-    # Linear [m/s] and angular [rad/s] velocity (6,); NaN while it is not known.
-    tcp_velocity: Vector
-    # Force [N] and torque about the TCP [Nm] that the environment exerts (6,); NaN where the arm
-    # measures none.
-    tcp_wrench: Vector
-    frame: str = "base"  # name of the base frame
+# Faster and stronger than any arm is [m/s, rad/s; N, Nm].
+_FASTEST, _STRONGEST = 1e4, 1e4
 
 
 class Plausibility:
-    """Judges each measured place by the one before it and by how fast an arm can be."""
+    """Judges each measured place by the one before it and the largest speed of an arm."""
 
     def __init__(self, limits: PoseLimits | JointRanges) -> None:
         self._limits = limits
@@ -62,20 +50,20 @@ class Plausibility:
         return self._agreeing >= _AGREEING
 
     def forget(self) -> None:
-        """What comes next need not be near what was measured before."""
+        """The next measurement may be anywhere."""
         self._pose, self._agreeing = None, 0
         self._past.clear()
 
     def problem(self, pose: Vector, stamp_ns: int, now: float) -> str | None:
         """Take a measured place; returns why no arm can have moved like that, or None.
 
-        It is a pose (7,), base frame, or joint positions (n,) [rad]. `stamp_ns` is when it was
-        measured [ns]: the same again is no new measurement. `now` is steady time [s].
+        It is a pose (7,), base frame, or joint positions (n,) [rad], measured at `stamp_ns` [ns].
+        The same stamp again is no new measurement. `now` is steady time [s].
         """
         last = self._pose
         if last is not None and stamp_ns == self._stamp_ns and np.array_equal(pose, last):
             return None
-        # By whichever clock is later: a message may have waited on its way.
+        # By the later clock: a message may have waited on its way.
         elapsed = max(now - self._taken, 1e-9 * (stamp_ns - self._stamp_ns))
         elapsed = min(max(elapsed, 0.0), _LONGEST_GAP)
         self._pose, self._stamp_ns, self._taken = pose.copy(), stamp_ns, now
@@ -106,9 +94,9 @@ class Plausibility:
 class Straying:
     """Notices an arm that goes away from where it is asked to be.
 
-    A target yields to an arm that is pushed. Where the pose is measured wrongly by more than the
-    largest lead (the tool centre was changed, the controller moves another frame), the target would
-    yield at each tick to an arm that only follows it: it would run away.
+    A target yields to a pushed arm. If the measured pose is wrong by more than the largest lead
+    (the tool centre was changed, or the controller moves another frame), the target would yield at
+    each tick to an arm that only follows it, and both would run away.
     """
 
     def __init__(self, limits: PoseLimits | JointRanges) -> None:
@@ -116,20 +104,20 @@ class Straying:
         self._asked: Vector | None = None
         self._nearest: Vector = np.zeros(1)
 
-    def ask(self, pose: Vector, *, anew: bool = False) -> None:
-        """The arm is asked to be at a pose (7,), or at joint positions (n,).
+    def ask(self, pose: Vector, *, forget: bool = False) -> None:
+        """Note that the arm is asked to be at a pose (7,), or at joint positions (n,).
 
-        It may be as much farther from that as that is farther from the one before. With `anew` what
-        was asked before does not matter: the arm may be anywhere.
+        Its allowed distance grows by the step from the place before. With `forget` the arm may be
+        anywhere.
         """
-        if anew or self._asked is None:
+        if forget or self._asked is None:
             self._nearest = np.array([math.inf])
         else:
             self._nearest = self._nearest + self._limits.apart(self._asked, pose)
         self._asked = pose.copy()
 
     def problem(self, measured: Vector) -> str | None:
-        """Why the arm, measured at such a place, must not be followed farther, or None."""
+        """Why the arm at a measured place must not be followed farther, or None."""
         if self._asked is None:
             return None
         limits = self._limits
@@ -146,10 +134,10 @@ class Straying:
 
 
 class Pushes:
-    """Tells an arm that is pushed away from where it holds from one that is measured with noise.
+    """Distinguishes a push of a holding arm from noise of its measurements.
 
     A single measurement may be off by more than the lead although the arm stands. So the target
-    yields where the middle of the newest ones is farther away, and then to within the lead.
+    yields only if the median of the newest ones is farther away, and then to within the lead.
     """
 
     def __init__(self, limits: PoseLimits | JointRanges) -> None:
@@ -157,13 +145,13 @@ class Pushes:
         self._newest: deque[tuple[int, Vector]] = deque(maxlen=_NEWEST)
 
     def forget(self) -> None:
-        """The arm does not hold, or begins to."""
+        """Forget the measurements: the arm does not hold."""
         self._newest.clear()
 
     def yielded(self, target: Vector, place: Vector, stamp_ns: int) -> tuple[Vector, bool]:
-        """Where to hold, and whether that is elsewhere than `target`, which is returned else.
+        """The place to hold, and whether it differs from `target`.
 
-        The arm was measured at `place` when `stamp_ns` says [ns]: the same again is not new.
+        The arm was measured at `place`, at `stamp_ns` [ns]; the same stamp is no new measurement.
         """
         limits, newest = self._limits, self._newest
         if not newest or newest[-1][0] != stamp_ns:
@@ -176,75 +164,31 @@ class Pushes:
         return limits.led(target, middle)
 
 
-def check_pose(pose: Vector, what: str = "the pose") -> None:
-    """Raise `MeasurementRefused` where seven numbers are no pose of an arm or of what it handles.
-
-    They are not finite, farther away than any arm reaches, or have no quaternion of length 1.
-    """
-    _check_numbers(pose, what, 7, _FARTHEST)
-    if not abs(math.hypot(*pose[3:]) - 1.0) <= _UNIT_TOLERANCE:
-        length = f"{pose[3:].tolist()}, of length {math.hypot(*pose[3:]):g}"
-        expected = "x, y, z, w of length 1"
-        raise MeasurementRefused(
-            f"{what}'s quaternion is no rotation", got=length, expected=expected
-        )
-
-
-def check_place(place: Vector, limits: PoseLimits | JointRanges) -> None:
-    """Raise `MeasurementRefused` where an arm cannot be at a place as its targets are."""
-    if isinstance(limits, PoseLimits):
-        check_pose(place, "the measured pose")
-    else:
-        _check_numbers(place, "the measured joints", len(limits.joint_low), _MOST_TURNED)
-
-
 def check_measured(measured: ArmState, limits: ArmLimits | JointArmLimits) -> None:
-    """Refuse what cannot be a measurement of this arm, as `MeasurementRefused`.
+    """Raise `MeasurementRefused` for a wrong shape, or a number that is not finite or impossible.
 
-    Something has another shape, is not finite, or is beyond what any arm can be. What the arm does
-    not measure is NaN throughout; its place and joints are needed, and a wrench where it is
-    limited.
+    Values that the arm does not measure are all NaN. Its place and joints are needed, and a wrench
+    where it is limited.
     """
     count = len(limits.joint_low) or np.size(measured.joint_positions)
     force, torque = limits.max_force is not None, limits.max_torque is not None
     if isinstance(limits, ArmLimits) or not np.isnan(measured.tcp_pose).all():
         check_pose(measured.tcp_pose, "the measured pose")
     for name, values, size, most, is_needed in (
-        ("joint positions", measured.joint_positions, count, _MOST_TURNED, True),
+        ("joint positions", measured.joint_positions, count, MOST_TURNED, True),
         ("joint velocities", measured.joint_velocities, count, _FASTEST, True),
         ("velocity", measured.tcp_velocity, 6, _FASTEST, False),
         ("force", measured.tcp_wrench[:3], 3, _STRONGEST, force),
         ("torque", measured.tcp_wrench[3:], 3, _STRONGEST, torque),
     ):
         if is_needed or not np.isnan(values).all():
-            _check_numbers(values, f"the measured {name}", size, most)
-
-
-def _check_numbers(values: Vector, what: str, count: int, most: float) -> None:
-    """Raise `MeasurementRefused` where they are not so many finite numbers, at most so large."""
-    if values.shape != (count,):
-        raise MeasurementRefused(
-            f"{what} has another number of values", got=values.shape, expected=f"({count},)"
-        )
-    if not np.isfinite(values).all():
-        problem, expected = f"{what} is not finite", "finite numbers"
-    elif (np.abs(values) > most).any():
-        problem, expected = f"{what} cannot be: no arm is there", f"at most {most:g}"
-    else:
-        return
-    raise MeasurementRefused(
-        problem,
-        got=values.tolist(),
-        expected=expected,
-        hint="nothing is sent; look at the arm's sensors, or set no limit for what it does not"
-        " measure",
-    )
+            check_numbers(values, f"the measured {name}", size, most)
 
 
 def excesses(measured: ArmState, limits: ArmLimits | JointArmLimits) -> dict[str, str]:
-    """What is too large at this moment, for the arm to hold: `force`, `joint_speed` or `joint`.
+    """The values that are too large now: `force`, `joint_speed` or `joint`, each with the reason.
 
-    The value explains it. A joint within its margin may stand, or move away from its limit.
+    A joint within its margin may stand, or move away from its limit.
     """
     found = {}
     for name, part, limit, unit in (

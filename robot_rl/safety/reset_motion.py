@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from robot_rl.safety import rotations
 from robot_rl.safety.commands import CommandRefused, Mode, checked_pose
-from robot_rl.safety.joint_limits import JointArmLimits
-from robot_rl.safety.limits import ArmLimits, Vector
+from robot_rl.safety.guard import ArmGuard
+from robot_rl.safety.limits import ArmLimits, JointArmLimits, Vector
 from robot_rl.safety.reset_way import (
     ForwardKinematics,
     JointTargetWay,
@@ -23,28 +23,22 @@ from robot_rl.safety.reset_way import (
     tool_pose,
 )
 
-if TYPE_CHECKING:
-    from robot_rl.safety.guard import ArmGuard
-
 ATTEMPTS = 2
-# Between them.
-_PAUSE_SECONDS = 1.0
-# Longest time for a part of the way: this many times what its length takes, and some seconds.
+# Longest time for a part of the way, over that of its length at full speed, beside `patience_s`.
 _PATIENCE = 2.0
-_PATIENCE_SECONDS = 3.0
 
 
 def checked_reset_pose(pose: npt.ArrayLike) -> Vector:
-    """The pose (7,) that the parameter `reset.pose` holds, or `CommandRefused`."""
+    """The pose (7,) of the parameter `reset.pose`, or `CommandRefused`."""
     return checked_pose(pose, "reset.pose", tolerance=1e-3)
 
 
 def checked_reset_joints(
     values: npt.ArrayLike, joints: int, limits: ArmLimits | JointArmLimits
 ) -> Vector:
-    """The waypoints (k, joints) that the parameter `reset.joints` holds in a row.
+    """The waypoints (k, joints) of the parameter `reset.joints`, given in one row.
 
-    Raises `CommandRefused` where they are none of this many joints, or not within their limits.
+    Raises `CommandRefused` for another number of joints, or positions beyond their limits.
     """
     flat = np.asarray(values, np.float64).ravel()
     if not flat.size or flat.size % joints or not np.isfinite(flat).all():
@@ -72,7 +66,7 @@ def checked_reset_joints(
 
 
 def sole_reset_end(pose: Sequence[float] | None, joints: npt.ArrayLike | None) -> Any:
-    """Which of the parameters `reset.pose` and `reset.joints` there is, or `CommandRefused`."""
+    """The given one of the parameters `reset.pose` and `reset.joints`, or `CommandRefused`."""
     given = [end for end in (pose, joints) if end is not None and np.size(end)]
     if len(given) != 1:
         problem = "a reset needs one of the parameters reset.pose and reset.joints"
@@ -82,7 +76,7 @@ def sole_reset_end(pose: Sequence[float] | None, joints: npt.ArrayLike | None) -
 
 
 class ResetOutcome(NamedTuple):
-    """How a reset ended, and what a person has to do if it failed."""
+    """The end of a reset; after a failure the message says what a person has to do."""
 
     success: bool
     message: str
@@ -97,8 +91,8 @@ class Resets:
     To a pose it moves across, and forward along the tool again; to joint positions by its joints,
     through all waypoints. Each part goes from rest to rest with bounded jerk, and waits for an arm
     that does not keep up. The arm stops and a person is asked where it hit something, twice did not
-    arrive, or would have to leave its limits, which is found before it moves. One that was given up
-    on its way is gone on with where it left the arm: the tool is drawn back no farther.
+    arrive, or would leave its limits, which is checked before it moves. A reset that was given up
+    on its way continues where it left the arm: the tool is drawn back no farther.
 
     Args:
         guard: Of the arm, which asks for the `goal`; the way stays in its workspace.
@@ -118,15 +112,15 @@ class Resets:
         self._guard = guard
         self._forward = forward
         self._end: Vector = np.empty(7)
-        # Parts of the way that are to come, made of where the arm then is; None before it moves.
+        # Makers of the parts that follow, called with the arm's place then; None before it moves.
         self._ahead: list[Callable[[Vector, Vector], _Part]] | None = None
-        self._part: _Part | None = None  # that is under way
-        self._seconds = 0.0  # that it takes at its largest speed
-        self._moved = self._waited = 0.0  # of them, and of real ones, since it began
+        self._part: _Part | None = None  # the part that is under way
+        self._seconds = 0.0  # duration of the part at its largest speed
+        self._moved = self._waited = 0.0  # seconds of motion, and all seconds, since its start
         self._goal: Vector = np.empty(7)
-        self._failure: str | None = None  # what has stopped this attempt
-        self._away: Vector | None = None  # where the tool is being drawn back to
-        # Where the arm is on its way, and where its tool is then in the air.
+        self._failure: str | None = None  # why this attempt ended
+        self._away: Vector | None = None  # where the tool is drawn back to
+        # Where the arm is on its way, and the place above it where its tool is free.
         self._left: tuple[Vector, Vector] | None = None
 
     def begin(self, end: npt.ArrayLike) -> None:
@@ -141,7 +135,7 @@ class Resets:
         self._attempt(goal, 1)
 
     def give_up(self, reason: str) -> ResetOutcome | None:
-        """End a reset that is under way, without another attempt; None if there is none."""
+        """End a reset that is under way, without another attempt; None without one."""
         if not self.busy:
             return None
         self.busy = False
@@ -149,7 +143,7 @@ class Resets:
         return ResetOutcome(False, f"the reset was given up: {reason}")
 
     def poll(self) -> ResetOutcome | None:
-        """Look, after each tick of the guard, whether the reset ended; None while it has not."""
+        """The outcome once the reset has ended, else None; called after each tick of the guard."""
         guard = self._guard
         if not self.busy or guard.mode is Mode.RESET:
             return None
@@ -158,7 +152,7 @@ class Resets:
             self._left = None
         if failed and self._may_be_repeated and self._attempts < ATTEMPTS:
             self._failure = None  # should the guard refuse, the reset is given up
-            self._attempt(self._end, self._attempts + 1, _PAUSE_SECONDS)
+            self._attempt(self._end, self._attempts + 1, self.options.pause_s)
             return None
         self.busy = False
         if self._arrived:
@@ -175,9 +169,9 @@ class Resets:
     # -- for the guard ----------------------------------------------------------------------------
 
     def goal(self, elapsed: float, pose: Vector, joints: Vector) -> Vector | None:
-        """Where to move to (7,); None when arrived, or where it cannot go on.
+        """The next goal (7,); None after arrival or a failure.
 
-        In `elapsed` [s] since the last call the arm can have moved; it is at a pose (7,), and at
+        `elapsed` [s] have passed since the last call; the arm is measured at a pose (7,) and at
         joint positions (n,) [rad].
         """
         self._pause -= elapsed
@@ -185,18 +179,39 @@ class Resets:
             return pose
         if self._ahead is None and (problem := self._plan(pose, joints)) is not None:
             self._fail(problem)
-        if self._failure is None:
-            self._go_on(elapsed, pose, joints)
-        return None if self._failure is not None or self._arrived else self._goal
+        if self._failure is not None:
+            return None
+        guard, options, part = self._guard, self.options, self._part
+        if part is not None:
+            self._waited += elapsed
+            # Not ahead of an arm that is held back: the remaining way would become another one.
+            if not guard.limits.led(self._goal, pose)[1]:
+                self._moved += elapsed
+            if self._share == 1.0 and part.left(pose, joints, options) is None:
+                part = self._away = None  # it is in the air from now on
+        self._left = (pose, pose if self._away is None else self._away)
+        if part is None:
+            if not self._ahead:
+                self._arrived = True
+                return None
+            part = self._part = self._ahead.pop(0)(pose, joints)
+            self._seconds, self._moved, self._waited = part.seconds(options), 0.0, 0.0
+        if isinstance(part, JointWay) and (problem := part.problem(pose, joints)) is not None:
+            self._fail(problem)
+        elif self._waited > _PATIENCE * self._seconds + options.patience_s:
+            left = part.left(pose, joints, options) or "it was too slow"
+            self._failure = f"the arm did not get there in time: {left}"
+        self._goal = guard.inside(part.at(self._share, pose, joints))
+        return None if self._failure is not None else self._goal
 
     def obstructed(self, reason: str) -> bool:
-        """A limit has stopped the motion; returns whether it ends: not if it has not begun."""
+        """Note that a limit stopped the motion; returns whether that ends it."""
         if self._ahead is not None:
             self._fail(reason)
         return self._ahead is not None
 
     def _attempt(self, end: Vector, number: int, pause: float = 0.0) -> None:
-        """Begin after `pause` [s], in which the arm yields to what it touches."""
+        """Start after `pause` [s], in which the arm yields to what it touches."""
         self._guard.follow_route(self)
         self._end, self._attempts, self._pause = end, number, pause
         self.busy, self._arrived = True, False
@@ -204,9 +219,11 @@ class Resets:
         self._may_be_repeated = True  # by itself: not after it hit something
 
     def _plan(self, pose: Vector, joints: Vector) -> str | None:
-        """Lay out the way from where the arm is; returns why it must not be gone, or None."""
-        away = self._left_off(pose, joints)
-        if away is None:
+        """Plan the way from where the arm is; returns why it is not allowed, or None."""
+        away, left, self._left = None, self._left, None
+        if left and StraightWay(pose, left[0]).left(pose, joints, self.options) is None:
+            away = left[1]  # where a reset that was given up drew the tool back to
+        else:
             away = self._retracted(pose)
             room, wanted = rotations.apart(pose, away)[0], self.options.retract_distance
             if room < 0.5 * wanted:
@@ -228,37 +245,6 @@ class Resets:
         ways = [partial(self._by_joints, number) for number in numbers]
         self._ahead = [partial(self._straight, away), *ways]
         return None
-
-    def _left_off(self, pose: Vector, joints: Vector) -> Vector | None:
-        """Where a reset that was given up drew the tool back to; None where the arm has moved."""
-        left, self._left = self._left, None
-        if left is None or StraightWay(pose, left[0]).left(pose, joints, self.options) is not None:
-            return None
-        return left[1]
-
-    def _go_on(self, elapsed: float, pose: Vector, joints: Vector) -> None:
-        """Let the goal be the next one, unless the arm has arrived or something keeps it."""
-        guard, options, part = self._guard, self.options, self._part
-        if part is not None:
-            self._waited += elapsed
-            # Not before an arm that is held back: the way that is left would become another one.
-            if not guard.limits.led(self._goal, pose)[1]:
-                self._moved += elapsed
-            if self._share == 1.0 and part.left(pose, joints, options) is None:
-                part = self._away = None  # it is in the air from now on
-        self._left = (pose, pose if self._away is None else self._away)
-        if part is None:
-            if not self._ahead:
-                self._arrived = True
-                return
-            part = self._part = self._ahead.pop(0)(pose, joints)
-            self._seconds, self._moved, self._waited = part.seconds(options), 0.0, 0.0
-        if isinstance(part, JointWay) and (problem := part.problem(pose, joints)) is not None:
-            self._fail(problem)
-        elif self._waited > _PATIENCE * self._seconds + _PATIENCE_SECONDS:
-            left = part.left(pose, joints, options) or "it was too slow"
-            self._failure = f"the arm did not get there in time: {left}"
-        self._goal = guard.inside(part.at(self._share, pose, joints))
 
     def _fail(self, problem: str) -> None:
         """End this reset: another attempt would meet the same."""
@@ -304,7 +290,7 @@ class Resets:
 class JointResets(Resets):
     """The same for an arm that takes joint targets: straight from waypoint to waypoint (k, n).
 
-    Where its tool is is not known, so that nothing is drawn back first.
+    The pose of its tool is not known, so it is not drawn back first.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""The parts of a reset's way: straight ones of the tool, and ones by the arm's joints."""
+"""The parts of a reset's way: straight ones of the tool, and motions of the joints."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from robot_rl.safety.limits import PoseLimits, Vector, bounded, check_positive
 # From joint positions (n,) [rad] to the pose (7,) of the flange, in the base frame.
 ForwardKinematics = Callable[[Vector], Vector]
 
-# In which the speed changes, and in which the acceleration does [s].
+# Times in which the speed and the acceleration change [s].
 _SPEED_RAMP, _ACCELERATION_RAMP = 0.4, 0.2
 # Points of a way by joints at which it is looked ahead whether it keeps the limits.
 _SAMPLES = 32
-# What the tool's pose on the flange may change by before the kinematics are another arm's [m, rad]:
+# Largest change of the tool's pose on the flange before the kinematics count as wrong [m, rad]:
 # those of one arm are some millimetres off its data sheet.
 _NOT_RIGID = (0.02, 0.1)
 
@@ -38,17 +38,21 @@ class ResetOptions:
     tolerance_rotation: float = bounded(0.05, "angle that counts as there [rad]", 5e-3, 0.5)
     tolerance_joints: float = bounded(0.05, "the same of a joint, to reset.joints [rad]", 5e-3, 0.5)
 
+    pause_s: float = bounded(1.0, "pause before a second attempt [s]", 0.01, 10.0)
+    # Beside twice the time of its length at full speed.
+    patience_s: float = bounded(3.0, "patience with a part of the way [s]", 0.1, 60.0)
+
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             check_positive(f"limit {name!r}", value)
 
 
 def share_of_way(elapsed: float, seconds: float) -> float:
-    """The share of a way, from rest to rest, that is behind an arm after `elapsed` seconds.
+    """The share of a way, from rest to rest, that an arm has gone after `elapsed` seconds.
 
-    With a way of length L that takes `seconds` at its largest speed v, the acceleration is at most
-    v / 0.4 s, and the jerk is bounded by 2 v / (0.4 s 0.2 s). It is a constant speed, averaged over
-    both ramps, so that it ends 0.6 s later.
+    A way takes `seconds` at its largest speed v. The acceleration is at most v / 0.4 s, and the
+    jerk at most 2 v / (0.4 s 0.2 s): a constant speed, averaged over both ramps, which ends 0.6 s
+    later.
     """
     spans = (max(seconds, 1e-3), _SPEED_RAMP, _ACCELERATION_RAMP)
     if elapsed >= sum(spans):
@@ -79,7 +83,7 @@ class StraightWay:
         return _unit(rotations.displaced(self.start, way[:3], turn))
 
     def left(self, pose: Vector, joints: Vector, options: ResetOptions) -> str | None:
-        """What is left of it, or None where the arm is at its end."""
+        """The rest of the way in words, or None at its end."""
         distance, angle = rotations.apart(pose, self.end)
         if distance <= options.tolerance_translation and angle <= options.tolerance_rotation:
             return None
@@ -90,15 +94,15 @@ class StraightWay:
 class JointWay:
     """A part of the way, on which all joints (n,) move together.
 
-    The tool's pose on the flange is taken from each measurement: a tool that nobody has described,
-    and what the arm differs from its data sheet by, do not matter.
+    The tool's pose on the flange is taken from each measurement, so an unknown tool, or an arm that
+    differs from its data sheet, does not matter.
     """
 
     forward: ForwardKinematics
     start: Vector
     end: Vector
     tool: Vector  # the tool's pose (7,) on the flange when it begins
-    name: str  # of its end
+    name: str  # name of its end
     is_last: bool  # whether the joints must be there: an elbow follows slowly
 
     def seconds(self, options: ResetOptions) -> float:
@@ -119,7 +123,7 @@ class JointWay:
         return StraightWay(pose, self.at(1.0, pose, joints)).left(pose, joints, options)
 
     def beyond(self, limits: PoseLimits, options: ResetOptions) -> str | None:
-        """Where it leads out of a limit, or farther out than the arm is; None where nowhere."""
+        """Where the way leads out of a limit, or farther out than the arm is; else None."""
         poses = self._poses
         for anchor, pose in [*((poses[0], pose) for pose in poses), (limits.middle, poses[-1])]:
             admitted, changed = limits.admitted(anchor, pose)
@@ -132,13 +136,13 @@ class JointWay:
         return None
 
     def problem(self, pose: Vector, joints: Vector) -> str | None:
-        """Whether the arm moves in another way than its kinematics say."""
+        """Why the arm's motion contradicts its kinematics, or None."""
         distance, angle = rotations.apart(tool_pose(self.forward, pose, joints), self.tool)
         if distance <= _NOT_RIGID[0] and angle <= _NOT_RIGID[1]:
             return None
         return (
             f"the arm does not move as its kinematics say, by {1e3 * distance:.0f} mm and"
-            f" {angle:.2f} rad; see that its driver is told the right type of arm"
+            f" {angle:.2f} rad; see that its driver has the right type of arm"
         )
 
     @cached_property
@@ -156,7 +160,7 @@ class JointTargetWay:
 
     start: Vector
     end: Vector
-    name: str  # of its end
+    name: str  # name of its end
 
     def seconds(self, options: ResetOptions) -> float:
         """How long it takes at the largest speed of a joint [s]."""
@@ -172,7 +176,7 @@ class JointTargetWay:
 
 
 def tool_pose(forward: ForwardKinematics, pose: Vector, joints: Vector) -> Vector:
-    """The pose (7,) of the tool on the flange of an arm that is measured so."""
+    """The pose (7,) of the tool on the flange, from a measured pose and joints."""
     return rotations.relative(forward(joints), pose)
 
 

@@ -14,12 +14,12 @@ from typing import Any
 from robot_rl.errors import RobotRLError
 
 _PREFIX, _BETWEEN, _LONGEST = "stop.", "+", 60
-# What settings of drivers call the serial number, the address and the port of an arm.
+# Names of an arm's serial number, address and port in settings of drivers.
 _SERIALS = ("serial_number", "serial")
 _HOSTS = ("host", "robot_ip", "ip_address", "ip", "address", "hostname", "remote_ip")
 _WIRES = ("port", "device")
 _LOOPBACK = dict.fromkeys(("localhost", "::1"), "127.0.0.1")
-_ADDRESSES = 3  # of one host, at most
+_ADDRESSES = 3  # most addresses of one host
 
 
 class StopNotKept(RobotRLError):
@@ -29,10 +29,10 @@ class StopNotKept(RobotRLError):
 class StopLatch:
     """A file in `folder` that is there while an arm is stopped, and says why.
 
-    It is read when the arm's node, of the full name `node`, begins: one that was killed and started
-    again stays stopped until a person clears it. The file is that of the arm, by what its `driver`
-    is told of it: see `names_of`. Whoever reaches the same arm in another ROS domain or namespace,
-    or spells its address differently, finds it stopped; and a simulated arm clears no real one.
+    The arm's node, of the full name `node`, reads it when it starts: after a kill it stays stopped
+    until a person clears it. The file is named after the arm's address in the `driver`, as
+    `names_of` says. So the arm is also found stopped from another ROS domain or namespace, or
+    with its address spelled differently, and a simulated arm clears no real one.
     Raises `StopNotKept` where the folder cannot be made or written.
     """
 
@@ -75,7 +75,7 @@ class StopLatch:
             raise self._not_kept("removed", error) from error
 
     def _files(self) -> list[Path]:
-        """Those that keep a stop of this arm: their names share one with it."""
+        """The files that keep a stop of this arm: they share a name with it."""
         found = sorted(self._folder.glob(f"{_PREFIX}*"))
         names = (path.name.removeprefix(_PREFIX).split(_BETWEEN) for path in found)
         return [path for path, its in zip(found, names, strict=True) if self._known_by & {*its}]
@@ -102,10 +102,10 @@ def names_of(node: str, driver: Mapping[str, Any]) -> tuple[set[str], set[str]]:
     namespace. An arm that has none of these is simulated, or a single one: its node's name and its
     driver's class.
     """
-    told = {**driver, **(driver.get("settings") or {})}
+    settings = {**driver, **(driver.get("settings") or {})}
     for kind, names in (("serial", _SERIALS), ("host", _HOSTS), ("wire", _WIRES)):
         # A serial number that YAML has read as a number is the same one.
-        given = (told[name] for name in names if isinstance(told.get(name), str | int))
+        given = (settings[k] for k in names if isinstance(settings.get(k), str | int))
         value = str(next(given, "")).strip()
         if value and kind == "wire":
             serial, device = _on_wire(value)
@@ -113,14 +113,14 @@ def names_of(node: str, driver: Mapping[str, Any]) -> tuple[set[str], set[str]]:
         if value:
             found = _on_network(value) if kind == "host" else {value}
             return (both := _files_names(kind, found)), both
-    if namespace := str(told.get("namespace", "")).strip("/"):
+    if namespace := str(settings.get("namespace", "")).strip("/"):
         return (topics := _files_names("topics", {namespace})), topics
     kind = str(driver.get("_target_", "")).rpartition(".")[2]
     return (own := _files_names("node", {f"{kind}.{node.strip('/')}"})), own
 
 
 def _on_network(host: str) -> set[str]:
-    """The host's name and its addresses; of one that nobody knows now its name alone."""
+    """The host's name and its addresses; its name alone if it is unknown now."""
     name = host.lower().rpartition("//")[2].partition("/")[0]
     if name.startswith("["):
         name = name[1:].partition("]")[0]
@@ -147,15 +147,14 @@ def _on_wire(device: str) -> tuple[set[str], set[str]]:
 
 def _files_names(kind: str, names: set[str]) -> set[str]:
     """As part of a file's name."""
-    words = {f"{kind}.{re.sub(r'[^A-Za-z0-9.-]', '_', name)}" for name in names}
-    return {word if len(word) <= _LONGEST else _shortened(word) for word in words}
-
-
-def _shortened(word: str) -> str:
-    return f"{word[: _LONGEST - 17]}.{hashlib.sha256(word.encode()).hexdigest()[:16]}"
+    found = set()
+    for word in (f"{kind}.{re.sub(r'[^A-Za-z0-9.-]', '_', name)}" for name in names):
+        short = f"{word[: _LONGEST - 17]}.{hashlib.sha256(word.encode()).hexdigest()[:16]}"
+        found.add(word if len(word) <= _LONGEST else short)
+    return found
 
 
 def default_stop_folder() -> Path:
-    """Of this user, and kept when the machine is switched off."""
+    """The user's folder for stops, which outlives a restart of the machine."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     return Path(state) / "robot_rl"

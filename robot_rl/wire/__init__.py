@@ -1,4 +1,4 @@
-"""What every connection between our processes is made of, and what can go wrong with it."""
+"""The connections between processes of robot_rl, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a server listens, whom it lets in, and how a client finds it: addresses and sockets."""
+"""Addresses and sockets: where a server listens, which clients it admits, how they find it."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _HINT = "start it; that of a store with: robot-rl replay"
 _ADDRESS = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^/:\s]+):(?P<port>\d{1,5})")
 _UNREAD_BY_US = 128  # messages of one client
 _UNREAD_BY_CLIENT = 32
-_MOST_PARTS = 4096  # of a message; a server needs no more to see that it has too many
-_LARGE_BYTES = 1 << 16  # what ZeroMQ is sent uncopied, and tells of when it has sent it
+_MOST_PARTS = 4096  # most parts of a message that are read
+_LARGE_BYTES = 1 << 16  # from this size on ZeroMQ sends without a copy, and reports the end
 _LINGER_MILLISECONDS = 200
 _OPTIONS = {
     zmq.ROUTER_MANDATORY: 1,
-    # Without it nobody ever reads a second peer that takes the name of a first, nor closes it.
-    # Our clients take none, and no peer can take one of those that ZeroMQ makes up for them.
+    # Without it a second peer that takes the name of a first is neither read nor closed. Our
+    # clients choose no name, and no peer can take one that ZeroMQ makes up.
     zmq.ROUTER_HANDOVER: 1,
     zmq.RCVHWM: _UNREAD_BY_US,
-    # Who connects and then says nothing, or is no longer there, gives its descriptor back. Not
-    # by ZeroMQ's heartbeats: with them libzmq 4.3.5 aborts the process when a peer hangs up
-    # whose messages wait to be read ("Assertion failed: !_io_error", its issue 4364).
+    # Silent or vanished connections give their descriptors back. Not by ZeroMQ's heartbeats: with
+    # them libzmq 4.3.5 aborts the process when a peer hangs up whose messages wait to be read
+    # ("Assertion failed: !_io_error", its issue 4364).
     zmq.HANDSHAKE_IVL: 10_000,  # ms
     zmq.TCP_KEEPALIVE: 1,
     zmq.TCP_KEEPALIVE_IDLE: 60,  # s
@@ -60,8 +60,8 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     address: str  # ``tcp://HOST:PORT``
     pid: int  # its process id
-    # What a client must say. Every user of the machine can reach the port; only those who can read
-    # the file get in. None where the server lets everybody on this machine in.
+    # The password of clients. Every user of the machine can reach the port; only those who can read
+    # the file get in. None where the server admits all on this machine.
     secret: str | None = None
 
 
@@ -120,7 +120,7 @@ def client_socket(
 
 
 def why_refused(event: int, value: int, *, keys: bool) -> ServerUnreachable | None:
-    """Say why a handshake has failed, of a client with keys or without; None for a mere break."""
+    """Why the handshake of a client with keys or without failed; None if it was only cut."""
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
         return KeysRefused(
             "the server does not admit this client's key",
@@ -139,7 +139,7 @@ def why_refused(event: int, value: int, *, keys: bool) -> ServerUnreachable | No
         # A server that restarts behind a tunnel looks the same for a while.
         return ServerUnreachable(
             "what listens there ends every handshake",
-            hint="server.public is not the key of this server, or it is none of ours",
+            hint="server.public is not the key of this server, or no robot_rl server",
         )
     return None
 
@@ -156,7 +156,7 @@ def read_endpoint(folder: Path) -> Endpoint:
 
 
 def wait_for_endpoint(folder: Path, timeout: float) -> Endpoint:
-    """Wait so many seconds until a running server has told where; raises `ServerUnreachable`."""
+    """Wait so many seconds for the address of a running server; raises `ServerUnreachable`."""
 
     def running() -> Endpoint | None:
         try:
@@ -188,21 +188,21 @@ class Listener:
     Args:
         address: ``tcp://HOST:PORT``; port 0 takes that of the server that was killed on this
             folder, so that its clients find it again, or else any free one.
-        folder: Where it says how it is found; None where its clients know the address.
-        keys: Whom to let in; None lets everybody on this machine in.
-        secret: What clients on this machine must say, where there are no keys.
+        folder: Where it leaves its address; None where its clients know it.
+        keys: The admitted clients; None admits all on this machine.
+        secret: Password of clients on this machine, without keys.
         frame_bytes: Largest frame of ZeroMQ that a client may send.
         unread_messages: Most messages that wait for a client to read them.
-        held_bytes: Most that clients may have sent and the server not received, all together; and
-            that they may not have read. Who asks too much is hung up on, see `Peers`.
-        memory_bytes: What the process may use; beyond it clients of whom something waits are hung
-            up on too.
+        held_bytes: Most bytes, over all clients, that wait for the server, and that wait for them.
+            Clients beyond it are cut off, as `Peers` says.
+        memory_bytes: Most memory of the process; beyond it clients with waiting bytes are cut off
+            too.
 
     Attributes:
         address: Where it listens, with the port it really got.
-        admission: Who was let in and who not; None where everybody is.
+        admission: Counts the refused clients; None where all are admitted.
         peers: The connections.
-        poller: What ends a wait; a further socket can be registered.
+        poller: Ends a wait; further sockets can be registered.
 
     Raises:
         AddressRefused: Not an address of this machine, or beyond loopback without keys.
@@ -235,7 +235,7 @@ class Listener:
         self.poller.register(self._socket, zmq.POLLIN)
         self.admission: Admission | None = None
         self._held_bytes = held_bytes
-        # Large messages on their way, oldest first: to whom, and how many bytes.
+        # Large messages on their way, oldest first: client and bytes.
         self._unread: list[tuple[bytes, int, zmq.MessageTracker]] = []
         encrypted = keys is not None
         self.peers = Peers(self._context, self._socket, encrypted, held_bytes, memory_bytes)
@@ -312,7 +312,7 @@ class Listener:
         return True
 
     def _make_room(self, size: int) -> None:
-        """Hang up on those who have not read large messages for longest, where they are many."""
+        """Cut off the clients with the oldest unread messages, if there are too many bytes."""
         self._unread = [waits for waits in self._unread if not waits[2].done]
         while self._unread and size + sum(w[1] for w in self._unread) > self._held_bytes:
             client = self._unread[0][0]
@@ -320,7 +320,7 @@ class Listener:
             self.peers.end(client, "it does not read what it has asked for")
 
     def close(self) -> None:
-        """Send what waits to be sent, for a moment, and stop listening."""
+        """Send waiting messages for a moment, and stop listening."""
         self.peers.close()
         self._socket.close(_LINGER_MILLISECONDS)
         if self.admission is not None:
@@ -345,12 +345,12 @@ class Listener:
 
 
 class ServerConnection:
-    """Connects to the server at an address, or to the one that has told its own in a folder.
+    """Connects to the server at an address, or to the one whose address is in a folder.
 
     The poller is woken by messages and by events.
 
     Raises:
-        ServerUnreachable: No server has told its address there.
+        ServerUnreachable: No server has left its address there.
     """
 
     def __init__(self, address: str | Path, keys: ClientKeys | None, poller: zmq.Poller) -> None:
@@ -364,7 +364,7 @@ class ServerConnection:
         poller.register(self._socket, zmq.POLLIN)
 
     def event(self) -> dict[str, Any] | None:
-        """Return the next of `EVENTS`, with its ``event`` and ``value``; None if there is none."""
+        """Return the next of `EVENTS`, with its ``event`` and ``value``; or None."""
         return dict(recv_monitor_message(self._monitor)) if self._monitor.poll(0) else None
 
     def receive(self) -> list[bytes] | None:
@@ -376,8 +376,8 @@ class ServerConnection:
         return frames
 
     def send(self, frames: list[Frame]) -> None:
-        """Send a message, uncopied; one that cannot be sent counts as lost on its way."""
-        # ZeroMQ gives a connection up whose keys are refused, and then does not take any more.
+        """Send a message without a copy; one that cannot be sent is dropped."""
+        # ZeroMQ gives up a connection with refused keys, and then takes no more messages.
         with suppress(zmq.Again):
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
 

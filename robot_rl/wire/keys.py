@@ -1,16 +1,16 @@
-"""Who may talk to a server: CURVE keys, the files that hold them, and who is let in.
+"""CURVE keys: the files that hold them, and the clients that a server admits.
 
 A folder that `create_keys` made:
 
     server.secret          stays on the server's machine; readable by its owner only
     server.public
     client.secret          for the processes on the server's machine
-    clients/NAME.public    whom the server admits: delete one and restart the server to revoke it
+    clients/NAME.public    admitted clients: to revoke one, delete it and restart the server
     NAME/                  a further client: copy this folder to its machine, and nothing else
         server.public  client.secret
 
-A key is 32 bytes, written as 40 characters of Z85 (ZeroMQ RFC 32). Whoever has a client's secret
-key may do all that a client can; who has the server's may pretend to be it.
+A key is 32 bytes, written as 40 characters of Z85 (ZeroMQ RFC 32). The owner of a client's
+secret key may do all that a client can; the owner of the server's may pretend to be it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ANSWERED_AT_A_TIME = 64
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """What a server needs."""
+    """The keys of a server."""
 
     secret: bytes = field(repr=False)  # its secret key, Z85
     clients: frozenset[bytes]  # the 32 bytes of the admitted clients' public keys
@@ -64,7 +64,7 @@ class ServerKeys:
 
 @dataclass(frozen=True)
 class ClientKeys:
-    """What a client needs: its own secret key and the server's public one, Z85."""
+    """The keys of a client: its own secret key and the server's public one, Z85."""
 
     server: bytes
     secret: bytes = field(repr=False)
@@ -76,16 +76,15 @@ class ClientKeys:
 
 
 class Admission:
-    """Makes a server's socket ask who is there, and answers whom ZeroMQ lets in.
+    """Decides which clients ZeroMQ admits: its handler of the Authentication Protocol (RFC 27).
 
-    This is the handler of the ZeroMQ Authentication Protocol (RFC 27). It runs in the server's own
-    thread, so that there is no second one whose end nobody would notice.
+    It runs in the server's own thread: the end of another thread might not be noticed.
 
     Args:
         context: The socket's context; there is one handler in each.
         socket: The server's socket, not yet bound.
-        asked: With keys, whom they name is admitted. With a secret, who says it: a password, for
-            clients on this machine, which is not encrypted.
+        asked: Keys admit their clients. A secret admits clients that send it: a password for this
+            machine, which is not encrypted.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class Admission:
         else:
             socket.plain_server = True
         socket.setsockopt(zmq.ZAP_DOMAIN, b"robot_rl")
-        # Without a handler nobody comes in, instead of everybody.
+        # Without a handler no client is admitted, instead of all.
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def answer(self) -> None:
@@ -119,13 +118,13 @@ class Admission:
             if not self._admits(mechanism, said):
                 self.refused += 1
                 verdict = [b"400", b"the key is not admitted"]
-                if is_told(self.refused):
+                if is_logged(self.refused):
                     place = address.decode()
                     logger.warning("refused client %d, at %s: bad key", self.refused, place)
             self.socket.send_multipart([_VERSION, request, *verdict, b"", b""])
 
     def close(self) -> None:
-        """End; nobody is let in any more."""
+        """End; no more clients are admitted."""
         self.socket.close(linger=0)
 
     def _admits(self, mechanism: bytes, said: list[bytes]) -> bool:
@@ -134,8 +133,8 @@ class Admission:
         return mechanism == b"PLAIN" and hmac.compare_digest(said[1], self._asked.encode())
 
 
-def is_told(count: int) -> bool:
-    """Whether the log tells of the `count`-th thing that others do wrong: 1, 2, 4, 8 and so on."""
+def is_logged(count: int) -> bool:
+    """Whether to log the `count`-th fault of a peer: the 1st, 2nd, 4th, 8th and so on."""
     return count & (count - 1) == 0
 
 

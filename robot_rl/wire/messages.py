@@ -5,7 +5,7 @@ messages, whose fields say which other entries there are, of which types and wit
 all of that is checked while the object is parsed. The frames behind it, the payload, are raw bytes
 and are never copied. Nothing is ever unpickled. Any language can speak this.
 
-Every size has a limit, since whoever reads a message must hold all of it. A payload frame is sent
+Every size has a limit, since a reader must hold all of a message. A payload frame is sent
 in pieces: all have `PIECE_BYTES` but the last, which has fewer. For ZeroMQ reserves the memory for
 what a peer announces before anything of it has come.
 """
@@ -42,7 +42,7 @@ _PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
 Frame = bytes | memoryview
 Payload = Sequence[memoryview]
 
-# What fields are made of.
+# Types of fields.
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=_PRINTABLE)]
 Facts = dict[str, Any]  # any JSON object, as deep as a header may be
@@ -52,7 +52,7 @@ def _kind(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)  # as the checker has to be told
+@dataclass_transform(frozen_default=True, kw_only_default=True)  # for the type checker
 class Message(
     msgspec.Struct,
     frozen=True,
@@ -133,8 +133,8 @@ def refusal(error: Exception, about: Message | None = None) -> Refused:
     number = getattr(about, "request", None)
     if about is None and isinstance(error, WireError):
         number = error.header.get("request")
-    told = isinstance(error, RobotRLError)
-    text = str(error) if told else f"the server failed on this message; got: {error!r}"
+    ours = isinstance(error, RobotRLError)
+    text = str(error) if ours else f"the server failed on this message; got: {error!r}"
     return Refused(
         request=number if type(number) is int and 0 <= number < 2**63 else None,
         error=type(error).__name__,
@@ -209,14 +209,14 @@ def _pieces(frame: Frame) -> list[Frame]:
 def _joined(pieces: Sequence[Frame]) -> list[memoryview]:
     """Put payload frames together again; only one that came in several pieces is copied."""
     payload: list[memoryview] = []
-    begun: list[Frame] = []
+    parts: list[Frame] = []
     for piece in pieces:
         _check_size("largest piece", len(piece), PIECE_BYTES)
-        begun.append(piece)
+        parts.append(piece)
         if len(piece) < PIECE_BYTES:
-            payload.append(memoryview(b"".join(begun) if len(begun) > 1 else piece))
-            begun = []
-    if begun:
+            payload.append(memoryview(b"".join(parts) if len(parts) > 1 else piece))
+            parts = []
+    if parts:
         raise WireError("the message ends in the middle of a payload frame")
     return payload
 

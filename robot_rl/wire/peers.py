@@ -22,13 +22,13 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from robot_rl.wire.keys import is_told
+from robot_rl.wire.keys import is_logged
 from robot_rl.wire.messages import Frame
 
 logger = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 128
-# Who is in the middle of a message sends at least so much within this time, or is hung up on.
+# A peer in the middle of a message must send this much within this time, or is cut off.
 STALL_SECONDS = 10.0
 _LEAST_BYTES = 1 << 16
 _LOOK_SECONDS = 0.05
@@ -37,7 +37,7 @@ _TRIM_SECONDS = 1.0
 _MOST_HANDSHAKE_BYTES = 4096
 _RECEIVED_AT = 128  # of ``tcpi_bytes_received`` in Linux's ``struct tcp_info``
 _INFO_BYTES = 136
-CURVE_BYTES = 33  # that encryption adds to a frame
+CURVE_BYTES = 33  # added to a frame by encryption
 _MONITOR = "inproc://robot_rl.peers"
 
 
@@ -46,12 +46,12 @@ class _Peer:
     """One connection; times are on the steady clock [s]."""
 
     descriptor: int  # ZeroMQ's
-    inode: int  # of the socket: the number of a descriptor is used again
+    inode: int  # of the socket; a descriptor's number is reused
     heard_at: float  # when its last whole message was received, or when it came
     moved_at: float  # when it was last seen to send enough, or to be between two messages
     client: bytes | None = None  # how ZeroMQ calls it; None before its first whole message
     received: int = 0  # bytes, by the system
-    moved: int = 0  # of these, at `moved_at`
+    moved: int = 0  # bytes at `moved_at`
     taken: int = 0  # bytes of its messages that were received by the server
     handshake: int = _MOST_HANDSHAKE_BYTES
 
@@ -63,18 +63,18 @@ class _Peer:
 
 @dataclass(eq=False)
 class Peers:
-    """Watches the connections of a server's socket in a thread, and hangs up on some of them.
+    """Watches the connections of a server's socket in a thread, and cuts some of them off.
 
-    Of more than `MOST_CONNECTIONS` those go that never sent a whole message, and then those whose
-    last one was longest ago. So who sends stays, and who is idle comes back when it sends.
+    Where there are more than `MOST_CONNECTIONS`, those that never sent a whole message are closed
+    first, then those whose last message is oldest. An idle client connects again when it sends.
     """
 
     context: zmq.Context[Any]
     socket: Any  # not yet bound
     encrypted: bool
-    held_bytes: int  # that all together may have sent without the server receiving it
-    memory_bytes: int | None = None  # that this process may have of its own
-    ended: int = field(default=0, init=False)  # connections that were hung up on
+    held_bytes: int  # most bytes from all peers that the server has not received yet
+    memory_bytes: int | None = None  # most memory of this process
+    ended: int = field(default=0, init=False)  # connections that were cut off
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -89,7 +89,7 @@ class Peers:
         self._thread.start()
 
     def note_message(self, client: bytes, descriptor: int, frames: Sequence[Frame]) -> None:
-        """Take in that the server has received a whole message."""
+        """Note that the server has received a whole message."""
         size = 0
         for frame in frames:
             length = len(frame) + CURVE_BYTES * self.encrypted
@@ -103,11 +103,11 @@ class Peers:
                 peer.taken += size
 
     def note_idle(self) -> None:
-        """Take in that the server has received all that there was."""
+        """Note that no message waits for the server."""
         self._idle_at = time.monotonic()
 
     def end(self, client: bytes, why: str) -> None:
-        """Hang up on a client."""
+        """Cut a client off."""
         with self._lock:
             for peer in [peer for peer in self._peers.values() if peer.client == client]:
                 self._end(peer, why)
@@ -148,7 +148,7 @@ class Peers:
             (peer.received,) = struct.unpack_from("Q", info, _RECEIVED_AT)
             if self._is_stalled(peer, now):
                 self._end(peer, f"it has stayed in a message for {STALL_SECONDS:g} s")
-        # Of what comes in tiny parts much more is kept than was sent.
+        # Tiny parts take much more memory than was sent.
         most = 0 if self._is_out_of_memory(now) else self.held_bytes
         by_cost = sorted(self._peers.values(), key=lambda p: -p.held * (now - p.heard_at))
         total = sum(peer.held for peer in by_cost)
@@ -183,14 +183,14 @@ class Peers:
         if connection is None:
             return
         self.ended += 1
-        if is_told(self.ended):
+        if is_logged(self.ended):
             logger.warning("hung up on connection %d: %s", self.ended, why)
         with connection, suppress(OSError):  # it has gone of itself
             connection.shutdown(socket.SHUT_RDWR)
         self._peers.pop(peer.descriptor, None)
 
     def _opened(self, peer: _Peer) -> socket.socket | None:
-        """A descriptor of our own of a connection; None, and it is forgotten, where it has gone."""
+        """A duplicate of a connection's socket; None, and it is forgotten, if it has gone."""
         with suppress(OSError):
             copy = os.dup(peer.descriptor)
             if os.fstat(copy).st_ino == peer.inode:
@@ -202,7 +202,7 @@ class Peers:
 
 
 def _own_memory() -> int:
-    """Bytes of memory that this process uses and that are no page of a file."""
+    """Bytes of memory of this process, without pages of files."""
     resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 

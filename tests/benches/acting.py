@@ -26,9 +26,9 @@ from robot_rl.learning.stages.clone import Clone
 from robot_rl.learning.stages.vision import Vision
 from robot_rl.learning.workbench import Workbench
 from robot_rl.ros import qos
-from robot_rl.ros.client import RosClient
-from robot_rl.ros.messages import to_nanoseconds
+from robot_rl.ros.conversions import to_nanoseconds
 from robot_rl.ros.robot import RosRobot
+from robot_rl.ros.ros_client import RosClient
 
 # Control and cameras keep their phase within an episode: many short ones meet all phases.
 _EPISODE_STEPS = 20

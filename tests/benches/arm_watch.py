@@ -13,8 +13,8 @@ from geometry_msgs.msg import PoseStamped
 from std_msgs.msg import String
 
 from robot_rl.processes.waiting import wait_until
-from robot_rl.ros import messages, qos
-from robot_rl.ros.client import RosClient
+from robot_rl.ros import conversions, qos
+from robot_rl.ros.ros_client import RosClient
 
 # Who asks the arm to stay sends a pose that was measured: the target is one of the poses until then
 # [m], however far the arm has gone since. Pose and command do not come in one order [s].
@@ -109,8 +109,8 @@ class ArmWatch:
 
     def _take_pose(self, message: PoseStamped) -> None:
         with self._lock:
-            self._positions.append((time.monotonic(), messages.pose_array(message)[:3]))
+            self._positions.append((time.monotonic(), conversions.pose_array(message)[:3]))
 
     def _take_command(self, message: PoseStamped) -> None:
         with self._lock:
-            self._last_command = (time.monotonic(), messages.pose_array(message)[:3])
+            self._last_command = (time.monotonic(), conversions.pose_array(message)[:3])

@@ -15,9 +15,9 @@ from std_srvs.srv import Trigger
 from topics import BenchFailed
 
 from robot_rl.processes.waiting import wait_until
-from robot_rl.ros import messages, qos
-from robot_rl.ros.client import RosClient
-from robot_rl.ros.messages import to_nanoseconds
+from robot_rl.ros import conversions, qos
+from robot_rl.ros.conversions import to_nanoseconds
+from robot_rl.ros.ros_client import RosClient
 
 Vector = npt.NDArray[np.float64]
 
@@ -84,9 +84,9 @@ class OperatorTopics:
         """Publish a velocity (6,) [m/s, rad/s] for a while; returns when that began [ns]."""
         began, until = time.time_ns(), time.monotonic() + seconds
         while time.monotonic() < until:
-            self._push.publish(messages.twist_message(velocity, time.time_ns()))
+            self._push.publish(conversions.twist_message(velocity, time.time_ns()))
             time.sleep(1.0 / _PUSH_HZ)
-        self._push.publish(messages.twist_message(np.zeros(6), time.time_ns()))  # let go of
+        self._push.publish(conversions.twist_message(np.zeros(6), time.time_ns()))  # let go of
         return began
 
     def call(self, name: str) -> int:
@@ -157,12 +157,12 @@ class OperatorTopics:
             self._modes.append((time.time_ns(), str(message.data)))
 
     def _take_twist(self, message: TwistStamped) -> None:
-        speed = float(np.linalg.norm(messages.twist_array(message)[:3]))
+        speed = float(np.linalg.norm(conversions.twist_array(message)[:3]))
         with self._lock:
             self._speeds.append((to_nanoseconds(message.header.stamp), speed))
 
     def _take_pose(self, message: PoseStamped) -> None:
-        place = messages.pose_array(message)[:3]
+        place = conversions.pose_array(message)[:3]
         with self._lock:
             self._places.append((to_nanoseconds(message.header.stamp), place))
 

@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 
+from drivers.base import DriverError, DriverTimeout
 from drivers.camera.base import Frame, Intrinsics
-from drivers.errors import DriverError, DriverTimeout
 
 _NUMBER_BYTES = 8
 

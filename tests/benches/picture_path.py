@@ -14,8 +14,8 @@ from topics import NAMESPACE, BenchFailed, over_topics
 from policies import registry
 from robot_rl.commands.preparation import robot_nodes
 from robot_rl.ros import qos
-from robot_rl.ros.client import RosClient
-from robot_rl.ros.messages import image_array, to_nanoseconds
+from robot_rl.ros.conversions import image_array, to_nanoseconds
+from robot_rl.ros.ros_client import RosClient
 
 RATE_HZ = 30.0
 _CAMERA = "robot_rl.env.sim.cameras.CameraOptions"

@@ -21,7 +21,7 @@ from robot_rl.ros.environment import (
     prepare_environment,
     remove_abandoned_segments,
 )
-from robot_rl.ros.errors import RosUnavailable
+from robot_rl.ros.faults import RosUnavailable
 from robot_rl.run import RunDirectory
 
 NAMESPACE = "/bench"

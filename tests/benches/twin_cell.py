@@ -24,8 +24,8 @@ from policies import registry
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import qos
-from robot_rl.ros.episodes import SceneMirror
-from robot_rl.ros.errors import ServiceFailed
+from robot_rl.ros.episode_start import SceneMirror
+from robot_rl.ros.faults import ServiceFailed
 from robot_rl.safety import rotations
 
 _POSES = 20_000  # some minutes

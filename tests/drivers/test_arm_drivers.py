@@ -17,7 +17,7 @@ from scipy.spatial.transform import Rotation
 
 from drivers.arm import franka, ur, xarm
 from drivers.arm.base import Arm, Spring, Tool, pose_of, reset_waypoints
-from drivers.errors import DriverError, DriverFault, DriverTimeout
+from drivers.base import DriverError, DriverFault, DriverTimeout
 from policies import registry
 from robot_rl.config import compose
 from robot_rl.errors import RobotRLError
@@ -105,7 +105,7 @@ class OlderControl:
                     connection.sendall(answer)
 
 
-def test_a_franka_with_other_firmware_is_told_what_to_install(monkeypatch):
+def test_a_franka_with_other_firmware_names_what_to_install(monkeypatch):
     host = f"127.9.{1 + os.getpid() % 250}.{1 + time.monotonic_ns() % 250}"
     arm = made("franka", host, timeout_s=20.0)
     franky = pytest.importorskip("franky", reason="needs the extra `franka`")

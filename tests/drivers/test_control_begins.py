@@ -11,7 +11,7 @@ import pytest
 
 from drivers.arm.base import StateClock
 from drivers.arm.franka import FrankaArm
-from drivers.errors import DriverFault, Stale
+from drivers.base import DriverFault, Stale
 from robot_rl.processes.waiting import wait_until
 
 POSE = np.array([0.4, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0])
@@ -27,7 +27,7 @@ class ControlUnit:
     """What franky asks of a control unit, whose state can be kept from changing."""
 
     def __init__(self, franky):
-        self._franky, self.frozen, self.begun = franky, None, []
+        self._franky, self.frozen, self.started = franky, None, []
         self.is_in_control, self.model = False, SimpleNamespace()
 
     @property
@@ -51,10 +51,10 @@ class ControlUnit:
         return SimpleNamespace(end_effector_pose=self._franky.Affine(POSE[:3], POSE[3:]))
 
     def set_collision_behavior(self, torque, force):
-        self.begun.append("collision behavior")
+        self.started.append("collision behavior")
 
     def move(self, motion, asynchronous):
-        self.begun.append(type(motion).__name__)
+        self.started.append(type(motion).__name__)
         self.is_in_control = True
 
     def join_motion(self):
@@ -81,20 +81,20 @@ def test_a_franka_is_controlled_from_its_first_target_on(franka):
     arm, unit = franka
     arm.read()
     arm.hold()
-    assert unit.begun == []
+    assert unit.started == []
     arm.command(POSE)
     arm.command(POSE)
-    assert unit.begun == ["collision behavior", "CartesianImpedanceTrackingMotion"]
+    assert unit.started == ["collision behavior", "CartesianImpedanceTrackingMotion"]
     arm.stop()
     with pytest.raises(DriverFault, match="stopped"):
         arm.command(POSE)
-    unit.begun.clear()
+    unit.started.clear()
     arm.clear_errors()
     arm.read()
     arm.hold()
-    assert unit.begun == []
+    assert unit.started == []
     arm.command(POSE)
-    assert "CartesianImpedanceTrackingMotion" in unit.begun
+    assert "CartesianImpedanceTrackingMotion" in unit.started
 
 
 def test_a_frankas_state_that_stays_the_same_keeps_its_stamp_and_is_stale_soon(franka):

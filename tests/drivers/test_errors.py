@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from drivers.errors import DriverError, Stale
+from drivers.base import DriverError, Stale
 from policies import registry
 from robot_rl.errors import MissingExtra, RobotRLError, require
 

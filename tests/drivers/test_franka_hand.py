@@ -9,7 +9,7 @@ import time
 import franka_hand_server as server
 import pytest
 
-from drivers.errors import DriverError, DriverFault, DriverTimeout
+from drivers.base import DriverError, DriverFault, DriverTimeout
 from drivers.gripper import franka
 from drivers.gripper.franka import FrankaHand
 
@@ -217,7 +217,7 @@ def test_a_homing_that_fails_is_a_fault_and_moves_the_fingers_once(driver, hand,
     assert hand.count(server.HOMING) == 1
 
 
-def test_nobody_at_the_address_is_a_timeout_that_names_it():
+def test_an_empty_address_is_a_timeout_that_names_it():
     pytest.importorskip("franky", reason="needs the extra franka")
     hand = FrankaHand("127.0.0.1")
     with pytest.raises(DriverTimeout, match=r"Hand at 127.0.0.1 does not answer.*FCI"):

@@ -15,7 +15,7 @@ _PROGRAM = """
 import ctypes, time
 import numpy as np
 from pathlib import Path
-from drivers.errors import DriverError
+from drivers.base import DriverError
 from drivers.teleop.base import Shaping
 from drivers.teleop.gamepad import Gamepad
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 from virtual_keyboard import virtual_keyboard
 
-from drivers.errors import DriverError
+from drivers.base import DriverError
 
 if importlib.util.find_spec("pynput") is None:  # it cannot be imported without a display
     pytest.skip("needs the extra keyboard", allow_module_level=True)
@@ -104,7 +104,7 @@ def ran(program, display):
     )
 
 
-def test_held_keys_move_and_pressed_ones_are_told_once(display):
+def test_held_keys_move_and_pressed_ones_count_once(display):
     done = ran(_PROGRAM, display)
     assert done.stdout.strip() == "done", done.stderr
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from drivers.errors import DriverError
+from drivers.base import DriverError
 from drivers.teleop.leader import LeaderArm
 from robot_rl.env.factory import LeaderInput
 from robot_rl.env.operator import OperatorError, OperatorInbox

@@ -15,7 +15,7 @@ pytest.importorskip("scservo_sdk", reason="needs lerobot[feetech]")
 from feetech_servos import OFFSET, TORQUE, Bus, Servo
 
 from drivers.arm.lerobot import LeRobotArm
-from drivers.errors import DriverError, DriverFault, DriverTimeout
+from drivers.base import DriverError, DriverFault, DriverTimeout
 from drivers.gripper.base import Fingers
 from drivers.teleop.leader import LeRobotLeader
 from robot_rl.processes.waiting import wait_until
@@ -126,7 +126,7 @@ def test_what_cannot_be_driven_is_refused_with_a_sentence(so101, settings, chang
         arm.read()
 
 
-def test_an_arm_without_its_calibration_is_refused_and_told_how_to_calibrate(so101):
+def test_an_arm_without_its_calibration_is_refused_with_the_command_that_calibrates(so101):
     bus, settings = so101
     bus.servos[3].put(OFFSET, 7)
     with pytest.raises(DriverError, match=r"lerobot-calibrate --robot\.type=so101_follower"):

@@ -13,8 +13,8 @@ pytest.importorskip("libusb_package", reason="needs the extra realsense")
 
 from realsense_recording import HEIGHT, RATE, WIDTH, record
 
+from drivers.base import DriverError, DriverTimeout
 from drivers.camera.realsense import RealSenseCamera, load_library, set_color_options
-from drivers.errors import DriverError, DriverTimeout
 
 SIZE = {"width": WIDTH, "height": HEIGHT, "rate_hz": RATE}
 
@@ -72,7 +72,7 @@ def test_a_clock_of_the_cameras_own_is_related_to_the_systems(tmp_path):
     try:
         frames = []
         for number in range(8):
-            time.sleep(0.05 * (number % 2))  # whoever reads late gets the time of the picture
+            time.sleep(0.05 * (number % 2))  # a late reader gets the time of the picture
             frames.append(here.read(5.0))
         now = time.time_ns()
         assert all(now - 5e9 < frame.stamp_ns <= now for frame in frames)
@@ -171,7 +171,7 @@ def test_a_camera_that_cannot_be_asked_does_not_keep_another_from_working(tmp_pa
     del devices
 
 
-def test_a_recording_that_is_none_is_an_error_of_the_driver(tmp_path):
+def test_an_unreadable_recording_is_an_error_of_the_driver(tmp_path):
     (tmp_path / "none.db3").write_bytes(b"no recording")
     with pytest.raises(DriverError, match=r"none.db3"):
         RealSenseCamera(recording=str(tmp_path / "none.db3"), **SIZE).connect()
@@ -319,9 +319,9 @@ for number in range(600):
 def test_stopping_a_recording_again_and_again_does_not_end_the_process(recorded):
     """On a busy machine two of three processes died within 1,200 stops before it was paused."""
     path = str(recorded[0] / "222.db3")
-    begun = [
+    processes = [
         subprocess.Popen([sys.executable, "-c", START_AND_STOP, path], stderr=subprocess.PIPE)
         for _ in range(6)
     ]
-    said = [process.communicate(timeout=450)[1].decode()[-1000:] for process in begun]
-    assert [process.returncode for process in begun] == [0] * 6, said
+    said = [process.communicate(timeout=450)[1].decode()[-1000:] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 6, said

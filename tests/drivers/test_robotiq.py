@@ -13,7 +13,7 @@ pytest.importorskip("serial", reason="needs the extra robotiq")
 
 from gripper_server import Gripper2F, serve
 
-from drivers.errors import DriverError, DriverFault, DriverTimeout
+from drivers.base import DriverError, DriverFault, DriverTimeout
 from drivers.gripper.robotiq import Robotiq2F
 from drivers.twin.robotiq_gripper import CLOSED_COUNT, OPEN_COUNT
 
@@ -126,7 +126,7 @@ def test_fingers_that_need_to_move_only_a_little_may_stay_on_what_they_hold(driv
     assert read_for(driver, 1.2).object_held is True
 
 
-def test_who_tells_fingers_on_an_object_to_close_again_and_again_finds_no_fault(driver, gripper):
+def test_fingers_on_an_object_that_are_closed_again_and_again_have_no_fault(driver, gripper):
     driver.connect()
     gripper.object_at = 120
     driver.command(1.0)
@@ -350,7 +350,7 @@ def test_a_gripper_that_falls_silent_is_a_timeout(address, gripper):
     driver.close()
 
 
-def test_nobody_at_the_address_and_a_wrong_modbus_address(address):
+def test_an_empty_address_and_a_wrong_modbus_address(address):
     nobody = Robotiq2F("tcp://127.0.0.1:1", timeout_s=0.2)
     with pytest.raises(DriverTimeout, match=r"tcp://127.0.0.1:1 does not open"):
         nobody.connect()

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from drivers.errors import DriverError
+from drivers.base import DriverError
 from drivers.teleop.spacemouse import Reports, SpaceMouse
 from robot_rl.errors import MissingExtra
 
@@ -54,7 +54,7 @@ def test_a_device_that_falls_silent_while_it_is_deflected_is_at_rest():
     assert not silent.any()
 
 
-def test_buttons_are_told_when_they_go_down():
+def test_buttons_count_when_they_go_down():
     _, pressed = after("03 01000000", "03 03000000", "03 00000000", "03 0200")
     assert pressed == [{"button_0"}, {"button_1"}, set(), {"button_1"}]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scripted_device import ScriptedDevice
 
-from drivers.errors import DriverError
+from drivers.base import DriverError
 from drivers.teleop.base import Shaping
 from robot_rl.safety import rotations
 
@@ -68,13 +68,13 @@ def test_settings_that_cannot_be_are_named(wrong):
 
 def test_the_gripper_button_closes_and_opens_in_turn_and_counts_as_moving():
     device = ScriptedDevice(Shaping(gripper_button="g"), script=["g", [0.0] * 6, "x", "g"])
-    told = [device.read() for _ in range(4)]
-    assert [state.gripper for state in told] == [1.0, None, None, -1.0]
-    assert [state.moving for state in told] == [True, False, False, True]
-    assert told[2].buttons == {"x"}
+    states = [device.read() for _ in range(4)]
+    assert [state.gripper for state in states] == [1.0, None, None, -1.0]
+    assert [state.moving for state in states] == [True, False, False, True]
+    assert states[2].buttons == {"x"}
 
 
-def test_the_gripper_button_begins_with_what_the_gripper_was_last_told():
+def test_the_gripper_button_starts_from_the_newest_command():
     device = ScriptedDevice(Shaping(gripper_button="g"), script=["g", "g", "g"])
     assert device.read(gripper=1.0).gripper == -1.0
     assert device.read(gripper=0.2).gripper == -1.0

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from drivers.arm.base import pose_of
-from drivers.errors import DriverError
+from drivers.base import DriverError
 from drivers.twin.ur_controller import UrController
 from policies import registry
 from robot_rl.config import compose

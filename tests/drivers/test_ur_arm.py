@@ -16,7 +16,7 @@ pytest.importorskip("rtde_control", reason="needs the extra ur")
 
 from drivers.arm.base import Tool
 from drivers.arm.ur import UrArm
-from drivers.errors import DriverError, DriverFault, DriverTimeout, Stale
+from drivers.base import DriverError, DriverFault, DriverTimeout, Stale
 
 # The library and the controller answer each other in milliseconds, which a busy machine does not.
 pytestmark = pytest.mark.slow
@@ -127,7 +127,7 @@ def test_an_arm_that_is_connected_and_read_only_later_has_no_fault(opened):
     assert cell.arm.fault is None
 
 
-def test_an_arm_that_is_told_to_hold_stands_without_a_fault_until_it_is_read_again(cell):
+def test_an_arm_that_holds_stands_without_a_fault_until_it_is_read_again(cell):
     cell.arm.command(cell.state.tcp_pose + np.array([0.2, 0, 0, 0, 0, 0, 0]))
     cell.until(lambda: cell.state.tcp_velocity[0] > 0.01)
     cell.hang()
@@ -146,7 +146,7 @@ def test_an_arm_that_is_told_to_hold_stands_without_a_fault_until_it_is_read_aga
 
 
 def test_an_arm_that_was_stopped_in_contact_stands_until_it_is_asked_for_motion(cell):
-    """A spring that begins anew without tension would give way to the contact."""
+    """A spring that restarts without tension would give way to the contact."""
     start = cell.state.tcp_pose
     cell.arm.command(np.array([*start[:2], -0.01, *start[3:]]))  # into the table
     cell.until(lambda: cell.state.tcp_wrench[2] > 3.0 and stands(cell.state))
@@ -190,7 +190,7 @@ def stands(state):
 
 
 def assert_follows(cell):
-    """The arm does what it is told, and goes on to."""
+    """The arm follows its commands, and goes on."""
     target = cell.state.tcp_pose + np.array([0.0, 0.02, 0, 0, 0, 0, 0])
     cell.arm.command(target)
     cell.until(lambda: np.abs(cell.state.tcp_pose[:3] - target[:3]).max() < 2e-3)

@@ -12,8 +12,8 @@ pytest.importorskip("av", reason="needs the extra uvc")
 
 import av
 
+from drivers.base import DriverError, DriverTimeout
 from drivers.camera.uvc import UvcCamera, live_frames
-from drivers.errors import DriverError, DriverTimeout
 from robot_rl.errors import RobotRLError
 
 SIZE = {"width": 32, "height": 24}

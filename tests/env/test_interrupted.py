@@ -24,7 +24,7 @@ from robot_rl.env.session import Session
 from robot_rl.evaluation.evaluate import EvaluationError, Evaluator
 from robot_rl.evaluation.statistics import Labels
 from robot_rl.replay.windows import SampleSpec, make_windows
-from robot_rl.ros.errors import SensorLate
+from robot_rl.ros.faults import SensorLate
 from robot_rl.run import RunDirectory
 
 

@@ -18,7 +18,7 @@ from robot_rl.env.operator import OperatorInbox
 from robot_rl.learning import workbench
 from robot_rl.learning.stages.dagger import correct, corrections
 from robot_rl.learning.workbench import Workbench
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.run import CLONED, RunDirectory
 
 

@@ -11,7 +11,7 @@ from robot_rl.config import Settings, compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.learning.stages import collect
 from robot_rl.learning.workbench import Workbench
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.run import RunDirectory
 
 COLLECT = ["collect", "task=reach", "demonstrations=2000"]

@@ -13,7 +13,7 @@ from robot_rl import learner as learning
 from robot_rl.config import Settings, compose
 from robot_rl.learner import Learner
 from robot_rl.learning.workbench import Workbench
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.run import LAST, STATE_FILE, RunDirectory
 

@@ -15,7 +15,7 @@ from robot_rl.config import Settings, compose
 from robot_rl.learner import Learner
 from robot_rl.learning.algorithms.base import LearningDiverged
 from robot_rl.learning.workbench import Workbench
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.processes.signals import StopEvent
 from robot_rl.run import LAST, STATE_FILE, RunDirectory
 

@@ -17,7 +17,7 @@ from robot_rl.config import Settings, compose
 from robot_rl.learner import Learner
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes import waiting
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.processes.waiting import wait_until
 from robot_rl.replay.client import ReplayClient

@@ -16,7 +16,7 @@ from robot_rl.config import Settings, compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.learner import Learner
 from robot_rl.learning.workbench import Workbench
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.protocol import Annotations

@@ -18,7 +18,7 @@ from robot_rl.commands.train import Feed
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.errors import in_shell
 from robot_rl.evaluation.statistics import EvaluationResult
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import RunDirectory
 
@@ -78,7 +78,7 @@ def test_an_evaluation_that_cannot_be_saved_is_printed_whole(folder, capsys, mon
 
 
 def test_a_log_has_a_line_before_the_learner_has_its_first_block(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("robot_rl.processes.progress.LOG_INTERVAL_S", 0.0)
+    monkeypatch.setattr("robot_rl.processes.progress_display.LOG_INTERVAL_S", 0.0)
     with WorkProgress(400) as progress:
         progress.phase("online learning")
         Feed(RunDirectory.create("reach", str(tmp_path)), progress).show()

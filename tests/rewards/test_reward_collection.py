@@ -19,7 +19,7 @@ from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.env.session import Session
 from robot_rl.learning.stages.collect_reward import ExampleCollector, collect_by_operator
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.rewards.examples import (
     REACTION_FRAMES,
     CollectionOptions,

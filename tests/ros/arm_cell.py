@@ -16,7 +16,7 @@ from std_msgs.msg import Float64, String
 from drivers.arm.sim import SimArm
 from drivers.arm.sim_node import SimArmNode
 from robot_rl.config import compose
-from robot_rl.ros import messages, qos
+from robot_rl.ros import conversions, qos
 from robot_rl.safety import rotations
 
 HOME = np.concatenate([[0.45, 0.0, 0.2], rotations.DOWNWARD])
@@ -46,23 +46,16 @@ def sim_arm(task="reach", **options):
 
 
 class MisreadArm(SimArm):
-    """A simulated arm whose measurements can be made wrong.
+    """A simulated arm whose stamps are `late_ns` too early."""
 
-    Attributes:
-        shift: Added to the measured position (3,) [m].
-        late_ns: Subtracted from the stamps [ns].
-    """
-
-    shift = np.zeros(3)
     late_ns = 0
 
     def read(self):
         state = super().read()
-        pose = state.tcp_pose + np.concatenate([self.shift, np.zeros(4)])
-        return dataclasses.replace(state, tcp_pose=pose, stamp_ns=state.stamp_ns - self.late_ns)
+        return replace(state, stamp_ns=state.stamp_ns - self.late_ns)
 
     def true_position(self):
-        return SimArm.read(self).tcp_pose[:3]
+        return super().read().tcp_pose[:3]
 
 
 class CountingArm(SimArm):
@@ -110,7 +103,7 @@ class SlowlyStoppedArm(SimArm):
 
 
 class UnholdableArm(SimArm):
-    """A simulated arm that does not answer when it is told to hold."""
+    """A simulated arm that does not answer when it is asked to hold."""
 
     def hold(self):
         raise OSError("the cable is out")
@@ -168,16 +161,12 @@ class Commander:
         )
 
     def send(self, pose, age=0.0, frame="base"):
-        self.stamp_ns = time.time_ns() - round(age * 1e9)
-        self._publisher.publish(messages.pose_message(pose, self.stamp_ns, frame))
+        stamp = time.time_ns() - round(age * 1e9)
+        self._publisher.publish(conversions.pose_message(pose, stamp, frame))
 
     def leave(self):
         """As a process that ends."""
         self._client.node.destroy_publisher(self._publisher)
-
-    def send_again(self, pose):
-        """Send with the stamp of the last one."""
-        self._publisher.publish(messages.pose_message(pose, self.stamp_ns))
 
 
 class ArmCell:
@@ -202,7 +191,7 @@ class ArmCell:
         self.listener.until(lambda: self.poses)
 
     def pose(self):
-        return messages.pose_array(self.poses[-1])
+        return conversions.pose_array(self.poses[-1])
 
     def mode(self):
         return self._mode

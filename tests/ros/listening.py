@@ -20,7 +20,7 @@ from std_srvs.srv import Trigger
 
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import device_node, qos
-from robot_rl.ros.client import RosClient
+from robot_rl.ros.ros_client import RosClient
 
 # A busy machine is late by chance; what is said of lateness is tested with nodes that are gone.
 PATIENT = [

@@ -8,8 +8,8 @@ import time
 import numpy as np
 from geometry_msgs.msg import PoseStamped
 
-from robot_rl.ros import messages, qos
-from robot_rl.ros.client import RosClient
+from robot_rl.ros import conversions, qos
+from robot_rl.ros.ros_client import RosClient
 
 
 def main(namespace: str) -> None:
@@ -24,12 +24,12 @@ def main(namespace: str) -> None:
     )
     while not poses:
         time.sleep(0.01)
-    start = messages.pose_array(poses[-1])
+    start = conversions.pose_array(poses[-1])
     began = time.monotonic()
     while True:
         target = start.copy()
         target[0] += 0.06 * np.sin(2.0 * (time.monotonic() - began))
-        publisher.publish(messages.pose_message(target, time.time_ns()))
+        publisher.publish(conversions.pose_message(target, time.time_ns()))
         time.sleep(0.05)
 
 

@@ -17,7 +17,7 @@ from robot_rl.env.robot import RobotInterrupted
 REST = {"rate_hz": 60.0}
 SCRIPTED = (
     "~robot.episodes",
-    "+robot.episodes={_target_:robot_rl.ros.episodes.ScriptedEpisodes,service:reset,"
+    "+robot.episodes={_target_:robot_rl.ros.episode_start.ScriptedStart,service:reset,"
     "timeout_s:60.0,speed:0.2,turn_speed:0.5,tolerance:0.01,turn_tolerance:0.1}",
 )
 # From where the episodes of `reach` start: a way on which the arm can be stopped, and a short one.
@@ -52,9 +52,9 @@ def arm_node(config, further=None, **changed_limits):
 def impatient(env, seconds=2.0):
     """An episode's start waits for measurements that do not come, and need not wait for long."""
     measurements, usual = env.robot.measurements, env.robot.sensors
-    measurements._limits = replace(usual, start_timeout_s=seconds)
+    measurements.limits = replace(usual, start_timeout_s=seconds)
     yield
-    measurements._limits = usual
+    measurements.limits = usual
 
 
 def towards(observation):

@@ -8,7 +8,7 @@ import time
 from std_msgs.msg import Float64
 
 from robot_rl.ros import qos
-from robot_rl.ros.client import RosClient
+from robot_rl.ros.ros_client import RosClient
 
 
 def main(namespace):

@@ -123,7 +123,7 @@ def test_a_stop_outlives_the_node_that_kept_it(apart):
     node.kill()
     listener.heard["/diagnostics"].clear()
     node.start()
-    facts = listener.reported("stopped: since before this node began: the service stop")
+    facts = listener.reported("stopped: since before this node started: the service stop")
     assert facts["mode"] == "stopped"
     assert listener.trigger("clear_errors")[0]
     listener.reports("mode", "hold")
@@ -133,7 +133,7 @@ def test_a_stop_outlives_the_node_that_kept_it(apart):
     listener.reports("mode", "hold")
 
 
-def test_nobody_who_freezes_can_hold_a_lock_that_the_node_waits_for(apart):
+def test_no_frozen_process_holds_a_lock_that_the_node_waits_for(apart):
     # Fast DDS's shared memory has a lock for each receiver. One that was frozen in 1 of 50 to 100
     # tries held it, and the node, which sends to it, neither read its arm nor held it meanwhile.
     node, _ = apart

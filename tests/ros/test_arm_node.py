@@ -38,11 +38,11 @@ from std_srvs.srv import Trigger
 
 from drivers.arm.sim_node import SimArmNode
 from robot_rl.config import compose
-from robot_rl.ros import messages
-from robot_rl.ros.client import RosClient, publisher_names
-from robot_rl.ros.device_node import ParameterError
-from robot_rl.ros.messages import to_nanoseconds
+from robot_rl.errors import RobotRLError
+from robot_rl.ros import conversions
+from robot_rl.ros.conversions import to_nanoseconds
 from robot_rl.ros.nodes import node_table
+from robot_rl.ros.ros_client import RosClient, publisher_names
 
 
 @pytest.fixture(scope="module")
@@ -116,19 +116,6 @@ def test_a_target_that_is_not_finite_is_refused_and_named(cell):
 def test_a_stale_stamp_is_refused_and_named(cell, age):
     target = HOME + np.array([0.02, 0, 0, 0, 0, 0, 0])
     assert int(refused(cell, "stale_stamp", "stamp is not of now", target, age)["stale_stamp"]) >= 3
-
-
-def test_a_stamp_that_does_not_advance_is_named_and_then_followed_again(cell):
-    before = cell.count("clock_jump")
-    deadline = time.monotonic() + 60.0
-    while cell.count("clock_jump") == before:
-        assert time.monotonic() < deadline
-        for send in (cell.commander.send, cell.commander.send_again):
-            send(HOME)
-            time.sleep(0.1)
-    cell.commander.send_again(HOME)
-    assert "not newer than the one before" in cell.facts()["last_refusal"]
-    cell.stream(lambda _: HOME, 60.0, until=cell.following)
 
 
 def test_a_stop_latches_until_a_person_clears_it(cell):
@@ -230,7 +217,7 @@ def test_a_reset_goes_by_joints_and_takes_the_elbow_along(opened):
     assert done, message
     assert np.abs(np.array(joints[-1].position) - WAYPOINTS[1]).max() < 0.06
     through = cell.running.node.driver.forward_kinematics(np.array(WAYPOINTS[0]))
-    passed = np.array([messages.pose_array(pose) for pose in cell.poses])
+    passed = np.array([conversions.pose_array(pose) for pose in cell.poses])
     assert np.abs(passed[:, :3] - through[:3]).max(axis=1).min() < 0.01
     assert set_parameter(cell, "reset.pose", HOME.tolist()).successful
     refused, message = cell.listener.trigger("reset")
@@ -265,7 +252,7 @@ def test_a_stop_ends_a_reset_at_once(cell):
     assert result.message == "the reset was given up: the service stop was called"
 
 
-def test_a_reset_ends_when_who_accompanies_it_falls_silent(opened):
+def test_a_reset_ends_when_its_client_falls_silent(opened):
     soon = {"limits.max_stamp_age": 1.0}
     cell = opened(ArmCell(f"/accompanied_{os.getpid()}", sim_arm(), **soon))
     cell.stream(lambda _: HOME, 60.0, until=cell.following)
@@ -274,7 +261,7 @@ def test_a_reset_ends_when_who_accompanies_it_falls_silent(opened):
     given_up = answer(cell, reset)
     assert not given_up.success
     assert "fell silent in the middle of its reset" in given_up.message
-    cell.until_mode("hold: who commands this arm fell silent")
+    cell.until_mode("hold: the client fell silent")
 
 
 def test_a_node_that_is_not_active_refuses_a_reset_and_none_outlives_it(cell):
@@ -327,14 +314,14 @@ def test_an_arm_without_a_sensor_to_be_zeroed_offers_no_such_service(cell):
     assert f"{cell.namespace}/zero_ft" not in offered
 
 
-def test_a_reset_pose_that_is_none_is_refused(cell):
+def test_a_malformed_reset_pose_is_refused(cell):
     result = set_parameter(cell, "reset.pose", [0.4, 0.0, 0.2, 0.0, 0.0, 0.0, 3.0])
     assert not result.successful
     assert "reset.pose: the orientation is not a rotation" in result.reason
 
 
 @pytest.mark.parametrize("pose", [[0.45, 0.0, 0.2, 0.0, 0.0, 0.0, 0.0], [0.45, 0, 0.2, 0, 0, 3.1]])
-def test_a_reset_pose_that_is_none_is_refused_from_the_start_too(pose, opened):
+def test_a_malformed_reset_pose_is_refused_from_the_start_too(pose, opened):
     made = opened(
         ArmCell(f"/posed_{os.getpid()}", sim_arm(), **{"reset.pose": [float(v) for v in pose]})
     )
@@ -371,7 +358,7 @@ def test_a_seed_begins_its_episode(cell):
     ],
 )
 def test_a_parameter_out_of_range_is_named(name, value):
-    with pytest.raises(ParameterError, match=name):
+    with pytest.raises(RobotRLError, match=name):
         bare_node({name: value})
 
 

@@ -18,7 +18,7 @@ from sensor_msgs.msg import CameraInfo, Image
 
 from drivers.camera.node import CameraNode
 from robot_rl import read_episodes
-from robot_rl.ros.messages import image_array, to_nanoseconds
+from robot_rl.ros.conversions import image_array, to_nanoseconds
 
 WIDTH, HEIGHT = 64, 48
 

@@ -18,7 +18,6 @@ from robot_rl.config import compose
 from robot_rl.env.factory import make_env
 from robot_rl.evaluation.evaluate import Evaluator
 from robot_rl.evaluation.statistics import Labels
-from robot_rl.ros import robot
 from robot_rl.run import RunDirectory
 
 
@@ -26,9 +25,8 @@ def ros_threads():
     return [thread for thread in threading.enumerate() if thread.name == "ros"]
 
 
-def test_an_evaluation_leaves_ros_at_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(robot, "_FOUND_SECONDS", 0.1)  # there is none
-    trained = ["reset=backward_policy", "operator=simulated"]
+def test_an_evaluation_leaves_ros_at_its_end(tmp_path):
+    trained = ["reset=backward_policy", "operator=simulated", "+robot.discovery_s=0.1"]
     config = compose(["robot=ros_sim", "task=peg_insert", "evaluation.slots=1", *trained])
     before = len(ros_threads())
     with closing(Evaluator(config, RunDirectory(tmp_path), print)):

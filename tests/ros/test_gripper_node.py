@@ -21,7 +21,7 @@ from std_srvs.srv import Trigger
 
 from drivers.gripper.node import GripperNode
 from robot_rl.ros import qos
-from robot_rl.ros.messages import to_nanoseconds
+from robot_rl.ros.conversions import to_nanoseconds
 
 
 class Bench:
@@ -97,7 +97,7 @@ def test_an_impossible_command_is_refused_and_counted(bench, bad):
     bench.listener.reported("running")
 
 
-def test_two_who_command_stop_it_by_name_until_a_person_clears_it(bench):
+def test_two_publishers_of_commands_stop_it_by_name_until_a_person_clears_it(bench):
     bench.command(1.0)
     bench.reaches(1.0)
     other = bench.commander()

@@ -90,8 +90,8 @@ def test_a_way_ends_at_a_stop_and_at_ctrl_c(cell, jog, ends):
     else:
         process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=60.0)
-    told = {"stop": (2, "the service stop was called"), "Ctrl-C": (130, "robot-rl: stopped")}
-    assert (process.returncode, told[ends][1] in said) == (told[ends][0], True), said
+    expected = {"stop": (2, "the service stop was called"), "Ctrl-C": (130, "robot-rl: stopped")}
+    assert (process.returncode, expected[ends][1] in said) == (expected[ends][0], True), said
     assert "follow" not in cell.until_mode("stopped" if ends == "stop" else "hold")
     assert not cell.moved(HOME, 0.045)
     if ends == "stop":  # nor does it begin before a person has cleared it
@@ -100,18 +100,18 @@ def test_a_way_ends_at_a_stop_and_at_ctrl_c(cell, jog, ends):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["yes=true"], "this way is not possible; got: 0 m"),
         (["x=0.04", "y=0.04", "yes=true"], "together more than 0 and at most 0.05"),
         (["z=1cm"], "z is no number; got: 1cm; expected: z=0.0, for example"),
         (["z=0.01", "speed=0.2"], "this speed is not possible; got: 0.2 m/s"),
-        (["z=0.01"], "nobody can say that the arm may move; got: no terminal; next: add yes=true"),
+        (["z=0.01"], "nobody can confirm the motion; got: no terminal; next: add yes=true"),
     ],
 )
-def test_a_way_that_nobody_can_want_is_refused_without_an_arm(capsys, words, told):
+def test_an_impossible_way_is_refused_without_an_arm(capsys, words, message):
     assert cli.main(["jog", *words]) == cli.EXIT_ERROR
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow  # the nodes are processes, one of which is started twice
@@ -124,9 +124,9 @@ def test_nodes_run_alone_and_a_killed_one_comes_back(tmp_path):
         text=True,
     )
     try:
-        told = [process.stdout.readline() for _ in range(4)]
-        assert "task=" not in told[0]
-        number, log = re.search(r"/arm is process (\d+), log (.*)\n", told[1]).groups()
+        lines = [process.stdout.readline() for _ in range(4)]
+        assert "task=" not in lines[0]
+        number, log = re.search(r"/arm is process (\d+), log (.*)\n", lines[1]).groups()
 
         def connected():
             with open(log) as file:
@@ -162,9 +162,9 @@ def test_hands_are_warned_of_a_gripper_that_moves_at_its_start(tmp_path):
         text=True,
     )
     try:
-        told = [process.stdout.readline() for _ in range(4)]
-        assert told[1] == "the gripper's fingers may open and close now: hands away\n"
-        assert told[3] == "the arm does not move by itself; Ctrl-C ends them\n"
+        lines = [process.stdout.readline() for _ in range(4)]
+        assert lines[1] == "the gripper's fingers may open and close now: hands away\n"
+        assert lines[3] == "the arm does not move by itself; Ctrl-C ends them\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(60.0) == cli.EXIT_INTERRUPTED
     finally:

@@ -29,9 +29,9 @@ from drivers.arm.sim_node import SimArmNode
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env, make_expert
 from robot_rl.errors import RobotRLError
-from robot_rl.ros import messages, qos
-from robot_rl.ros.client import RosClient
-from robot_rl.ros.targets import JointTargets
+from robot_rl.ros import conversions, qos
+from robot_rl.ros.conversions import JointTargets
+from robot_rl.ros.ros_client import RosClient
 from robot_rl.run import RunDirectory
 
 JOINTS = [f"joint{number}" for number in range(1, 8)]
@@ -61,7 +61,7 @@ class JointCell:
         self.listener.until(lambda: len(self.states) > 5)  # then the node believes them
 
     def joints(self):
-        return messages.joint_positions(self.states[-1], JOINTS)
+        return conversions.joint_positions(self.states[-1], JOINTS)
 
     def send(self, target):
         self.publisher.publish(self.targets.message(target, time.time_ns()))
@@ -94,7 +94,7 @@ def test_joint_targets_are_followed_within_limits_and_the_arm_holds_without_them
     target = began + np.array([0.3, 0, 0, 0, 0, 0, -0.3])
     # A command leads the joints by a bounded way: who asks for all at once gets a step.
     cell.stream(lambda: target, lambda: np.abs(cell.joints() - target).max() < 0.02)
-    leads = [messages.joint_positions(applied, JOINTS) for applied in cell.applied[:3]]
+    leads = [conversions.joint_positions(applied, JOINTS) for applied in cell.applied[:3]]
     assert max(np.abs(lead - began).max() for lead in leads) < 0.2
     cell.until_mode("hold: no command for 200 ms")
     held = cell.joints()
@@ -215,10 +215,10 @@ class ScriptedLeader:
         self.env.close()
 
     def _measure(self, message):
-        self.joints = messages.joint_positions(message, JOINTS)
+        self.joints = conversions.joint_positions(message, JOINTS)
 
     def _look(self, message):
-        self.goal = messages.poses_array(message, 1)[0]
+        self.goal = conversions.poses_array(message, 1)[0]
 
     def _lead(self):
         """Hold the leader a little way ahead of the robot, towards the goal; a hand trembles."""
@@ -229,7 +229,7 @@ class ScriptedLeader:
             way = self.world.kinematics.step(self.joints, self.goal)
             way *= min(1.0, 0.15 / max(np.abs(way).max(), 1e-9))
             sign = -sign
-            message = messages.joint_state_message(
+            message = conversions.joint_state_message(
                 JOINTS, self.joints + way + sign * 0.015, None, time.time_ns()
             )
             self.publisher.publish(message)

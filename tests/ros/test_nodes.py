@@ -18,10 +18,10 @@ from omegaconf import OmegaConf
 
 from robot_rl import cli
 from robot_rl.commands.runs import save_resolved
-from robot_rl.config import compose
+from robot_rl.config import compose, joined
 from robot_rl.errors import RobotRLError
 from robot_rl.ros.environment import DISCOVERY, PROFILE, leave_shared_memory, ros_environment
-from robot_rl.ros.nodes import NodeTableError, joined, node_table
+from robot_rl.ros.nodes import node_table
 from robot_rl.run import RunDirectory
 
 JOBS = ("train", "collect", "evaluate", "run", "robot", "sim_robot")
@@ -60,7 +60,7 @@ def test_two_nodes_that_would_open_one_device_are_refused():
         "camera:{0},driver:{{_target_:drivers.camera.realsense.RealSenseCamera,serial:'{1}'}}}}}}"
     )
     cell = ["robot=ros", "robot.joint_names=[j]", "observation.cameras=[{name:left},{name:right}]"]
-    with pytest.raises(NodeTableError, match=r"left_camera and right_camera .*serial: 7 twice"):
+    with pytest.raises(RobotRLError, match=r"left_camera and right_camera .*serial: 7 twice"):
         node_table(compose([*cell, camera.format("left", 7), camera.format("right", 7)]))
     node_table(compose([*cell, camera.format("left", 7), camera.format("right", 8)]))
 
@@ -82,13 +82,13 @@ def test_a_node_that_lacks_its_executable_is_named():
     config = compose(["robot=ros_sim"])
     OmegaConf.set_struct(config, False)
     config.nodes.gripper = {"module": "drivers.gripper.node"}
-    with pytest.raises(NodeTableError, match=r"nodes\.gripper.*no executable"):
+    with pytest.raises(RobotRLError, match=r"nodes\.gripper.*no executable"):
         node_table(config)
     config.nodes.gripper = {"executable": "a", "module": "b", "respwan": True}
-    with pytest.raises(NodeTableError, match="respwan"):
+    with pytest.raises(RobotRLError, match="respwan"):
         node_table(config)
     config.nodes.gripper = {"executable": "gripper_node", "module": "timeit"}
-    with pytest.raises(NodeTableError, match=r"nodes\.gripper is no node of robot_rl.*timeit"):
+    with pytest.raises(RobotRLError, match=r"nodes\.gripper is no node of robot_rl.*timeit"):
         node_table(config)
 
 
@@ -327,7 +327,7 @@ def test_ros2_launch_reads_the_launch_file(checkout, job):
 @pytest.mark.parametrize(
     ("given", "listens_to"), [("/controller", "/controller"), ("controller", "/left/controller")]
 )
-def test_a_driver_listens_where_it_is_told_to(given, listens_to):
+def test_a_driver_listens_in_its_namespace(given, listens_to):
     config = compose(["robot=ros", "robot.joint_names=[a]", "robot.namespace=left"])
     OmegaConf.set_struct(config, False)
     driver = {"_target_": "drivers.arm.topics.PoseTopicArm", "namespace": given}
@@ -393,7 +393,7 @@ def test_one_node_for_each_camera_needs_a_driver_that_knows_which_it_is(target):
 
 
 @pytest.mark.parametrize("line", ["node", "null"])
-def test_what_the_refusal_says_to_write_mends_it(line):
+def test_the_line_in_the_refusal_fixes_it(line):
     with pytest.raises(RobotRLError) as refusal:
         node_table(compose([*FRANKA, *ONE]))
     said = str(refusal.value)
@@ -422,7 +422,7 @@ def test_a_camera_with_nodes_and_devices_of_its_own_is_taken():
 def test_values_of_a_camera_that_cannot_be_are_refused(given, said):
     node = camera_node("front", REALSENSE, serial=given)
     node = node.replace("driver:", "crop:[600,0,128,128],driver:")
-    with pytest.raises(NodeTableError, match=said):
+    with pytest.raises(RobotRLError, match=said):
         node_table(compose([*FRANKA, "observation.cameras=[{name:front}]", node]))
 
 

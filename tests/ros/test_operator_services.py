@@ -24,11 +24,10 @@ from robot_rl.env.factory import make_env, make_inbox, make_session
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.session import Session
 from robot_rl.learning.stages.collect import TeleoperatedSession
-from robot_rl.processes.progress import WorkProgress
-from robot_rl.ros import episodes, qos, robot
-from robot_rl.ros.messages import joint_state_message
+from robot_rl.processes.progress_display import WorkProgress
+from robot_rl.ros import qos
+from robot_rl.ros.conversions import joint_state_message
 from robot_rl.run import RunDirectory
-from robot_rl.safety import reset_motion
 
 NAMESPACE = "/served"
 
@@ -54,7 +53,7 @@ def step(env):
 def test_what_a_service_is_told_is_in_the_info_of_the_next_step(operated, said):
     env, listener = operated
     env.reset(seed=1)
-    assert listener.trigger(said) == (True, f"the loop was told: {said}")
+    assert listener.trigger(said) == (True, f"the loop heard: {said}")
     truncated, info = step(env)
     assert info["operator"].events == (said,)
     assert info["intervened"] == (said == "take_over")
@@ -215,7 +214,7 @@ def test_a_reset_of_the_arms_node_ends_when_a_gripper_falls_silent():
         thread = cell.when("reset", silent.set)
         with pytest.raises(RobotInterrupted, match="/silent_gripper/gripper/state is too old"):
             cell.env.reset(seed=1)
-        cell.listener.until(lambda: cell.mode().startswith("hold: who commands this arm fell"))
+        cell.listener.until(lambda: cell.mode().startswith("hold: the client fell"))
         thread.join()
         held = cell.env.robot.tcp_pose()
         time.sleep(0.5)
@@ -289,9 +288,8 @@ def test_an_arm_moves_after_a_fault_when_a_person_says_start_and_not_before(open
     assert not step(cell.env)[0]
 
 
-def test_of_a_robot_that_is_not_there_nobody_is_first_asked_to_say_start(monkeypatch, opened):
-    monkeypatch.setattr(robot, "_FOUND_SECONDS", 0.1)
-    config = configuration("/absent")
+def test_of_a_robot_that_is_not_there_nobody_is_first_asked_to_say_start(opened):
+    config = configuration("/absent", "+robot.discovery_s=0.1")
     config.robot.mirror = None  # as of a real one
     config.start_nodes = True
     env = make_session(config)
@@ -328,10 +326,9 @@ def test_an_arm_that_was_stopped_and_cleared_moves_when_a_person_says_start(open
     until_begun(cell.env, seed=1)
 
 
-def test_a_reset_that_failed_is_the_reason_and_not_an_operator(monkeypatch, opened):
-    monkeypatch.setattr(reset_motion, "_PATIENCE_SECONDS", 0.3)
-    monkeypatch.setattr(reset_motion, "_PAUSE_SECONDS", 0.2)
-    cell = opened(Resetting("/obstructed", **{"reset.tolerance_translation": 0.0005}))
+def test_a_reset_that_failed_is_the_reason_and_not_an_operator(opened):
+    short = {"reset.patience_s": 0.3, "reset.pause_s": 0.2}
+    cell = opened(Resetting("/obstructed", **{"reset.tolerance_translation": 0.0005}, **short))
     with pytest.raises(RobotInterrupted, match="the reset failed twice, at last: the arm"):
         cell.env.reset(seed=1)
     waiting = cell.waits()
@@ -371,9 +368,9 @@ def test_who_collects_by_hand_is_told_of_a_stop_that_was_kept(tmp_path, opened):
     session.close()
 
 
-def test_an_arm_that_does_not_come_to_its_start_waits_for_a_person(monkeypatch, opened):
-    monkeypatch.setattr(episodes, "_MOST_SETTLING", 15)
-    exact = [word.replace("turn_tolerance:0.1", "turn_tolerance:1.0e-9") for word in SCRIPTED]
+def test_an_arm_that_does_not_come_to_its_start_waits_for_a_person(opened):
+    close = "turn_tolerance:1.0e-9,settling_s:0.75"
+    exact = [word.replace("turn_tolerance:0.1", close) for word in SCRIPTED]
     cell = opened(Resetting("/lost", scripted=exact))
     with pytest.raises(RobotInterrupted, match=r"look at the robot; got: the arm does not"):
         cell.env.reset(seed=1)
@@ -381,7 +378,7 @@ def test_an_arm_that_does_not_come_to_its_start_waits_for_a_person(monkeypatch, 
         cell.env.reset(seed=1)
     assert cell.stays()
     easy = replace(cell.env.robot.episodes, tolerance=0.1, turn_tolerance=0.1)
-    cell.env.robot.episodes = easy  # the person has mended it
+    cell.env.robot.episodes = easy  # the person has fixed it
     cell.inbox.post("start")
     cell.env.reset(seed=1)
 

@@ -160,15 +160,15 @@ def lines(path):
 
 @pytest.mark.slow  # six commands, with all processes and nodes of a robot
 def test_a_task_of_a_lab_goes_from_its_file_to_daily_use(tmp_path, robot_rl_command):
-    def told(*words):
+    def output(*words):
         done = robot_rl_command(*words, timeout=400.0)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     write_lab(tmp_path)
-    told(*TASK)
+    output(*TASK)
     wide = "reward.source.position_tolerance=[0.04,0.04,0.025]"
-    told("collect", "cell=lab", "task=push", "teleop=pushes", "demonstrations=2", wide)
+    output("collect", "cell=lab", "task=push", "teleop=pushes", "demonstrations=2", wide)
     run = (tmp_path / "runs/latest").resolve()
     dataset = EpisodeDataset(run / "demonstrations.zarr")
     assert dataset.successes.tolist() == [True, True]
@@ -178,11 +178,11 @@ def test_a_task_of_a_lab_goes_from_its_file_to_daily_use(tmp_path, robot_rl_comm
         assert episode["state/gripper_position"].min() > 0.95
         assert episode["action"].shape[1] == 6  # which the policy does not move
         assert episode["images/front"].shape[1:] == (24, 32, 3)
-    told("pretrain")
-    assert "deployed: " in told("train", "resume=latest", "teleop=waits")
-    told("evaluate", "teleop=waits", "episodes=1")
+    output("pretrain")
+    assert "deployed: " in output("train", "resume=latest", "teleop=waits")
+    output("evaluate", "teleop=waits", "episodes=1")
     assert lines(run / "evaluate.jsonl")[-1]["episodes"] == 1
-    assert "of 2 attempts succeeded" in told("run", "latest", "teleop=waits", "episodes=2")
+    assert "of 2 attempts succeeded" in output("run", "latest", "teleop=waits", "episodes=2")
     attempts = lines(run / "attempts.jsonl")
     assert [attempt["counters"]["attempts"] for attempt in attempts] == [1, 2]
     assert not any(attempt["interrupted"] for attempt in attempts)
@@ -236,13 +236,13 @@ def test_a_part_of_a_live_picture_is_chosen_for_the_cell(tmp_path, monkeypatch, 
     collecting = ("collect", "cell=lab", "task=push", "teleop=waits")
     with (
         going_on(tmp_path, "run directory: ", *collecting),
-        going_on(tmp_path, "console: http", "console", "console.port=0") as told,
+        going_on(tmp_path, "console: http", "console", "console.port=0") as output,
         playwright.sync_playwright() as started,
     ):
         browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1360, "height": 850})
         page.set_default_timeout(300_000)
-        page.goto(re.findall(r"http\S+", told)[0])
+        page.goto(re.findall(r"http\S+", output)[0])
         # Not `wait_for_function`: the page's own policy forbids what that evaluates.
         width = "document.querySelector('#cameras-live img')?.naturalWidth"
         assert wait_until(lambda: page.evaluate(width) == 32, 300.0)

@@ -22,8 +22,8 @@ from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from robot_rl.env.robot import RobotInterrupted
-from robot_rl.ros.client import RosClient, ask, light_executor, newest_message
-from robot_rl.ros.errors import RosUnavailable, ServiceFailed
+from robot_rl.ros.faults import RosUnavailable, ServiceFailed
+from robot_rl.ros.ros_client import RosClient, ask, light_executor, newest_message
 
 CYCLES = 20
 
@@ -69,8 +69,8 @@ def test_the_diagnostics_of_all_nodes_are_one_table(opened):
         values = [KeyValue(key=key, value=value) for key, value in facts.items()]
         status = [DiagnosticStatus(name=name, message=message, values=values)]
         client.node.create_timer(0.1, partial(publish, DiagnosticArray(status=status)))
-    told = "ill/arm  running  rate_hz 30.0, missed 0\nill/eye  no device"
-    assert newest_message("/ill/diagnostics") == told
+    table = "ill/arm  running  rate_hz 30.0, missed 0\nill/eye  no device"
+    assert newest_message("/ill/diagnostics") == table
 
 
 @pytest.mark.slow  # it waits for ten seconds
@@ -82,7 +82,7 @@ def test_a_topic_on_which_nothing_comes_is_not_called_a_fault_of_its_node(opened
         newest_message("/calm/events")
 
 
-def test_a_service_that_nobody_serves_is_named_with_the_page_that_says_what_to_start(opened):
+def test_a_missing_service_is_named_with_the_page_that_says_what_to_start(opened):
     client = opened(RosClient("alone", "/alone"))
     said = r"^nobody serves /alone/stop; next: start the arm's node, .*docs/topics\.md"
     with pytest.raises(ServiceFailed, match=said):
@@ -179,7 +179,7 @@ def forgetful(opened):
 
 def test_a_lost_answer_is_asked_for_again_where_that_does_no_harm(forgetful, opened):
     asking = opened(RosClient("asking", "/forget"))
-    asking.wait_for(asking._server(Trigger, "ask"), 20.0)
+    asking.wait_for(asking.node.create_client(Trigger, "ask"), 20.0)
     with pytest.raises(ServiceFailed, match="/forget/ask does not answer"):
         asking.call(Trigger, "ask", Trigger.Request(), 1.0)
     answer = asking.call(Trigger, "ask", Trigger.Request(), 30.0, again_s=0.5)

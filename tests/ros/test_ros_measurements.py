@@ -16,9 +16,9 @@ from std_msgs.msg import Bool
 from robot_rl.env.factory import make_env
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.waiting import wait_until
-from robot_rl.ros import messages, qos
-from robot_rl.ros.client import RosClient
-from robot_rl.ros.errors import BadMeasurement, SensorLate, SensorsApart, SensorSlow
+from robot_rl.ros import conversions, qos
+from robot_rl.ros.faults import BadMeasurement, SensorLate, SensorsApart, SensorSlow
+from robot_rl.ros.ros_client import RosClient
 from robot_rl.ros.sensors import wait_for_all
 
 
@@ -53,15 +53,15 @@ class Publisher:
 
     def joints(self, stamp):
         joints = [f"joint{number}" for number in range(1, 8)]
-        return messages.joint_state_message(joints, [0.0] * 7, [0.0] * 7, stamp)
+        return conversions.joint_state_message(joints, [0.0] * 7, [0.0] * 7, stamp)
 
     def arm(self, stamp, *, behind=0, pose_frame="base"):
         """What an arm measures at a stamp [ns], the wrench before that [ns]."""
         pose = [0.45, 0.0, 0.2, 1.0, 0.0, 0.0, 0.0]
         self.send("joint_states", self.joints(stamp))
-        self.send("current_pose", messages.pose_message(pose, stamp, pose_frame))
-        self.send("current_twist", messages.twist_message([0.0] * 6, stamp))
-        self.send("current_wrench", messages.wrench_message([0.0] * 6, stamp - behind))
+        self.send("current_pose", conversions.pose_message(pose, stamp, pose_frame))
+        self.send("current_twist", conversions.twist_message([0.0] * 6, stamp))
+        self.send("current_wrench", conversions.wrench_message([0.0] * 6, stamp - behind))
         self.send("task/success", Bool(data=False))
 
     def close(self):
@@ -107,7 +107,7 @@ def test_a_silent_gripper_is_silent_and_not_measured_at_another_time(opened):
 
     def send(stamp):
         publisher.arm(stamp)
-        publisher.send("gripper/state", messages.joint_state_message(["g"], [0.0], None, stamp))
+        publisher.send("gripper/state", conversions.joint_state_message(["g"], [0.0], None, stamp))
 
     assembled(robot, send)
     began = time.monotonic()
@@ -126,7 +126,7 @@ def test_a_tracker_that_is_steadily_late_interrupts_and_makes_no_old_observation
     def send(stamp):
         publisher.arm(stamp)
         pose = [0.5, 0.0, 0.1, 1.0, 0.0, 0.0, 0.0]
-        publisher.send("object_poses", messages.poses_message([pose], stamp - late_ns))
+        publisher.send("object_poses", conversions.poses_message([pose], stamp - late_ns))
 
     assembled(robot, send)
     late_ns = SECOND
@@ -146,7 +146,7 @@ def test_objects_in_another_frame_than_the_arm_are_refused(capfd, opened):
     def sending(frame):
         def send(stamp):
             publisher.arm(stamp)
-            publisher.send("object_poses", messages.poses_message([pose], stamp, frame))
+            publisher.send("object_poses", conversions.poses_message([pose], stamp, frame))
 
         return send
 
@@ -224,7 +224,7 @@ def test_a_camera_of_another_kind_is_named(changes, named, opened):
 
     def send(stamp, **changed):
         publisher.arm(stamp)
-        message = messages.image_message(picture, stamp, "front")
+        message = conversions.image_message(picture, stamp, "front")
         for name, value in changed.items():
             setattr(message, name, value)
         publisher.send("front/color/image_raw", message)
@@ -234,17 +234,17 @@ def test_a_camera_of_another_kind_is_named(changes, named, opened):
         assembled(robot, lambda stamp: send(stamp, **changes))
 
 
-def test_a_repeated_stamp_is_no_new_measurement_and_a_clock_set_back_begins_anew(opened):
+def test_a_repeated_stamp_is_no_new_measurement_and_a_clock_set_back_starts_again(opened):
     publisher, robot = opened(Publisher("/clock")), opened(robot_on("/clock"))
     assembled(robot, publisher.arm)
     pose, hour = robot.measurements.pose, 3_600_000_000_000
     count, newest = pose.count, pose.newest()
     for _ in range(20):
         publisher.send(
-            "current_pose", messages.pose_message([0, 0, 0, 1, 0, 0, 0], newest.stamp_ns)
+            "current_pose", conversions.pose_message([0, 0, 0, 1, 0, 0, 0], newest.stamp_ns)
         )
     publisher.send(
-        "current_pose", messages.pose_message([0, 0, 0, 1, 0, 0, 0], newest.stamp_ns - hour)
+        "current_pose", conversions.pose_message([0, 0, 0, 1, 0, 0, 0], newest.stamp_ns - hour)
     )
     while pose.count == count:
         pass

@@ -23,8 +23,8 @@ from robot_rl.config import compose
 from robot_rl.env.factory import make_session
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import RobotInterrupted
-from robot_rl.ros import messages, qos
-from robot_rl.ros.client import RosClient
+from robot_rl.ros import conversions, qos
+from robot_rl.ros.ros_client import RosClient
 from robot_rl.run import FAULTS, RunDirectory
 
 CAMERA = (
@@ -79,7 +79,7 @@ class Cell:
         self.others.node.create_timer(1 / 30, lambda: publisher.publish(make()))
 
     def _picture(self):
-        return messages.image_message(np.zeros((6, 8, 3), np.uint8), time.time_ns(), "front")
+        return conversions.image_message(np.zeros((6, 8, 3), np.uint8), time.time_ns(), "front")
 
     def step(self):
         return self.env.step(np.zeros(len(self.env.schema.action_names), np.float32))
@@ -131,7 +131,7 @@ class Intruder:
     def _wrong(self):
         message = self._message
         if hasattr(message, "header"):
-            message.header.stamp = messages.header(time.time_ns()).stamp
+            message.header.stamp = conversions.header(time.time_ns()).stamp
         if hasattr(message, "pose"):
             message.pose.position.y = 0.15
         if isinstance(message, Float64):

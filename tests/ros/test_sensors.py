@@ -14,9 +14,9 @@ pytest.importorskip("rclpy", reason="needs ROS 2")
 import listening
 from geometry_msgs.msg import PoseStamped
 
-from robot_rl.ros import messages
-from robot_rl.ros.client import RosClient
-from robot_rl.ros.errors import SensorLate
+from robot_rl.ros import conversions
+from robot_rl.ros.faults import SensorLate
+from robot_rl.ros.ros_client import RosClient
 from robot_rl.ros.sensors import Sensor
 
 
@@ -24,7 +24,7 @@ from robot_rl.ros.sensors import Sensor
 def sensor(opened):
     assert listening  # imported for the ROS domain that it sets
     client = opened(RosClient("reader", f"/sensors_{os.getpid()}"))
-    return Sensor(client, PoseStamped, "current_pose", 1.0, messages.pose_array)
+    return Sensor(client, PoseStamped, "current_pose", 1.0, conversions.pose_array)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_what_is_forgotten_while_it_is_read_is_late(sensor, often_switched):
     reader.start()
     until = time.monotonic() + 1.0
     while time.monotonic() < until:
-        sensor._receive(messages.pose_message([0, 0, 0, 0, 0, 0, 1.0], time.time_ns()))
+        sensor.receive(conversions.pose_message([0, 0, 0, 0, 0, 0, 1.0], time.time_ns()))
         sensor.forget()
     ending.set()
     reader.join()
@@ -58,10 +58,10 @@ def test_what_is_forgotten_while_it_is_read_is_late(sensor, often_switched):
 
 
 def test_messages_without_a_stamp_of_their_own_are_not_called_silence(sensor):
-    message = messages.pose_message([0, 0, 0, 0, 0, 0, 1.0], 0)
+    message = conversions.pose_message([0, 0, 0, 0, 0, 0, 1.0], 0)
     until = time.monotonic() + sensor.limit_s + 0.2
     while time.monotonic() < until:
-        sensor._receive(message)
+        sensor.receive(message)
         time.sleep(0.05)
     with pytest.raises(SensorLate, match="messages come, but all bear one and the same stamp"):
         sensor.newest()
@@ -73,7 +73,7 @@ def test_messages_without_a_stamp_of_their_own_are_not_called_silence(sensor):
 def test_what_is_received_in_time_but_measured_at_another_time_is_late(sensor, behind, got):
     def measure(behind):
         stamp = time.time_ns() - int(1e9 * behind)
-        sensor._receive(messages.pose_message([0, 0, 0, 0, 0, 0, 1.0], stamp))
+        sensor.receive(conversions.pose_message([0, 0, 0, 0, 0, 0, 1.0], stamp))
 
     measure(behind)
     words = f"{sensor.topic} was not measured just now; got: {got} this machine's clock"
@@ -86,12 +86,12 @@ def test_what_is_received_in_time_but_measured_at_another_time_is_late(sensor, b
 
 def test_of_pictures_only_the_newest_stays(sensor):
     client = RosClient("viewer", f"/pictures_{os.getpid()}")
-    pictures = Sensor(client, PoseStamped, "picture", 1.0, messages.pose_array, keep=1)
+    pictures = Sensor(client, PoseStamped, "picture", 1.0, conversions.pose_array, keep=1)
     first = time.time_ns()
     for topic in (sensor, pictures):
         for index in range(5):
             pose = [index, 0, 0, 0, 0, 0, 1.0]
-            topic._receive(messages.pose_message(pose, first + index * 10_000_000))
+            topic.receive(conversions.pose_message(pose, first + index * 10_000_000))
     assert sensor.value(sensor.nearest(first))[0] == 0
     assert pictures.value(pictures.nearest(first))[0] == 4
     client.close()
@@ -107,7 +107,7 @@ def test_a_topic_of_two_publishers_is_not_silent_so_a_person_can_say_start_once_
         client = opened(RosClient(name, namespace))
         publisher = client.node.create_publisher(PoseStamped, "current_pose", 1)
         timer = client.node.create_timer(
-            0.02, lambda: publisher.publish(messages.pose_message(pose, time.time_ns()))
+            0.02, lambda: publisher.publish(conversions.pose_message(pose, time.time_ns()))
         )
         return client, timer
 

@@ -20,41 +20,41 @@ from std_msgs.msg import Float64
 
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import qos
-from robot_rl.ros.client import RosClient, light_executor
-from robot_rl.ros.sole_source import Numbers, SoleSubscription
+from robot_rl.ros.ros_client import RosClient, light_executor
+from robot_rl.ros.sole_source import SequenceNumbers, SoleSubscription
 
 
 def heard(numbers, messages):
     """Whether each message goes on: its number, when it was received and, if before, sent [s]."""
-    return [numbers.go_on(one[0], one[-1], one[1]) for one in messages]
+    return [numbers.accepts(one[0], one[-1], one[1]) for one in messages]
 
 
 def test_one_publisher_may_lose_messages_and_two_are_noticed_at_the_first_message():
-    assert all(heard(Numbers(), [(7, 0.0), (8, 0.1), (12, 0.2), (60, 0.22), (700, 1.0)]))
-    assert heard(Numbers(), [(100, 0.0), (101, 0.1), (5, 0.15)])[-1] is False
-    assert heard(Numbers(), [(100, 0.0), (101, 0.1), (5000, 0.15)])[-1] is False
+    assert all(heard(SequenceNumbers(), [(7, 0.0), (8, 0.1), (12, 0.2), (60, 0.22), (700, 1.0)]))
+    assert heard(SequenceNumbers(), [(100, 0.0), (101, 0.1), (5, 0.15)])[-1] is False
+    assert heard(SequenceNumbers(), [(100, 0.0), (101, 0.1), (5000, 0.15)])[-1] is False
     # Of the same age: it is noticed when the first one speaks again.
-    assert heard(Numbers(), [(100, 0.0), (102, 0.05), (101, 0.1)])[-1] is False
+    assert heard(SequenceNumbers(), [(100, 0.0), (102, 0.05), (101, 0.1)])[-1] is False
 
 
 def test_one_that_is_started_again_is_followed_until_the_one_before_speaks_again():
-    numbers = Numbers()
+    numbers = SequenceNumbers()
     assert all(heard(numbers, [(900, 0.0), (1, 2.0), (2, 2.02), (3, 2.04)]))
     assert not any(heard(numbers, [(901, 2.05)]))
     # However slowly both speak.
-    assert heard(Numbers(), [(900, 0.0), (1, 0.5), (901, 1.0)]) == [True, True, False]
+    assert heard(SequenceNumbers(), [(900, 0.0), (1, 0.5), (901, 1.0)]) == [True, True, False]
 
 
 def test_what_waited_while_the_receiver_was_held_up_is_judged_by_when_it_was_sent():
-    assert all(heard(Numbers(), [(900, 0.0, 10.0), (901, 2.0, 10.1), (1, 2.0, 11.5)]))
+    assert all(heard(SequenceNumbers(), [(900, 0.0, 10.0), (901, 2.0, 10.1), (1, 2.0, 11.5)]))
 
 
 @given(st.lists(st.tuples(st.integers(0, 15), st.floats(0.001, 5.0)), max_size=60))
 def test_no_sole_publisher_is_ever_taken_for_two(steps):
-    numbers, number, now = Numbers(), 1, 0.0
+    numbers, number, now = SequenceNumbers(), 1, 0.0
     for lost, seconds in steps:
         number, now = number + 1 + lost, now + seconds
-        assert numbers.go_on(number, now, now)
+        assert numbers.accepts(number, now, now)
 
 
 @given(
@@ -67,8 +67,8 @@ def test_two_that_go_on_sending_are_noticed(first, second, phase):
     lasting = 4.0 / min(hz, other_hz)
     sent = [(n / hz, number + n) for n in range(int(lasting * hz) + 1)]
     sent += [((phase + n) / other_hz, other + n) for n in range(int(lasting * other_hz) + 1)]
-    numbers = Numbers()
-    assert not all(numbers.go_on(number, at, at) for at, number in sorted(sent))
+    numbers = SequenceNumbers()
+    assert not all(numbers.accepts(number, at, at) for at, number in sorted(sent))
 
 
 class Receiver:

@@ -22,7 +22,7 @@ from robot_rl.env.factory import make_env
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.processes.group import ProcessDied
 from robot_rl.processes.waiting import wait_until
-from robot_rl.ros.client import ask
+from robot_rl.ros.ros_client import ask
 
 WAIT_SECONDS = 90.0
 
@@ -87,9 +87,9 @@ def test_of_a_stop_that_is_kept_the_stage_says_at_its_end_that_it_stays(tmp_path
             assert wait_until(lambda logs=logs: connected(logs), WAIT_SECONDS)
             ask(f"/supervised/{how}")
             assert "/supervised/arm is still stopped" not in capfd.readouterr().err
-        told = capfd.readouterr().err
-        assert ("/supervised/arm is still stopped: the service stop was called." in told) == said
-        assert ("robot-rl doctor call=/supervised/clear_errors" in told) == said
+        output = capfd.readouterr().err
+        assert ("/supervised/arm is still stopped: the service stop was called." in output) == said
+        assert ("robot-rl doctor call=/supervised/clear_errors" in output) == said
 
 
 @pytest.fixture

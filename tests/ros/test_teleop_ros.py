@@ -15,7 +15,7 @@ from listening import Listener, Running
 from sensor_msgs.msg import Joy
 from std_srvs.srv import Trigger
 
-from drivers.errors import DriverError
+from drivers.base import DriverError
 from drivers.teleop.base import Shaping
 from drivers.teleop.node import TeleopNode
 from drivers.teleop.topics import JoyTopic, TwistTopic
@@ -26,7 +26,7 @@ from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.session import Session
 from robot_rl.ros import qos
-from robot_rl.ros.messages import twist_array, twist_message
+from robot_rl.ros.conversions import twist_array, twist_message
 
 NAMESPACE = f"/teleop{os.getpid()}"
 

@@ -13,10 +13,10 @@ from listening import Listener
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64, Float64MultiArray
 
-from drivers.errors import DriverError, DriverTimeout
+from drivers.base import DriverError, DriverTimeout
 from drivers.gripper.topics import TopicsGripper
-from robot_rl.ros import messages, qos
-from robot_rl.ros.errors import SensorLate
+from robot_rl.ros import conversions, qos
+from robot_rl.ros.faults import SensorLate
 
 
 class Publisher:
@@ -66,7 +66,7 @@ def gripper(publisher, **options):
 
 
 def joints(position):
-    return lambda s: messages.joint_state_message(["elbow", "knuckle"], [9.0, position], None, s)
+    return lambda s: conversions.joint_state_message(["elbow", "knuckle"], [9.0, position], None, s)
 
 
 def test_a_gripper_s_joint_becomes_zero_to_one_and_back(publisher, connected):
@@ -94,10 +94,9 @@ def test_a_controller_may_take_plain_numbers(publisher, connected):
     assert heard[-1].data == pytest.approx(0.8)
 
 
-def test_what_is_not_there_is_named(publisher, connected, monkeypatch):
-    monkeypatch.setattr("drivers.gripper.topics._FIRST_STATE_S", 0.5)
+def test_what_is_not_there_is_named(publisher, connected):
     publisher.publish(0.02, joint_states=(JointState, joints(0.0)))
     with pytest.raises(DriverTimeout, match=r"joint 'finger' on /topics\d+/joint_states"):
-        connected(gripper(publisher, joint="finger"))
+        connected(gripper(publisher, joint="finger", timeout_s=0.5))
     with pytest.raises(DriverError, match="expected: float64 or float64_array"):
         gripper(publisher, command_type="action")

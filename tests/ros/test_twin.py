@@ -22,8 +22,8 @@ from robot_rl.config import compose
 from robot_rl.env.factory import make_session
 from robot_rl.env.input_device import TeleopInput
 from robot_rl.env.robot import RobotInterrupted
-from robot_rl.ros.client import ask
-from robot_rl.ros.errors import ServiceFailed
+from robot_rl.ros.faults import ServiceFailed
+from robot_rl.ros.ros_client import ask
 from robot_rl.run import RunDirectory
 
 # Its processes answer each other in milliseconds, which a busy machine does not.

@@ -15,8 +15,8 @@ pytest.importorskip("libusb_package", reason="needs the extra realsense")
 from listening import Listener, Running
 from omegaconf import OmegaConf
 
+from drivers.base import DriverError, DriverTimeout
 from drivers.camera.base import Camera
-from drivers.errors import DriverError, DriverTimeout
 from drivers.twin.node import TwinNode
 from policies import registry
 from robot_rl.config import compose

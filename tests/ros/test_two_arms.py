@@ -17,21 +17,19 @@ from drivers.arm.sim_node import SimArmNode
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env, make_session
 from robot_rl.env.robot import RobotInterrupted
-from robot_rl.ros import robot
-from robot_rl.ros.client import RosClient
 from robot_rl.ros.nodes import node_table
+from robot_rl.ros.ros_client import RosClient
 
 ARMS = ("left", "right")
 
 
-def two_arms(namespace="two", task="reach"):
+def two_arms(namespace="two", task="reach", *more):
     words = ["robot=ros_sim_two", f"task={task}", "robot.gripper=false"]
-    return compose([*words, f"robot.namespace={namespace}", *PATIENT])
+    return compose([*words, f"robot.namespace={namespace}", *PATIENT, *more])
 
 
-def test_an_operator_is_heard_at_each_of_two_arms(monkeypatch, opened):
-    monkeypatch.setattr(robot, "_FOUND_SECONDS", 0.1)  # no arm is there
-    config = two_arms()
+def test_an_operator_is_heard_at_each_of_two_arms(opened):
+    config = two_arms("two", "reach", "+robot.discovery_s=0.1")  # no arm is there
     inbox = opened(make_session(config)).inbox
     operator = opened(RosClient("operator", "/two"))
     for arm in ARMS:

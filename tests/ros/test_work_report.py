@@ -1,4 +1,4 @@
-"""A policy at work over topics: whoever watches hears how it goes, and each fault is kept."""
+"""A policy at work over topics: watchers hear its progress, and each fault is kept."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_outcomes_and_counters_are_published_and_a_stop_of_the_arm_is_a_fault(tm
 
     def counters():
         heard = [status for one in listener.heard["/diagnostics"] for status in one.status]
-        told = [status for status in heard if status.name == "deployed/run"]
-        return {item.key: item.value for item in told[-1].values} if told else {}
+        own = [status for status in heard if status.name == "deployed/run"]
+        return {item.key: item.value for item in own[-1].values} if own else {}
 
     try:
         with closing(Deployment(config, run, stop)) as deployed:

@@ -43,12 +43,17 @@ class Bench:
             self.tick()
 
     def tick(self, seconds=0.01):
-        self.now += seconds
-        self.arm.stamp_ns += round(seconds * 1e9)
-        target = self.guard.tick(self.now, self.arm)
+        target = self.measure(seconds=seconds)
         if target is not None:
             self.arm.tcp_pose = target.copy()
         return target
+
+    def measure(self, pose=None, seconds=0.01):
+        """Let time pass for an arm that is at this pose, wherever its target is."""
+        self.now += seconds
+        self.arm.stamp_ns += round(seconds * 1e9)
+        self.arm.tcp_pose = self.arm.tcp_pose if pose is None else pose
+        return self.guard.tick(self.now, self.arm)
 
     def send(self, target, age=0.0):
         self.stamp += 10**6

@@ -292,7 +292,7 @@ def test_an_arm_that_presses_too_hard_is_never_locked_in(sequence, force):
     if np.linalg.norm(force) <= LIMITS.max_force + 1.0:
         arm.tcp_wrench[0] = math.copysign(100.0, arm.tcp_wrench[0])
     before = arm.tcp_pose.copy()
-    # Some motion leads back; whoever tries enough of them, turns as well, finds one.
+    # Some motion leads back; enough tries, with turns too, find one.
     for way in np.random.default_rng(0).normal(size=(500, 6)):
         trial.command(moved(arm.tcp_pose, 0.003 * way[:3], 0.03 * way[3:]))
         trial.tick(0.01)

@@ -107,7 +107,7 @@ def test_one_that_was_given_up_while_it_drew_the_tool_back_draws_it_back_no_fart
     assert np.array(poses)[:, 2].max() < START[2] + OPTIONS.retract_distance + 0.006
 
 
-def test_where_somebody_moved_the_arm_meanwhile_the_tool_is_drawn_back_anew():
+def test_where_somebody_moved_the_arm_meanwhile_the_tool_is_drawn_back_again():
     bench, poses = Bench(), []
     resets = Resets(bench.guard, OPTIONS)
     resets.begin(GOAL)

@@ -77,7 +77,7 @@ def test_the_spelling_of_a_host_does_not_matter(tmp_path, spelling):
 
 
 @pytest.mark.parametrize("spelling", ["UR5.invalid", "ur5.invalid.", "http://ur5.invalid:8080/"])
-def test_nor_where_nobody_knows_its_address(tmp_path, spelling):
+def test_nor_where_its_address_is_unknown(tmp_path, spelling):
     assert_one_arm(tmp_path, arm("ur5.invalid"), arm(spelling))
 
 

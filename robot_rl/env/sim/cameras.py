@@ -55,7 +55,7 @@ class CameraOptions:
             )
 
 
-class SimCamera:
+class RenderedCamera:
     """Renders one camera of a world, or raises `CameraError` where it has none of that name.
 
     Observes ``images/<name>`` uint8 (height, width, 3) RGB and, where asked,

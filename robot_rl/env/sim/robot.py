@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from robot_rl.data.schema import Observation
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, state_fields
-from robot_rl.env.sim.cameras import CameraOptions, SceneRenderer, SimCamera
+from robot_rl.env.sim.cameras import CameraOptions, RenderedCamera, SceneRenderer
 from robot_rl.env.sim.domain import IDEAL, Domain
 from robot_rl.env.sim.task import put_in_world
 from robot_rl.env.sim.world import Event, GripperMotor
@@ -53,7 +53,7 @@ class SimRobot:
     def __post_init__(self) -> None:
         sim_task = put_in_world(self.task, self.model, self.gripper)
         self.world = sim_task.world
-        self._cameras = [SimCamera(self.world, options) for options in self.cameras]
+        self._cameras = [RenderedCamera(self.world, options) for options in self.cameras]
         self._bystander: SceneRenderer | None = None
         images = (field for camera in self._cameras for field in camera.fields)
         self.observation_fields = (*state_fields(len(self.home_joints)), *images)

@@ -17,7 +17,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.records import read_run, rolling_mean
 from robot_rl.extras.console.library import EpisodeLibrary, EpisodePlayer
 from robot_rl.extras.console.loop_client import LoopClient
-from robot_rl.processes.progress import RECENT_EPISODES
+from robot_rl.processes.progress_display import RECENT_EPISODES
 from robot_rl.run import RunDirectory
 
 if TYPE_CHECKING:

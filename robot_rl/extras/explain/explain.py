@@ -16,7 +16,7 @@ from robot_rl.commands.runs import load_resolved
 from robot_rl.errors import in_shell
 from robot_rl.extras.explain import course_causes, motion_causes, reward_causes, sensing_causes
 from robot_rl.extras.explain.evidence import NAMED, Cause, Check, Evidence, gather
-from robot_rl.processes.progress import plain_console
+from robot_rl.processes.progress_display import plain_console
 from robot_rl.run import RunDirectory
 
 _GOOD = 0.95  # success of what is deployed, from which on nothing has to be explained

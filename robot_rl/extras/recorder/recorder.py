@@ -32,9 +32,9 @@ from robot_rl.env.robot import FAULT
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.signals import ENDS_WITH_INPUT, end_with_input, stop_event
 from robot_rl.ros import qos
-from robot_rl.ros.client import RosClient, message_type
 from robot_rl.ros.environment import clean_shared_memory, leave_shared_memory, prepare_environment
-from robot_rl.ros.errors import RosUnavailable
+from robot_rl.ros.faults import RosUnavailable
+from robot_rl.ros.ros_client import RosClient, message_type
 
 # What a killed recorder loses: a chunk that is not full, which is a second or less of an arm's
 # state, and what was not flushed since [bytes, s].

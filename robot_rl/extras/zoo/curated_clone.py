@@ -32,7 +32,7 @@ from robot_rl.learning.algorithms.training import Training, adam, step
 from robot_rl.learning.stages.clone import Clone, check_unused, clone, save_cloned
 from robot_rl.learning.symmetry import turning_of
 from robot_rl.learning.workbench import Workbench
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.replay.row_sources import EpisodeRows
 from robot_rl.replay.sampler import Sampler
 from robot_rl.replay.windows import NEXT, SampleSpec

@@ -29,7 +29,7 @@ from robot_rl.learning.demonstrations import fill_from_demonstrations
 from robot_rl.learning.gate import Candidate, Verdict
 from robot_rl.learning.stages.offline import recorded
 from robot_rl.learning.workbench import Rows, Workbench
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.replay.sampler import Sampler
 from robot_rl.replay.windows import CHUNK, NEXT, SampleSpec
 

@@ -29,7 +29,7 @@ from robot_rl.learning.algorithms.behavior_cloning import CloningOptions, Studen
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.symmetry import Turning, turning_of
 from robot_rl.learning.workbench import Workbench
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.row_sources import EpisodeRows
 from robot_rl.replay.store_reader import StoreReader

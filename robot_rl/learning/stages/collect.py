@@ -22,7 +22,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.evaluation.evaluate import without_training_aids
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.workbench import Workbench, make_watched_session
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.processes.signals import deferred_signals
 from robot_rl.run import CLONED, DEMONSTRATIONS, RunDirectory
 

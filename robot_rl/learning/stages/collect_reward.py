@@ -29,7 +29,7 @@ from robot_rl.evaluation.ledger import load_policy
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.collect import attempts_after
 from robot_rl.learning.workbench import Workbench
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.rewards.examples import (
     OPERATOR,
     REACTION_FRAMES,

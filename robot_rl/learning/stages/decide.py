@@ -39,7 +39,7 @@ from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.gather import recorded_steps
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.machine import describe_machine
-from robot_rl.processes.progress import RECENT_EPISODES
+from robot_rl.processes.progress_display import RECENT_EPISODES
 from robot_rl.run import (
     ACCEPTED,
     ACCEPTED_POLICY,

@@ -24,7 +24,7 @@ from robot_rl.learning.demonstrations import fill_from_demonstrations, stored_co
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.symmetry import turning_of
 from robot_rl.learning.workbench import Rows, Workbench
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.replay.row_sources import EpisodeRows
 from robot_rl.replay.sampler import Sampler
 from robot_rl.replay.windows import SCALARS, SampleSpec

@@ -20,7 +20,7 @@ from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.evaluation.reward_report import RewardRecord, write_reward_report
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.workbench import Workbench
-from robot_rl.processes.progress import WorkProgress
+from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.rewards.calibration import Limits, Scored, calibrate, validate, weaknesses
 from robot_rl.rewards.classifier import SuccessClassifier, TrainedClassifier
 from robot_rl.rewards.examples import ExampleEpisode, Examples, Images

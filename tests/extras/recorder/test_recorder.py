@@ -19,7 +19,7 @@ from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from robot_rl.env.robot import FAULT
-from robot_rl.ros import messages, qos
+from robot_rl.ros import conversions, qos
 
 POSE = [0.4, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0]
 
@@ -54,7 +54,7 @@ def test_a_fault_and_a_wish_keep_what_was_on_all_topics_and_a_killed_recorder_lo
         poses = robot.client.node.create_publisher(PoseStamped, "current_pose", 10)
         events = robot.client.node.create_publisher(String, "events", qos.latched(10))
         sending = robot.client.node.create_timer(
-            0.02, lambda: poses.publish(messages.pose_message(POSE, 1))
+            0.02, lambda: poses.publish(conversions.pose_message(POSE, 1))
         )
         process = recorder()
         robot.until(lambda: poses.get_subscription_count())
@@ -72,7 +72,7 @@ def test_a_fault_and_a_wish_keep_what_was_on_all_topics_and_a_killed_recorder_lo
     left, *_ = sorted(asked.glob("*.mcap"))  # of the one that was killed
     topic, pose = read(left)[-1]
     assert topic == "/flown/current_pose"
-    assert messages.from_pose(pose.pose).tolist() == POSE
+    assert conversions.from_pose(pose.pose).tolist() == POSE
     heard = [one for path in sorted(fault.glob("*.mcap")) for one in read(path)]
     assert f"{FAULT}SensorLate" in next(m.data for name, m in heard if name == "/flown/events")
 

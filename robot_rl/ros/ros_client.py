@@ -28,14 +28,14 @@ from robot_rl.errors import did_you_mean
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import qos
 from robot_rl.ros.environment import prepare_environment
-from robot_rl.ros.errors import CommandConflict, RosUnavailable, SensorLate, ServiceFailed
+from robot_rl.ros.faults import CommandConflict, RosUnavailable, SensorLate, ServiceFailed
 
 _SPIN_SECONDS = 0.1
 _POLL_SECONDS = 0.005
-# What a person asks for is waited for this long; a reset of an arm answers when it has arrived.
+# Time-outs of a person's requests; a reset answers when the arm has arrived.
 _ASKED_SECONDS, _CALL_SECONDS = 10.0, 60.0
-_DIAGNOSED_SECONDS = 3.0  # in which every node tells how it is
-_SAID = ("driver", "connection", "fault")  # of diagnostics: the message says as much
+_DIAGNOSED_SECONDS = 3.0  # in which every node reports its state
+_SAID = ("driver", "connection", "fault")  # values that the message of a diagnostic repeats
 _GONE_SECONDS = 2.0  # after which a service that has vanished does not come back
 
 
@@ -57,13 +57,12 @@ def source_of(name: str) -> str:
 
 
 def light_executor(context: Context) -> Executor:
-    """One that takes a third of the processor time per message, where this rclpy has it.
+    """The executor that takes the least processor time per message.
 
     `EventsExecutor` came with rclpy 7.1.4. At 500 messages a second it took 0.11 of a core where
     `SingleThreadedExecutor` took 0.30, which a control loop in the same process feels. Until 7.1.6
     at least it fails at services that are coroutines: those need `SingleThreadedExecutor`. So does
-    a notebook, whose `sys.stderr` is no file: `EventsExecutor` has Python print its fatal errors
-    there.
+    a notebook, whose `sys.stderr` is no file: `EventsExecutor` prints fatal errors there.
     """
     try:
         from rclpy.experimental.events_executor import EventsExecutor
@@ -76,8 +75,8 @@ def light_executor(context: Context) -> Executor:
 class RosClient:
     """A node in a context of its own, and the thread that runs its callbacks.
 
-    The process's number is added to its name. Publishing with `node` is safe from every thread.
-    `executor` makes what runs the callbacks: see `light_executor` for those it cannot run.
+    The process id is added to its name. Publishing with `node` is safe from every thread.
+    `executor` makes the executor; `light_executor` says what it cannot run.
     """
 
     def __init__(
@@ -117,8 +116,8 @@ class RosClient:
     def check_alone(self, topic: str, *, replacing: bool = False) -> None:
         """Raise `CommandConflict` where others than this node publish on a topic of commands.
 
-        It does not wait, and takes no time while there is nobody else. Where this process is only
-        `replacing` another of its name, which may be listed for a while, no `start` is needed.
+        It does not wait. A process that is `replacing` one of its name, which may be listed for a
+        while, needs no `start` for that one.
         """
         topic = self.topic(topic)
         if self.node.count_publishers(topic) < 2:
@@ -127,7 +126,7 @@ class RosClient:
         others = set(names) - {mine}
         if others:
             conflict = CommandConflict(
-                f"{topic} has several publishers, so that nobody knows what the arm will do",
+                f"{topic} has several publishers, but the arm can follow only one",
                 got=", ".join(names),
                 expected="this process alone",
                 hint="end the other node, or give this robot another namespace; one that was"
@@ -140,9 +139,9 @@ class RosClient:
     def wait_for(
         self, server: Client, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
     ) -> None:
-        """Wait until somebody serves what a ROS service client calls: not inside the control loop.
+        """Wait for a service's server. Not for the control loop.
 
-        Raises `ServiceFailed` where nobody does within `timeout_s` [s].
+        Raises `ServiceFailed` without one within `timeout_s` [s].
         """
 
         def served() -> bool:
@@ -168,17 +167,17 @@ class RosClient:
         meanwhile: Callable[[], None] = lambda: None,
         again_s: float = math.inf,
     ) -> Any:
-        """Call a service and wait for its answer: not inside the control loop.
+        """Call a service and wait for its answer. Not for the control loop.
 
         Args:
             kind: Type of the service.
             name: Of the service.
             request: Of that type.
             timeout_s: For the server to be there, and for its answer from now on [s].
-            meanwhile: Called again and again; what it raises ends the waiting, not the service.
-            again_s: After so long without an answer it is called again [s]: for services that may
-                be called twice. A server that knows only half of a client, since that is new to
-                it, carries out the request but loses the answer (https://github.com/ros2/ros2/issues/1253).
+            meanwhile: Called while waiting; what it raises ends the waiting, not the service.
+            again_s: Time without an answer after which it is called again [s], for services that
+                may be called twice. A server that has just discovered the client carries out the
+                request but may lose the answer (https://github.com/ros2/ros2/issues/1253).
 
         Raises:
             ServiceFailed: No server, or no answer in time.
@@ -211,10 +210,10 @@ class RosClient:
     def trigger(
         self, name: str, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
     ) -> str:
-        """Call a `std_srvs/Trigger`, as `call`, for its answer; also fails where that is no."""
+        """Call a `std_srvs/Trigger` as `call` does; `ServiceFailed` also where it refuses."""
         answer = self.call(Trigger, name, Trigger.Request(), timeout_s, meanwhile)
         if not answer.success:
-            meanwhile()  # whoever made it say no has just told us too, and more clearly
+            meanwhile()  # raises the cause of the refusal, where it is known
             raise ServiceFailed(f"{self.topic(name)} was refused", got=answer.message)
         return str(answer.message)
 
@@ -230,7 +229,7 @@ class RosClient:
         rclpy.try_shutdown(context=self._context)
 
     def _server(self, kind: Any, name: str) -> Client:
-        """What calls a service; kept, so that its server has long known it at the next call."""
+        """The client of a service; it is kept, so that its server knows it at the next call."""
         if name not in self._servers:
             self._servers[name] = self.node.create_client(kind, name)
         return self._servers[name]
@@ -299,7 +298,7 @@ def newest_message(topic: str) -> str:
             raise RosUnavailable(
                 f"no message on {topic}",
                 got=f"nothing within {_ASKED_SECONDS:g} s, though {names} publishes it",
-                hint="perhaps nothing has happened that it tells of; else see topic=/diagnostics",
+                hint="perhaps nothing was published since; else see topic=/diagnostics",
             )
         if kind.__name__ == "DiagnosticArray":  # each node has its own
             time.sleep(_DIAGNOSED_SECONDS)
@@ -307,28 +306,25 @@ def newest_message(topic: str) -> str:
 
 
 def _in_words(heard: list[Any]) -> str:
-    """What was heard, for a person: a pose as it is written into files, nodes one below another."""
+    """Messages for a person: a pose as files have it, diagnostics with a line for each node."""
     newest = heard[-1]
     if hasattr(newest, "pose") and hasattr(newest.pose, "orientation"):
         at, turn = newest.pose.position, newest.pose.orientation
         numbers = (at.x, at.y, at.z, turn.x, turn.y, turn.z, turn.w)
         return str([round(number, 4) for number in numbers])
     if hasattr(newest, "status") and isinstance(newest.status, list):
-        told = {status.name: _of_node(status) for message in heard for status in message.status}
-        width = max(map(len, told), default=0)
-        return "\n".join(f"{name:<{width}}  {told[name]}" for name in sorted(told))
+        lines = {}
+        for status in (status for message in heard for status in message.status):
+            facts = ((item.key, item.value) for item in status.values)
+            shown = ", ".join(f"{key} {v}" for key, v in facts if v and key not in _SAID)
+            lines[status.name] = "  ".join(filter(None, [status.message, shown]))
+        width = max(map(len, lines), default=0)
+        return "\n".join(f"{name:<{width}}  {lines[name]}" for name in sorted(lines))
     return str(newest)
 
 
-def _of_node(status: Any) -> str:
-    """What a node says of itself, and then the values that it gives with it, the empty ones not."""
-    facts = {item.key: item.value for item in status.values}
-    shown = [f"{key} {value}" for key, value in facts.items() if value and key not in _SAID]
-    return "  ".join([status.message, *([", ".join(shown)] if shown else [])])
-
-
 def message_type(name: str) -> Any:
-    """The class of what ROS calls `sensor_msgs/msg/Joy`, for example, or `RosUnavailable`."""
+    """The class of a ROS type such as `sensor_msgs/msg/Joy`, or `RosUnavailable`."""
     package, _, kind = name.split("/")
     try:
         return getattr(importlib.import_module(f"{package}.msg"), kind)

@@ -1,10 +1,11 @@
-"""`robot-rl cell`: writes the file of a lab's robot, with comments, and `???` for what it must add.
+"""`robot-rl cell` and `robot-rl task`: write a lab's own files, with comments and `???` to fill in.
 
-What the file says of the arm, its limits and their comments are lines of `configs/robot`.
+The lines of an arm and its limits are those of `configs/robot`.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from textwrap import indent
@@ -18,9 +19,11 @@ from robot_rl.config import (
     group_choices,
     own_file,
 )
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
 from robot_rl.errors import in_shell
-from robot_rl.processes.resources import find_resource
+from robot_rl.processes.resources import choice_file, find_resource
 from robot_rl.run import CELL_FILE
+from robot_rl.safety.commands import checked_pose
 
 _HEAD = """\
 # A robot of our own: robot-rl COMMAND {cell}. Commands ask for each ??? that is left, and
@@ -56,7 +59,7 @@ _NODES = """\
 nodes:
   arm:
     parameters:
-      limits:                # for whoever sends commands; others: robot_rl/safety/limits.py
+      limits:                # for all who send commands; others: robot_rl/safety/limits.py
 {force}
 {rest}"""
 _TOOL = """\
@@ -128,7 +131,7 @@ _LAST_LIMIT = "max_force"
 _Camera = tuple[str, str, str]  # name, kind and device
 
 
-def write(
+def write_cell(
     path: str, *, arm: str | None, arms: str, gripper: str, cameras: str, teleop: str
 ) -> None:
     """Write the file `path`, or `cell.yaml` in this folder; `ConfigError` where it is there.
@@ -213,7 +216,7 @@ def _text_of_arm(arm: str, gripper: str, cameras: list[_Camera]) -> str:
     text += _NODES.format(
         force=_lines(robot, _LAST_LIMIT, _LAST_LIMIT), rest=robot[robot.index("      reset:") :]
     )
-    if arm != "topics":  # whose controller nobody here can ask
+    if arm != "topics":  # whose controller cannot be asked here
         text += _TOOL
     if gripper != "none":
         host = "${nodes.arm.parameters.driver.host}" if arm == "franka" else "???"
@@ -252,3 +255,124 @@ def _cameras(words: str) -> list[_Camera]:
             raise ConfigError("two cameras have one name", got=f"{name} in {words}")
         found.append((name, kind, device))
     return found
+
+
+_TASK = """\
+# @package _global_
+# {summary}
+# Commands with {cell} find it as task={name}. docs/robot.md is the guide.
+defaults:
+  - override /reward: {reward}{judge}
+task:
+  name: {name}
+  value_range: [0.0, 1.0]    # of the returns: the reward is 1 at success, and 0 before it
+{goal}\
+  tracked:
+    _target_: robot_rl.env.task.Tracked
+    # Where episodes start, after the reset of the cell: the position is drawn about this TCP pose.
+    # robot-rl teach part=start prints both lines.
+    start_pose: {start}          # m, xyzw, base frame
+    start_noise: {noise}        # m, half the range on each axis; [x, y, z] where they differ
+    gripper_closed: {closed}    # true: it closes before the arm goes to a start, and stays closed
+    reports_success: {reported}   # true: somebody publishes task/success, as reward=task needs it
+    task:
+      _target_: robot_rl.env.task.RobotTask
+      name: ${{task.name}}
+      instruction: {instruction}
+      time_limit_steps: {steps}  # at control_rate_hz
+      # What the policy moves, in this order; leave out axes along which the tool is to stay.
+      action_names: [{actions}]
+  expert: null               # people demonstrate: teleop=DEVICE
+  # What the policy sees without cameras, and beside their pictures. There are state/joint_positions
+  # and state/joint_velocities too; tcp_velocity and tcp_wrench only where the arm measures them.
+  observation: ${{task.proprioception}}
+  proprioception: [{seen}]
+"""
+_GOAL = """\
+  goal_pose: {goal}             # of the TCP at success, m, xyzw; robot-rl teach part=goal prints it
+"""
+_CLASSIFIER = """\
+classifier:
+  cameras: ${observation.cameras}   # by whose pictures it judges
+"""
+_JUDGES = {
+    "human": "     # you say success and failure; others: docs/rewards.md",
+    "pose": "      # near goal_pose; how near: reward.source",
+    "classifier": "   # of pictures; reward=human until you have trained it",
+    "task": "      # the topic task/success",
+}
+_TASK_STATES = ("tcp_pose", "tcp_velocity", "tcp_wrench", "target_lead")
+
+
+def write_task(
+    path: str,
+    *,
+    instruction: str | None,
+    reward: str,
+    gripper: str,
+    steps: int,
+    start: str | None,
+    noise: float,
+    goal: str | None,
+) -> None:
+    """Write `configs/task/NAME.yaml` of FOLDER/NAME; `ConfigError` where it is there, or is wrong.
+
+    Says which commands come next.
+    """
+    folder, name = Path(path).parent, Path(path).name
+    if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name):
+        expected = "letters, digits and _, as in lab/plug"
+        raise ConfigError("the name of a task", got=name, expected=expected)
+    file = own_file(folder / "configs" / "task" / f"{name}.yaml")
+    if (other := choice_file("task", name)) not in (None, file):
+        raise ConfigError(f"there is a task {name} already", got=other, hint="name yours otherwise")
+    if not instruction:
+        hint = in_shell("robot-rl", "task", path, "instruction=push the plug into the socket")
+        raise ConfigError("what is the robot to do?", expected="instruction=TEXT", hint=hint)
+    if goal is not None and reward != "pose":
+        raise ConfigError("only reward=pose has a goal", got=f"goal={goal} with reward={reward}")
+    for key, number, least in (("steps", steps, 1), ("noise", noise, 0)):
+        if number < least:
+            raise ConfigError(f"{key} is out of range", got=number, expected=f">= {least}")
+    moves = gripper == "moves"
+    states = (*_TASK_STATES, *(["gripper_position"] if moves else []))
+    text = _TASK.format(
+        summary=" ".join(instruction.split()),
+        cell=in_shell(f"cell={folder}").replace("\n", "\n#"),
+        name=name,
+        reward=reward,
+        judge=_JUDGES[reward],
+        goal=_GOAL.format(goal=_pose("goal", goal)) if reward == "pose" else "",
+        instruction=json.dumps(instruction, ensure_ascii=False),
+        steps=steps,
+        actions=", ".join((*ARM_ACTIONS, *([GRIPPER_ACTION] if moves else []))),
+        start=_pose("start", start),
+        noise=noise,
+        closed=str(gripper == "closed").lower(),
+        reported=str(reward == "task").lower(),
+        seen=", ".join(f"state/{n}" for n in states),
+    )
+    write_new(file, text + (_CLASSIFIER if reward == "classifier" else ""))
+    if reward == "task":
+        print("a cell that says task.tracked.reports_success: false wins: take that out of it")
+    words, steps_left = in_shell(f"cell={folder}", f"task={name}"), []
+    taught = {"start": start, **({"goal": goal} if reward == "pose" else {})}
+    steps_left += [f"teach part={part}" for part, pose in taught.items() if pose is None]
+    if reward == "classifier":
+        labels = "classifier.collection.labels=operator"
+        steps_left += [f"collect-reward {words} reward=human {labels}", "train-reward"]
+        words += " reward.source.path=RUN/checkpoints/reward"
+    for step in (*steps_left, f"collect {words}"):
+        print(f"next: robot-rl {step}", flush=True)
+
+
+def _pose(key: str, text: str | None) -> str:
+    """A pose as it is written into the file; or `RobotRLError`."""
+    if text is None:
+        return "???"
+    try:
+        pose = json.loads(text)
+    except ValueError as error:
+        expected = f"{key}=[x,y,z,qx,qy,qz,qw]"
+        raise ConfigError(f"{key} cannot be read", got=text, expected=expected) from error
+    return str(checked_pose(pose, key, tolerance=1e-3).tolist())

@@ -1,96 +1,39 @@
-"""What brings an arm on topics to where an episode starts, and the world of a simulated one."""
+"""How an arm on topics comes to where an episode starts: simulated, scripted, or by its joints."""
 
 from __future__ import annotations
 
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
-from sensor_msgs.msg import JointState
 
 from robot_rl.env.robot import RobotInterrupted
-from robot_rl.env.sim.task import put_in_world
-from robot_rl.env.sim.world import GripperMotor, SceneState
-from robot_rl.env.task import Task
 from robot_rl.processes.waiting import wait_until
-from robot_rl.ros.client import RosClient
-from robot_rl.ros.errors import ResetFailed, ServiceFailed
-from robot_rl.ros.messages import MessageError
-from robot_rl.ros.sensors import Sensor
+from robot_rl.ros.faults import ResetFailed, ServiceFailed
+from robot_rl.ros.robot import RosRobot
 from robot_rl.safety import rotations
 from robot_rl.safety.rotations import Vector
 
-if TYPE_CHECKING:
-    from robot_rl.ros.robot import RosRobot
-
-
 _ATTEMPTS = 2
 _COMMAND_SECONDS = 0.05
-# Of such, in which the arm comes to rest: all arms need the first, a soft one some of the others.
-_FEWEST_SETTLING, _MOST_SETTLING = 10, 60
+_FEWEST_SETTLING = 10  # commands at the start, in which every arm comes to rest
 _AGAIN_SECONDS = 1.0  # a parameter may be set twice
 _LARGEST_SEED = 2**63
 _OPEN = 0.1  # position of a gripper that has opened, whatever play its fingers have
 
 
-class SceneMirror:
-    """A copy of the world that the simulated arm's node owns, and the task in it.
-
-    Task, model and gripper are those of the arm. One thread uses it; messages of the world's state
-    arrive in another, at `sensor`, which is None before `listen`.
-    """
-
-    def __init__(self, task: Task, model: str, gripper: GripperMotor) -> None:
-        self.task = put_in_world(task, model, gripper)
-        self.sensor: Sensor | None = None
-        self._scene = SceneState(self.task.world)
-
-    def listen(self, client: RosClient, limit_s: float) -> None:
-        """Begin to follow the world; a state older than `limit_s` is too old."""
-        self.sensor = Sensor(client, JointState, "sim/state", limit_s, self._state)
-
-    def update(self) -> int:
-        """Show the newest state, if anybody listens; returns its stamp [ns]."""
-        if self.sensor is None:
-            return 0
-        newest = self.sensor.newest()
-        self._scene.restore(self.sensor.value(newest))
-        return newest.stamp_ns
-
-    def _state(self, message: JointState) -> Vector:
-        if message.header.frame_id != self._scene.fingerprint:
-            raise MessageError(
-                "the state is of another simulated model",
-                got=message.header.frame_id,
-                expected=self._scene.fingerprint,
-                hint="give this process and the simulated arm's node the same task and model",
-            )
-        return np.asarray(message.position, np.float64)
-
-
-class Episodes(Protocol):
-    """What brings an arm to where an episode starts."""
-
-    @property
-    def opens_grippers(self) -> bool:
-        """See `robot_rl.env.robot.Robot`."""
-
-    def perform(self, robot: RosRobot, start_pose: Vector, rng: np.random.Generator) -> None:
-        """Bring it to a pose (7,), base frame, or raise `RobotInterrupted`."""
-
-
 @dataclass(frozen=True)
-class SimulatedEpisodes:
+class SimulatedStart:
     """Lets the simulation begin the episode that the seed decides, as it does in one process."""
 
     opens_grippers: ClassVar[bool] = True  # see `robot_rl.env.robot.Robot`
 
     node: str  # name of the node that owns the world; its parameter `episode_seed` is the seed
-    service: str  # of that node, which begins the episode
+    service: str  # service of that node that begins the episode
     timeout_s: float  # for each answer [s]
 
     def perform(self, robot: RosRobot, start_pose: Vector, rng: np.random.Generator) -> None:
@@ -111,12 +54,12 @@ class SimulatedEpisodes:
 
 
 @dataclass(frozen=True)
-class ScriptedEpisodes:
+class ScriptedStart:
     """Lets the arm's node perform its reset motion, then moves slowly to the episode's start.
 
     Both are under the safety of the arm's node, and end when somebody stops the arm, when a
-    measurement is late, and when this process is killed. What was cut is not gone on with: it all
-    begins anew.
+    measurement is late, and when this process is killed. After such an end the whole motion starts
+    again.
     """
 
     service: str  # reset service of the arm's node
@@ -125,13 +68,14 @@ class ScriptedEpisodes:
     turn_speed: float  # the same for its rotation [rad/s]
     tolerance: float  # distance from the start at which an episode may begin [m]
     turn_tolerance: float  # the same for the angle [rad]
-    # See `robot_rl.env.robot.Robot`. It opens before the arm moves, and drops what it holds.
+    # As in `robot_rl.env.robot.Robot`. It opens before the arm moves, and drops what it holds.
     opens_grippers: bool = False
-    # Of a twin: puts the objects back once the arm is out of their way. On a robot people do that.
-    scene: SimulatedEpisodes | None = None
+    # For a twin: puts the objects back once the arm is out of their way. On a robot people do that.
+    scene: SimulatedStart | None = None
+    settling_s: float = 3.0  # longest time in which a soft arm comes to rest at the start [s]
 
     def perform(self, robot: RosRobot, start_pose: Vector, rng: np.random.Generator) -> None:
-        """Move there; a motion that does not arrive is tried once more, one that is cut is not.
+        """Move there; one that does not arrive is repeated once, an interrupted one is not.
 
         Raises `RobotInterrupted` as `RosRobot.move_target`, or where a service does not answer, and
         `ResetFailed` where the gripper did not open, or the arm did not arrive in two attempts: a
@@ -165,7 +109,7 @@ class ScriptedEpisodes:
             return
 
         def is_open() -> bool:
-            robot.tell_gripper(0.0)  # again and again: its node may not know this process yet
+            robot.command_gripper(0.0)  # again and again: its node may not know this process yet
             robot.accompany()
             return bool(jaws.value(jaws.newest())[0] <= _OPEN)
 
@@ -187,7 +131,7 @@ class ScriptedEpisodes:
         way = rotations.between(start, goal)
         longest = max(math.hypot(*way[:3]) / self.speed, math.hypot(*way[3:]) / self.turn_speed)
         steps = max(1, math.ceil(longest / _COMMAND_SECONDS))
-        for step in range(1, steps + _MOST_SETTLING):
+        for step in range(1, steps + round(self.settling_s / _COMMAND_SECONDS)):
             if step >= steps + _FEWEST_SETTLING and self._is_there(robot, goal):
                 break
             share = min(1.0, step / steps)
@@ -199,7 +143,7 @@ class ScriptedEpisodes:
 
 
 @dataclass(frozen=True)
-class JointEpisodes:
+class JointStart:
     """Lets the arm's node move to joint positions, its `reset.joints`: there episodes begin."""
 
     opens_grippers: ClassVar[bool] = False  # see `robot_rl.env.robot.Robot`

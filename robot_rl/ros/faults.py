@@ -1,4 +1,4 @@
-"""What can go wrong between a robot's topics and its environment."""
+"""Faults of a robot on topics. The class is the fault's kind in faults.jsonl and docs/topics.md."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class CommandConflict(RobotInterrupted):
 
 
 class MeasuredTwice(RobotInterrupted):
-    """Two nodes publish what is measured, so that nobody knows which of them is right."""
+    """Two nodes publish what is measured, so that it is not known which is right."""
 
     needs_start = True
 
@@ -88,7 +88,7 @@ class ResetFailed(PersonNeeded):
 
 
 class GoalReachedBefore(PersonNeeded):
-    """The goal of the task is reached before its episode has begun."""
+    """The goal of the task is reached before its episode begins."""
 
 
 class RosUnavailable(RobotRLError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,10 @@ from geometry_msgs.msg import (
 from sensor_msgs.msg import Image, JointState
 from std_msgs.msg import Header
 
+from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, JOINT_ACTION
 from robot_rl.errors import RobotRLError
-from robot_rl.safety.limits import MeasurementRefused
-from robot_rl.safety.measurement import check_pose
 from robot_rl.safety.rotations import Vector
+from robot_rl.safety.state import MeasurementRefused, check_pose
 
 BASE_FRAME = "base"
 _SECOND = 1_000_000_000  # ns
@@ -244,6 +245,66 @@ def wrench_message(wrench: npt.ArrayLike, stamp_ns: int, frame: str = BASE_FRAME
 def wrench_array(message: WrenchStamped) -> Vector:
     """The force and torque (6,) of a message; `MessageError` where not finite."""
     return _six(message.wrench.force, message.wrench.torque, "the wrench's")
+
+
+class PoseTargets:
+    """Targets that are poses (7,) of the TCP, base frame."""
+
+    kind = PoseStamped
+    topic, applied_topic = "target_pose", "applied_pose"
+    columns: tuple[str, ...] = ARM_ACTIONS  # the action's columns
+    # Largest difference between sent and applied target [m, rad]: a tenth of a full action's step.
+    # Where both keep the same lead, theirs differs by as much as the arm has moved between the two
+    # measurements: 0.03 mm at most in a simulated insertion.
+    tolerances = np.repeat([1e-3, 5e-3], 3)
+
+    def action_names(self, of_task: tuple[str, ...]) -> tuple[str, ...]:
+        """Columns of the action where a task has these."""
+        return of_task
+
+    def message(self, target: npt.ArrayLike, stamp_ns: int, frame: str = "") -> PoseStamped:
+        """The message of a target; `frame` is what the arm's driver calls the base frame."""
+        return pose_message(target, stamp_ns, frame or BASE_FRAME)
+
+    def numbers(self, message: PoseStamped, frame: str) -> Vector:
+        """The numbers of a target (7,) as sent, unchecked; `MessageError` for another frame."""
+        check_frame(message, frame)
+        return pose_numbers(message.pose)
+
+    def target(self, message: PoseStamped) -> Vector:
+        """A target, or `MessageError`."""
+        return pose_array(message)
+
+
+@dataclass(frozen=True)
+class JointTargets:
+    """Targets that are joint positions (n,) [rad]."""
+
+    names: Sequence[str]  # names of the joints; a message may have another order
+    kind = JointState
+    topic, applied_topic = "target_joints", "applied_joints"
+    tolerances = np.array([5e-3])  # rad
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The action's columns."""
+        return tuple(name + JOINT_ACTION for name in self.names)
+
+    def action_names(self, of_task: tuple[str, ...]) -> tuple[str, ...]:
+        """All joints, and the gripper where the task has it."""
+        return (*self.columns, *(name for name in of_task if name == GRIPPER_ACTION))
+
+    def message(self, target: npt.ArrayLike, stamp_ns: int, frame: str = "") -> JointState:
+        """The message of a target; positions are in no frame."""
+        return joint_state_message(self.names, target, None, stamp_ns)
+
+    def numbers(self, message: JointState, frame: str) -> Vector:
+        """The positions as they were sent; `MessageError` where a joint is missing."""
+        return joint_numbers(message, self.names)
+
+    def target(self, message: JointState) -> Vector:
+        """A target, or `MessageError`."""
+        return joint_positions(message, self.names)
 
 
 def _two_vectors(values: npt.ArrayLike) -> tuple[Vector3, Vector3]:

@@ -1,4 +1,4 @@
-"""What a person sees while `collect` and `train` work: a display, or a line every ten seconds."""
+"""The progress of `collect` and `train` in a terminal: a display, or a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RATE_WINDOW_S = 60.0
 
 
 def _console(kind: type[Console] = Console, **options: Any) -> Console:
-    """What prints text as it is: a path may hold [brackets] or :colons:."""
+    """A console that prints text unchanged: a path may hold [brackets] or :colons:."""
     return kind(highlight=False, markup=False, emoji=False, **options)
 
 
