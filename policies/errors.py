@@ -1,4 +1,4 @@
-"""The base of every error that a user can meet, and what policies and checkpoints raise."""
+"""The base class of all errors for users, and those of policies and checkpoints."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import shlex
 from collections.abc import Iterable
 from types import ModuleType
 
-_NEAR = 0.7  # likeness from which on one word is another mistyped
+_NEAR = 0.7  # similarity of a misspelling, from 0 to 1
 
 
 class RobotRLError(Exception):
     """An error that says what was got, what was expected and what to do next.
 
     Args:
-        problem: One sentence: what is wrong, naming the field or file.
-        got: The value that was met.
+        problem: What is wrong, in one sentence that names the field or file.
+        got: The value found.
         expected: What would have been accepted.
         hint: What the user can do next.
     """
@@ -44,10 +44,10 @@ class RobotRLError(Exception):
         super().__init__("; ".join(parts))
 
 
-def _within(words: str) -> tuple[str, str]:
-    """What another error says as a part of one: what is wrong, and what to do next."""
-    told, _, hint = words.partition("; next: ")
-    problem, *parts = re.split("; (?=got: |expected: )", told)
+def _within(message: str) -> tuple[str, str]:
+    """Problem and hint of the message of another error, to be a part of one."""
+    before, _, hint = message.partition("; next: ")
+    problem, *parts = re.split("; (?=got: |expected: )", before)
     return f"{problem} ({', '.join(parts)})" if parts else problem, hint
 
 
@@ -56,38 +56,36 @@ class PolicyError(RobotRLError):
 
 
 class CheckpointError(PolicyError):
-    """A checkpoint that is absent, cut short or changed, or whose policy cannot be made."""
+    """A checkpoint that is absent, cut or changed, or whose policy cannot be made."""
 
 
 class MissingExtra(RobotRLError):
     """An optional package is not installed, or does not load."""
 
 
-def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice of which a name is a misspelling; None where it is of none."""
-    close = difflib.get_close_matches(name, list(choices), n=1, cutoff=_NEAR)
-    return close[0] if close else None
-
-
 def did_you_mean(name: str, choices: Iterable[str], before: str | None = None) -> str | None:
-    """A hint that names the `nearest` choice, plainly after what stands `before` it, or quoted."""
-    close = nearest(name, choices)
-    written = repr(close) if before is None else f"{before}{close}"
-    return None if close is None else f"did you mean {written}?"
+    """A hint with the choice of which `name` is a misspelling; None where there is none.
+
+    `before` is put in front of the choice, which is quoted without it.
+    """
+    close = difflib.get_close_matches(name, list(choices), n=1, cutoff=_NEAR)
+    if not close:
+        return None
+    return f"did you mean {repr(close[0]) if before is None else before + close[0]}?"
 
 
 def in_shell(*words: object) -> str:
-    """Words of a command as they are typed in a shell: a path may hold spaces, quotes or $."""
+    """A command as it is typed in a shell, whose words may hold spaces, quotes or $."""
     return shlex.join(map(str, words))
 
 
 def installing(extra: str) -> str:
-    """The command that installs an extra; there is no package on PyPI."""
+    """The command that installs an extra."""
     return f".venv/bin/pip install -e '.[{extra}]' in the clone's folder"
 
 
 def require(package: str, extra: str) -> ModuleType:
-    """Import an optional package when it is needed, not before.
+    """Import an optional package.
 
     Raises:
         MissingExtra: Names the extra to install, or the library that the package itself lacks.

@@ -1,8 +1,8 @@
-"""Where code comes from: robot_rl's own packages, plug-ins, and folders that the user named.
+"""Where code comes from: robot_rl's own packages, plug-ins, and folders that the user names.
 
-`ROBOT_RL_PATH` holds those folders; `--config-dir`, and a cell on the command line, add to it. No
-file brings code of its own accord: it may be from another machine. A plug-in and a folder are laid
-out alike: Python modules, and `configs/` with files for the groups of robot_rl's own.
+`ROBOT_RL_PATH` holds those folders; `--config-dir`, and a cell on the command line, add to it. A
+run or a checkpoint never adds code: it may be from another machine. Plug-ins and folders have one
+layout: Python modules, and `configs/` with files for the groups of robot_rl's own.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ OWN_PACKAGES = ("robot_rl", "policies", "drivers")
 
 
 class RegistryError(RobotRLError):
-    """A name that is not in the registry, or arguments that do not fit what it names."""
+    """A name that is not in the registry, or arguments that its class does not take."""
 
 
 def folders() -> tuple[Path, ...]:
     """Return the folders of `ROBOT_RL_PATH`, absolute.
 
     Raises:
-        RegistryError: One of them is not there, or has nothing of use in it.
+        RegistryError: One of them is absent, or has neither modules nor `configs/`.
     """
     named = [text for text in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if text]
     found: dict[Path, None] = {}
     for folder in (Path(text).expanduser().resolve() for text in named):
-        # Also the `configs` in a folder of the user's own stands for that folder.
+        # FOLDER/configs stands for FOLDER.
         inner = folder.name == "configs" and not (folder / "configs").is_dir()
         found[folder.parent if inner else folder] = None
     for folder in found:
@@ -58,28 +58,25 @@ def folders() -> tuple[Path, ...]:
 
 
 def add_folder(folder: str) -> None:
-    """Put a folder in front of `ROBOT_RL_PATH`, for this process and those that it starts.
+    """Put a folder in front of `ROBOT_RL_PATH`, for this process and its children.
 
     Raises:
-        RegistryError: It is not there, or has nothing of use in it.
+        RegistryError: It is absent, or has neither modules nor `configs/`.
     """
-    before = os.environ.get(PATH_VARIABLE)
-    os.environ[PATH_VARIABLE] = os.pathsep.join([folder, *([before] if before else [])])
+    before = os.environ.get(PATH_VARIABLE, "")
+    os.environ[PATH_VARIABLE] = f"{folder}{os.pathsep}{before}"
     # Absolute: a child may work in another folder.
     os.environ[PATH_VARIABLE] = os.pathsep.join(str(each) for each in folders())
 
 
 def add_package(name: str) -> None:
-    """Let an installed package be imported where a configuration names an environment of it.
-
-    The user has named it; this holds for this process and those that it starts.
-    """
+    """Let environments of an installed package be imported, by this process and its children."""
     known = [each for each in os.environ.get(PACKAGES_VARIABLE, "").split(os.pathsep) if each]
     os.environ[PACKAGES_VARIABLE] = os.pathsep.join(dict.fromkeys([*known, name.partition(".")[0]]))
 
 
 def may_import(name: str) -> bool:
-    """Whether a module is of the registry, or of a package that `add_package` has added."""
+    """Whether a module is in the registry, or in a package of `add_package`."""
     named = os.environ.get(PACKAGES_VARIABLE, "").split(os.pathsep)
     return is_registered(name) or name.partition(".")[0] in named
 
@@ -93,7 +90,7 @@ def config_folders() -> tuple[Path, ...]:
 
 @functools.cache
 def plugin_packages() -> tuple[str, ...]:
-    """Names of the packages that add to robot_rl: its own extras, then those of entry points."""
+    """The names of the plug-in packages: robot_rl's own extras, then those of entry points."""
     from importlib.metadata import entry_points  # late: it takes a moment
 
     extras = importlib.util.find_spec(EXTRAS)
@@ -104,11 +101,11 @@ def plugin_packages() -> tuple[str, ...]:
 
 
 def make_importable(module_name: str) -> Path | None:
-    """Let a module in a folder of the user's own be imported by its name; returns that folder."""
+    """Let a module in a folder of the user's own be imported; returns that folder."""
     root = module_name.partition(".")[0]
     folder = None if root in OWN_PACKAGES else _own_folder(root)
     if folder is not None and str(folder) not in sys.path:
-        sys.path.append(str(folder))  # last: it hides no module that is there already
+        sys.path.append(str(folder))  # last: it hides no other module
     return folder
 
 
@@ -119,7 +116,7 @@ def _own_folder(root: str) -> Path | None:
 
 
 def is_registered(name: str) -> bool:
-    """Whether a module, or what is in it, is of robot_rl, a plug-in or a folder that was named."""
+    """Whether a dotted name is in robot_rl, a plug-in or a folder of the user's own."""
     root = name.partition(".")[0]
     return root in OWN_PACKAGES or _own_folder(root) is not None or root in plugin_packages()
 
@@ -128,7 +125,7 @@ def imported(name: str, module_name: str) -> Any:
     """Import the module of a dotted name.
 
     Raises:
-        RegistryError: It is not of the registry, or cannot be imported.
+        RegistryError: It is not in the registry, or cannot be imported.
     """
     root = module_name.partition(".")[0]
     if not is_registered(module_name):
@@ -136,7 +133,7 @@ def imported(name: str, module_name: str) -> Any:
         others = ", ".join(each for each in plugin_packages() if "." not in each) or "none"
         raise RegistryError(
             f"{name!r} is not in the registry",
-            got=f"a module {root!r} that nobody has added",
+            got=f"a module {root!r} of no known place",
             expected=f"a module of {', '.join(OWN_PACKAGES)}, of a plug-in ({others}),"
             f" or in a folder of {PATH_VARIABLE} ({own})",
             hint=f"name the folder with {root}.py: {PATH_VARIABLE}=FOLDER, --config-dir FOLDER, or"
@@ -147,10 +144,10 @@ def imported(name: str, module_name: str) -> Any:
         module = importlib.import_module(module_name)
     except RobotRLError:
         raise
-    except Exception as error:  # whatever the code of a user's own module does
-        got, hint = repr(error), "mend that module, or install what it imports"
+    except Exception as error:  # the code of a user may raise anything
+        got, hint = repr(error), "fix that module, or install what it imports"
         if isinstance(error, ModuleNotFoundError):
-            # A missing dependency of an existing module is another problem than a wrong name.
+            # The module itself, or a package that it imports, is missing.
             ours = error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
             got, install = f"no module named {error.name!r}", "install the package that provides"
             hint = "check the spelling" if ours else f"{install} {error.name!r}"
@@ -161,7 +158,7 @@ def imported(name: str, module_name: str) -> Any:
 
 
 def _check_not_hidden(root: str, folder: Path) -> None:
-    """Check that a module of the user's is the one that was imported under its name."""
+    """Check that no other module of this name was imported in place of the user's."""
     spec = sys.modules[root].__spec__
     places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
     if not any(place and Path(place).resolve().is_relative_to(folder) for place in places):

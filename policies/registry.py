@@ -1,15 +1,15 @@
-"""The one registry: what a configuration or a checkpoint may name, and how it is made.
+"""The registry: the classes that a configuration or a checkpoint may name, and how to make them.
 
 A name is the dotted path of a class, such as `robot_rl.env.sim.domain.Domain`. It is looked up in
-robot_rl's own packages, in the packages of the entry points `robot_rl.plugins`, and in the folders
-of `ROBOT_RL_PATH`, and nowhere else: see `policies.places`.
+robot_rl's own packages, in plug-ins, and in the folders of `ROBOT_RL_PATH`, and nowhere else: see
+`policies.places`.
 
-Whoever makes a part says its family: the base class or the protocol that it must have. A class that
-is a part of another one is of the family that its parameter is annotated with. All names are looked
-up and checked before anything is made, so a file from elsewhere can name parts, and call nothing
-else. A function makes a part only if it is marked with `factory`.
+A caller that makes a part gives its family: the base class or the protocol that the class must
+have. The family of a part inside another one is the annotation of its parameter. All names are
+looked up and checked before anything is made, so that a file from elsewhere can name parts, and
+call nothing else. A function makes a part only if it is marked with `factory`.
 
-This module loads nothing until a name asks for it.
+Importing this module loads none of them.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from policies.places import make_importable as make_importable
 from policies.places import may_import as may_import
 
 CLASS = "class"
-"""The key that names the class of a part which is made later, by what it is a part of."""
+"""The key with the class of a part that its owner makes later, with `build`."""
 
 TARGET = "_target_"
-"""The key that names the class of a part which a configuration describes."""
+"""The key with the class of a part, in a configuration."""
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class _Part(NamedTuple):
-    """A part that was looked up and checked, and is not made yet."""
+    """A part that is looked up and checked, but not made yet."""
 
     name: str
     target: Callable[..., Any]
@@ -55,22 +55,22 @@ class _Part(NamedTuple):
 
 
 def factory(function: Function) -> Function:
-    """Let a configuration name this function in place of the class that it is annotated to return.
+    """Let a configuration name this function instead of the class that it returns.
 
-    Where it is a class method, this stands below `classmethod`.
+    On a class method it stands below `classmethod`.
     """
     function.makes_part = True  # type: ignore[attr-defined]
     return function
 
 
 def find(name: object, family: type[T]) -> Callable[..., T]:
-    """Return the class of a dotted name, or the factory, which must be one of a family.
+    """Return the class, or the factory, of a dotted name.
 
-    A class is of the family of a base class if it inherits from it, and of the family of a protocol
-    if it has its methods. A factory is of the family of what it is annotated to return.
+    A class belongs to a family if it inherits from that base class, or has the methods of that
+    protocol. A factory belongs to the family of its return annotation.
 
     Raises:
-        RegistryError: It is not in the registry, cannot be imported, or is another thing.
+        RegistryError: It is not in the registry, cannot be imported, or is not of the family.
     """
     module_name, dot, attribute = str(name).rpartition(".")
     if not dot:
@@ -98,7 +98,7 @@ def find(name: object, family: type[T]) -> Callable[..., T]:
 
 
 def find_class(name: object, family: type[T]) -> type[T]:
-    """As `find`, for a class alone."""
+    """As `find`, for classes only."""
     found = find(name, family)
     if isinstance(found, type):
         return found
@@ -109,7 +109,7 @@ def name_of(made: type) -> str:
     """Return the name under which `find` finds a class.
 
     Raises:
-        RegistryError: It would not: nobody could read what is saved under this name.
+        RegistryError: Another class has this name: what is saved under it could not be read.
     """
     name = f"{made.__module__}.{made.__qualname__}"
     if find(name, made) is not made:
@@ -121,12 +121,12 @@ def make(config: Mapping[str, Any], family: type[T], **arguments: Any) -> T:
     """Make the part of a family that a configuration describes.
 
     `config["_target_"]` names its class, the other keys are its arguments. The configuration is a
-    plain dict or a Hydra node. Mappings in it that have a `_target_` of their own are parts of the
-    part, and made first. Further arguments replace those of the configuration.
+    dict or a Hydra node. Mappings in it with a `_target_` of their own are parts of the part, and
+    made first. Further arguments replace those of the configuration.
 
     Raises:
-        RegistryError: No `_target_`, as `find`, or arguments that the class does not take or
-            misses. Then nothing was made.
+        RegistryError: Without `_target_`, as `find`, and for unknown or missing arguments. Then
+            nothing was made.
     """
     part = _looked_up(_described(config), (family,), arguments)
     _check_complete(part)
@@ -135,10 +135,10 @@ def make(config: Mapping[str, Any], family: type[T], **arguments: Any) -> T:
 
 
 def try_parts(config: Mapping[str, Any], family: type[Any]) -> None:
-    """Make only the parts of a part, which check what they are given.
+    """Make only the parts of a part, which check their arguments.
 
     Raises:
-        RobotRLError: As `make`, or what they raise.
+        RobotRLError: As `make`, or one of theirs.
     """
     for inner in _inner(_looked_up(_described(config), (family,), {}).values):
         _check_complete(inner)
@@ -146,19 +146,14 @@ def try_parts(config: Mapping[str, Any], family: type[Any]) -> None:
 
 
 def build(family: type[T], config: Mapping[str, Any], **arguments: Any) -> T:
-    """Make a part, such as a denoiser: the class that `config["class"]` names, with its options.
-
-    The arguments are what a part is told by what it is part of.
+    """Make a part with the class `config["class"]`, such as a denoiser; its owner adds arguments.
 
     Raises:
-        RegistryError: As `find`, or options that the class does not take.
+        RegistryError: As `make`.
     """
-    options = {**config, **arguments}
-    name = options.pop(CLASS, None)
-    target = find_class(name, family)
-    part = _Part(str(name), target, _checked_signature(str(name), target, options), options)
-    _check_complete(part)
-    return target(**options)
+    options = {**config, TARGET: config.get(CLASS)}
+    options.pop(CLASS, None)
+    return make(options, family, **arguments)
 
 
 def takes(config: Mapping[str, Any], family: type[Any], argument: str) -> bool:
@@ -167,7 +162,7 @@ def takes(config: Mapping[str, Any], family: type[Any], argument: str) -> bool:
 
 
 def check_arguments(config: Mapping[str, Any], family: type[Any]) -> None:
-    """Check all that `make` would, but for arguments that are missing; nothing is made.
+    """Check all that `make` would, except missing arguments. Nothing is made.
 
     Raises:
         RegistryError: As `make`.
@@ -176,12 +171,12 @@ def check_arguments(config: Mapping[str, Any], family: type[Any]) -> None:
 
 
 def _is_ours(target: Any) -> bool:
-    """Whether the registry's own code defines it: `my_task.Popen`, merely imported, is no task."""
+    """Whether code of the registry defines it: `my_task.Popen` is merely imported there."""
     return callable(target) and is_registered(str(getattr(target, "__module__", "")))
 
 
 def _plain(config: Any) -> Any:
-    """Turn a Hydra node into dicts and lists; importing Hydra is left to who uses it."""
+    """Turn a Hydra node into dicts and lists, without importing Hydra."""
     omegaconf = sys.modules.get("omegaconf")
     if omegaconf is not None and omegaconf.OmegaConf.is_config(config):
         return omegaconf.OmegaConf.to_container(config, resolve=True)
@@ -254,7 +249,7 @@ def _families(annotation: Any) -> Iterator[type]:
 
 
 def _annotation(target: Any, parameter: str) -> Any:
-    """What a parameter, or `return`, is annotated with; None where it is not known at run time."""
+    """The annotation of a parameter, or of `return`; None where it is not known at run time."""
     for kind in target.__mro__ if isinstance(target, type) else (target,):
         own = getattr(kind, "__dict__", {})
         # The fields of a dataclass are its arguments; some may be those of another module.
@@ -282,7 +277,7 @@ def _methods(protocol: type) -> list[str]:
 
 
 def _lacking(kind: Any, family: type) -> list[str] | None:
-    """None of a class of the family; the methods that another one lacks, if the family says any."""
+    """None for a class of the family; else the methods of a protocol that it lacks."""
     if not isinstance(kind, type):
         return []
     if not _is_protocol(family):
@@ -291,7 +286,7 @@ def _lacking(kind: Any, family: type) -> list[str] | None:
 
 
 def _check_complete(part: _Part) -> None:
-    """Say what a part misses before a call hides that in a traceback."""
+    """Check that a part can be made: no abstract method, no missing argument."""
     name, target, signature, values = part
     if missing := sorted(getattr(target, "__abstractmethods__", ())):
         raise RegistryError(
@@ -332,7 +327,7 @@ def _made(value: Any) -> Any:
 def _checked_signature(
     name: str, target: Callable[..., Any], values: Mapping[str, Any]
 ) -> inspect.Signature | None:
-    """The arguments that it takes, if it says so; `RegistryError` where it does not take these."""
+    """The signature, None where it is unknown; `RegistryError` for an unknown argument."""
     try:
         signature = inspect.signature(target)
     except (TypeError, ValueError):

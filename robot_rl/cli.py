@@ -1,7 +1,7 @@
-"""The command `robot-rl`: one word, configuration overrides after it.
+"""The program `robot-rl`: the name of a command, then configuration overrides.
 
-The words are in `robot_rl.commands.table`. A command is imported when it is asked for. On the help
-pages, 80 columns wide, what a key means is its comment in the YAML.
+The commands are in `robot_rl.commands.table`, and imported when they are run. Help pages are 80
+columns wide and show the comments of the YAML files.
 """
 
 from __future__ import annotations
@@ -23,47 +23,39 @@ from typing import TYPE_CHECKING, NoReturn
 
 from policies.registry import add_folder
 from robot_rl.commands.table import commands
-from robot_rl.errors import RobotRLError, described, did_you_mean, in_shell, shown
+from robot_rl.errors import RobotRLError, described, did_you_mean, in_shell, printable
 from robot_rl.plugins import Command, Option, resolve
-from robot_rl.processes.signals import (
-    ENDS_WITH_INPUT,
-    EXIT_INTERRUPTED,
-    Interruption,
-    end_at_once,
-    end_with_input,
-    ending_signals,
-    handled,
-)
+from robot_rl.processes import signals
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-EXIT_ERROR = 2
+EXIT_ERROR, EXIT_INTERRUPTED = 2, signals.EXIT_INTERRUPTED
 DRY_RUN = "--dry-run"
 _WIDTH, _COLUMN = 80, 32  # of the help pages, and of the keys in them
 _NO_SPACE_OR_ACCESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class UsageError(RobotRLError):
-    """A command line that names no command, or gives it the wrong arguments."""
+    """A command line without a command, or with the wrong arguments."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command, of the words after `robot-rl` that are given or of those of the process.
+    """Run one command: `argv` without the program, by default that of the process.
 
-    Returns the exit code: 0, 2 after an error that the user can mend, 130 after Ctrl-C.
+    Returns the exit code: 0, 2 after an error that the user can fix, 130 after Ctrl-C.
     """
-    end_at_once()
+    signals.end_at_once()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a path may hold bytes that are no text
             stream.reconfigure(errors="surrogateescape")
     words = list(sys.argv[1:] if argv is None else argv)
-    interrupted = Interruption()
-    with handled(ending_signals(), interrupted):
+    interrupted = signals.Interruption()
+    with signals.handled(signals.ending_signals(), interrupted):
         try:
-            if os.environ.pop(ENDS_WITH_INPUT, None):
-                end_with_input()
-            _dispatch(_taken_folders(words))
+            if os.environ.pop(signals.ENDS_WITH_INPUT, None):
+                signals.end_with_input()
+            _dispatch(_add_folders(words))
         except RobotRLError as error:
             _say(str(error))
         except KeyboardInterrupt:
@@ -71,15 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return EXIT_INTERRUPTED
         except Exception as error:
             if interrupted.heard:
-                # What a library makes of it, as in an import; or there is no terminal any more.
-                _say(f"what was going on ended with {described(error)}")
+                # A library may turn the interruption into its own error; the terminal may be gone.
+                _say(f"the interrupted work ended with {described(error)}")
                 _say("stopped")
                 return EXIT_INTERRUPTED
-            if isinstance(error, BrokenPipeError):  # `robot-rl inspect RUN | head`: nobody reads on
+            if isinstance(error, BrokenPipeError):  # `robot-rl inspect RUN | head` has closed it
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             elif isinstance(error, OSError) and (
                 error.filename is not None or error.errno in _NO_SPACE_OR_ACCESS
-            ):  # also of a path that cannot be: too long, below a file, in /proc
+            ):  # also a path that cannot exist: too long, below a file, in /proc
                 _say(f"the system refused to read or write; got: {error}")
             else:
                 raise
@@ -88,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return EXIT_ERROR
 
 
-def _taken_folders(words: list[str]) -> list[str]:
+def _add_folders(words: list[str]) -> list[str]:
     """Add the folders of `--config-dir FOLDER` to the registry; returns the other words."""
     others, rest = [], iter(words)
     for word in rest:
@@ -125,54 +117,49 @@ def _dispatch(words: list[str]) -> None:
     if {"-h", "--help"}.intersection(options):
         print(_page(name, command, others))
         return
-    allowed = [DRY_RUN] if command.dry_run else []
-    if unknown := [word for word in options if word not in allowed]:
-        raise _unknown_option(name, unknown[0], allowed)
-    _run_command(name, command, others, command.dry_run if options else command.target)
-
-
-def _unknown_option(name: str, word: str, known: Sequence[str]) -> UsageError:
-    expected = ", ".join(["--help", *known, "overrides of the form key=value"])
-    if word in ("-m", "--multirun"):
-        again = "give the command once for each value"
-        return UsageError("a command makes one run", got=word, expected=expected, hint=again)
-    hint = None if word.startswith("--") else f"of a path write {in_shell(f'./{word}')}"
-    return UsageError(f"{name} has no option {word!r}", expected=expected, hint=hint)
-
-
-def _run_command(name: str, command: Command, words: list[str], target: str) -> None:
+    allowed = [DRY_RUN] * bool(command.dry_run)
+    for word in options:
+        expected = ", ".join(["--help", *allowed, "overrides of the form key=value"])
+        if word in ("-m", "--multirun"):
+            hint = "give the command once for each value"
+            raise UsageError("a command makes one run", got=word, expected=expected, hint=hint)
+        if word not in allowed:
+            path = None if word.startswith("--") else f"of a path write {in_shell(f'./{word}')}"
+            raise UsageError(f"{name} has no option {word!r}", expected=expected, hint=path)
+    function = command.dry_run if options else command.target
     if not command.takes_overrides:
-        positionals, options = _split(name, command, words)
-        resolve(target)(*positionals, **options)
+        positionals, values = _split(name, command, others)
+        resolve(function)(*positionals, **values)
         return
-    paths = [word for word in words if not _is_setting(word)]
+    paths = [word for word in others if not _is_setting(word)]
     _check_count(name, command, paths)
-    words = [word for word in words if word not in paths]
     from omegaconf.errors import OmegaConfBaseException  # late: Hydra takes a moment
 
     try:
-        _configured(name, command, words, paths, target)
+        overrides = [word for word in others if word not in paths]
+        _run_configured(name, command, overrides, paths, function)
     except OmegaConfBaseException as error:
         raise UsageError(
             "the configuration lacks a setting, or has another kind of value for it",
             got=" ".join(str(error).split()),
-            hint="if it is that of a run, another version of robot_rl or somebody has changed it",
+            hint="if it is the configuration of a run, another version of robot_rl or a person"
+            " has changed it",
         ) from error
 
 
-def _configured(
-    name: str, command: Command, words: list[str], paths: list[str], target: str
+def _run_configured(
+    name: str, command: Command, overrides: list[str], paths: list[str], function: str
 ) -> None:
-    # Before the import: a mistyped word is answered at once.
-    config = command_config(command, words, *paths[:1])
+    # Before the function is imported: a mistyped word is answered at once.
+    config = command_config(command, overrides, *paths[:1])
     run = f" {in_shell(f'run={config.run}')}" if command.measures else ""
     groups = ("task", "robot", "policy", "algorithm") if command.run_key else command.keys.split()
-    names = {**config.choices, "task": config.task.name}  # of other people's environments their id
+    names = {**config.choices, "task": config.task.name}  # of a Gymnasium environment its id
     chosen = (f"{g}={names[g]}" for g in groups if g in names)
-    # For whoever waits while torch is loaded.
+    # Something to read while torch is loaded.
     print(f"{name}: {' '.join(chosen)} seed={config.seed}{run}", flush=True)
-    told = [words] if command.measures else []
-    resolve(target)(config, *told, *([paths] if command.arguments else []))
+    further = ([overrides] if command.measures else []) + ([paths] if command.arguments else [])
+    resolve(function)(config, *further)
 
 
 def _is_setting(word: str) -> bool:
@@ -188,21 +175,17 @@ def _overview() -> str:
 
 
 def _page(name: str, command: Command, words: Sequence[str]) -> str:
-    """Say what a command does, and what may follow it.
-
-    The values are those with the overrides among the words that were typed, of which `all` shows
-    every key.
-    """
+    """The help page of a command. The word `all` shows every key; overrides change the values."""
     settings = " [key=value ...]" if command.takes_overrides or command.options else ""
     lines = [" ".join(("robot-rl", name, *command.positionals)) + settings, ""]
     lines += textwrap.wrap(f"{command.summary} {command.details}", _WIDTH)
     if command.dry_run:
         lines += [f"{DRY_RUN} checks and shows all of that, but starts and writes nothing."]
-    lines += [""] if settings else []
+    lines += [""] * bool(settings)
     for option in command.options:
-        choices = f"{' or '.join(option.words)}: " if option.words else ""
-        shown = "" if option.default is None else json.dumps(option.default).strip('"')
-        lines += _entry(f"{option.name}={shown}", choices + option.summary)
+        choices = f"{' or '.join(option.words)}: " * bool(option.words)
+        default = "" if option.default is None else json.dumps(option.default).strip('"')
+        lines += _entry(f"{option.name}={default}", choices + option.summary)
     if command.takes_overrides:
         for key, value, meaning in _settings(command, words):
             lines += _entry(f"{key}={value}", meaning)
@@ -224,7 +207,7 @@ def _settings(command: Command, words: Sequence[str]) -> Iterator[tuple[str, str
         file = choice_file(group, str(config.choices[group]))
         meanings |= _meanings(file, group) if file is not None else {}
     for key in [*groups, *values] if "all" in words else command.keys.split():
-        place = command.short.get(key, key)
+        place = command.aliases.get(key, key)
         value, meaning = config.choices.get(key), meanings.get(place, "")
         if key in groups:
             others = ", ".join(choice for choice in groups[key] if choice != value)
@@ -236,9 +219,9 @@ def _settings(command: Command, words: Sequence[str]) -> Iterator[tuple[str, str
 
 
 def _meanings(file: Path, group: str) -> dict[str, str]:
-    """What a file's comments, and those it builds on, say of its group and its keys.
+    """Key → comment, of a file and the files it builds on.
 
-    Those of the group are at its top, those of a key above or beside it.
+    The comment of a key is above or beside it, that of the group at the top of the file.
     """
     from robot_rl.processes.resources import choice_file
 
@@ -267,7 +250,7 @@ def _meanings(file: Path, group: str) -> dict[str, str]:
 
 
 def _entry(left: str, right: str) -> list[str]:
-    """A key in the left column, and what it means beside it or, where it is long, below it."""
+    """A key and its meaning in two columns; the meaning of a long key is below it."""
     begin, below = f"  {left}".ljust(_COLUMN), " " * _COLUMN
     key = textwrap.wrap(left, _WIDTH, initial_indent="  ", subsequent_indent="    ")
     if len(left) > _COLUMN - 4:
@@ -278,35 +261,37 @@ def _entry(left: str, right: str) -> list[str]:
 def _split(
     name: str, command: Command, words: list[str]
 ) -> tuple[list[str], dict[str, str | float | bool | None]]:
+    """Positional arguments, and the value of each option."""
     options = {option.name: option for option in command.options}
-    given = {option.name: option.default for option in command.options}
+    values = {option.name: option.default for option in command.options}
     positionals = []
     for word in words:
         key, _, value = word.partition("=")
-        if "cell" in options and re.fullmatch(r"[+~]*\w+\.[\w.]+", key) and _is_setting(word):
+        is_setting = _is_setting(word)
+        if "cell" in options and is_setting and re.fullmatch(r"[+~]*\w+\.[\w.]+", key):
             cell = next((w[5:] for w in words if w.startswith("cell=")), "PATH")
             file = cell if cell.endswith((".yaml", ".yml")) else f"{cell}/cell.yaml"
             raise UsageError(
                 f"{name} takes no settings of a cell", got=word, hint=f"write it into {file}"
             )
-        if not _is_setting(word) or (key not in options and os.path.exists(word)):
+        if is_setting and key in options:
+            values[key] = _value(options[key], value)
+        elif not is_setting or os.path.exists(word):
             positionals.append(word)
-        elif key not in options:
+        else:
             raise UsageError(
                 f"{name} has no option {key!r}",
                 expected=f"one of {', '.join(options)}" if options else "no options",
                 hint=did_you_mean(key, options, "") or f"of a path write {in_shell(f'./{word}')}",
             )
-        else:
-            given[key] = _value(options[key], value)
     _check_count(name, command, positionals)
-    return positionals, given
+    return positionals, values
 
 
 def _value(option: Option, text: str) -> str | float | bool:
-    """What is given to an option, of the kind of its default."""
-    is_flag = isinstance(option.default, bool)
-    choices = ("true", "false") if is_flag else option.words
+    """Read the value of an option, which has the type of its default."""
+    kind = type(option.default)
+    choices = ("true", "false") if kind is bool else option.words
     if choices and text not in choices:
         raise UsageError(
             f"{option.name}= takes another word",
@@ -314,17 +299,18 @@ def _value(option: Option, text: str) -> str | float | bool:
             expected=f"one of {', '.join(choices)}",
             hint=did_you_mean(text, choices, f"{option.name}="),
         )
-    if is_flag or not isinstance(option.default, int | float):
-        return text == "true" if is_flag else text
-    try:
-        number = type(option.default)(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        whole = "whole " * isinstance(option.default, int)
-        expected = f"{option.name}={option.default}, for example"
-        raise UsageError(f"{option.name} is no {whole}number", got=text, expected=expected)
-    return number
+    if kind is bool:
+        return text == "true"
+    if kind not in (int, float):
+        return text
+    with suppress(ValueError, OverflowError):
+        if math.isfinite(number := kind(text)):
+            return number
+    raise UsageError(
+        f"{option.name} is no {'whole ' * (kind is int)}number",
+        got=text,
+        expected=f"{option.name}={option.default}, for example",
+    )
 
 
 def _check_count(name: str, command: Command, positionals: list[str]) -> None:
@@ -342,48 +328,46 @@ def _check_count(name: str, command: Command, positionals: list[str]) -> None:
 
 
 def command_config(command: Command, overrides: list[str], path: str | None = None) -> DictConfig:
-    """Compose the configuration, or take that of the run that the overrides, or `path`, name."""
-    from robot_rl.commands.runs import (
-        compose_for_run,
-        compose_new_run,
-        kept_cell,
-        load_resolved,
-    )
+    """Compose the configuration, or take that of the run which the overrides or `path` name."""
+    from robot_rl.commands import runs
     from robot_rl.config import compose
     from robot_rl.run import RunDirectory
 
-    overrides = command.written_out(overrides)
-    if command.run_key is None:
+    overrides = command.expand(overrides)
+    key = command.run_key
+    if key is None:
         return compose(overrides)
-    places = (f"{command.run_key}=", "runs_directory=")
-    where = compose([override for override in overrides if override.startswith(places)])
-    # What takes a dataset makes a run of its own for it, in place of the default one.
-    anew = "dataset" in command.keys.split() and any(o.startswith("dataset=") for o in overrides)
-    if path and where[command.run_key]:
-        given = f"{path} and {command.run_key}={where[command.run_key]}"
-        raise UsageError("the run is named twice", got=given, expected="one of them")
-    named = path or where[command.run_key] or (None if anew else command.default_run)
+    where = compose([o for o in overrides if o.startswith((f"{key}=", "runs_directory="))])
+    if path and where[key]:
+        got = f"{path} and {key}={where[key]}"
+        raise UsageError("the run is named twice", got=got, expected="one of them")
+    named = path or where[key]
+    # A command that takes a dataset makes a new run for it.
+    new = "dataset" in command.keys.split() and any(o.startswith("dataset=") for o in overrides)
+    if named is None and not new:
+        named = command.default_run
     if named is None:
-        return compose_new_run(overrides)
-    # Only what is told the path looks at a checkpoint; others would take the run in its place.
+        return runs.compose_new_run(overrides)
+    # Commands that are not given the path would take the run in place of its checkpoint.
     opened = RunDirectory.around if path and command.arguments else RunDirectory.open
     run = opened(named, where.runs_directory, with_policy=command.measures)
-    saved = load_resolved(run.path)
-    cell = kept_cell(run.path, saved, told=not any(o.startswith("cell=") for o in overrides))
-    config = compose_for_run(overrides, saved, elsewhere=command.measures, cell=cell)
-    config[command.run_key] = str(run.path)
+    saved = runs.load_resolved(run.path)
+    quiet = any(o.startswith("cell=") for o in overrides)
+    cell = runs.kept_cell(run.path, saved, quiet=quiet)
+    config = runs.compose_for_run(overrides, saved, elsewhere=command.measures, cell=cell)
+    config[key] = str(run.path)
     return config
 
 
 def _say(message: str) -> None:
     with suppress(OSError):  # the terminal is closed
-        print(f"robot-rl: {shown(message)}", file=sys.stderr, flush=True)
+        print(f"robot-rl: {printable(message)}", file=sys.stderr, flush=True)
 
 
 def command() -> NoReturn:
-    """Run one stage as a program, which a further Ctrl-C at its very end ends without a word."""
+    """Run one command as a program; a further Ctrl-C at its very end ends it without a word."""
     code = main()
-    for number in ending_signals():
+    for number in signals.ending_signals():
         signal.signal(number, signal.SIG_DFL)
     sys.exit(code)
 

@@ -1,4 +1,4 @@
-"""The base of every error that a user of robot_rl can meet."""
+"""The errors of `policies.errors`, and how to print one."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from policies.errors import RobotRLError as RobotRLError
 from policies.errors import did_you_mean as did_you_mean
 from policies.errors import in_shell as in_shell
 from policies.errors import installing as installing
-from policies.errors import nearest as nearest
 from policies.errors import require as require
 
 
 def described(error: BaseException) -> str:
-    """An error in words; one that is not of this package with its type."""
+    """The message of an error; its `repr` where it is not one of ours."""
     return str(error) if isinstance(error, RobotRLError) else repr(error)
 
 
-def shown(text: str) -> str:
-    r"""A text as a terminal may print it: what would move its cursor or colour it is spelled out.
+def printable(text: str) -> str:
+    r"""Spell out the control characters of a text, which a terminal would obey.
 
-    Lines and tabs stay: a folder may have either in its name.
+    Lines and tabs stay: the name of a folder may have them.
     """
     return "".join(
         f"\\x{ord(c):02x}" if category(c) == "Cc" and c not in "\n\t" else c for c in text

@@ -2,7 +2,7 @@
 
 A plug-in is a package of `robot_rl.extras`, a package that an entry point `robot_rl.plugins` names,
 or a folder of `ROBOT_RL_PATH`. What it adds by name alone, such as a task or an algorithm, is a
-class and a file in its `configs/`. All else stands in its module `plugin`, as one `PLUGIN`:
+class and a file in its `configs/`. All else is in its module `plugin`, as one `PLUGIN`:
 
     from robot_rl.plugins import Command, Plugin
 
@@ -37,16 +37,16 @@ class PluginError(RobotRLError):
 class Option:
     """One `key=value` of a command that has no configuration."""
 
-    name: str  # the key, which is also the name of the function's argument
+    name: str  # the key, and the name of the function's argument
     summary: str  # what it decides
-    # The value if it is not given; a number or a truth value takes only such.
+    # A number or a bool here means that the option takes only numbers, or only true and false.
     default: str | float | bool | None = None
-    # Which words it may be, or what says them; empty where any text may follow.
+    # The valid words, or a function that lists them; empty where any text is valid.
     choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = ()
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Which words it may be; empty where any text may follow."""
+        """The valid words; empty where any text is valid."""
         return self.choices() if callable(self.choices) else self.choices
 
 
@@ -54,55 +54,58 @@ class Option:
 class Command:
     """One word of the command line."""
 
-    target: str  # `module:function` that does the work; it is called with the configuration
+    target: str  # `module:function` that does the work; it gets the configuration
     summary: str  # one line for the list of commands
     details: str  # what the command reads and writes
-    # The configuration key that names the run directory to work on; its path alone does too. The
-    # configuration of that run is used, and overrides that would make it another run are refused.
+    # The configuration key that names the run to work on; its path alone does too. The command then
+    # has the configuration of that run, and refuses overrides that would make it another run.
     run_key: str | None = "run"
     # The run when that key is not given; None when the command makes its own.
     default_run: str | None = "latest"
-    # Whether it measures a run's policy: `latest` is then the newest run that has one, and the
-    # robot and the parameters of the task may be others than the run was made with. It is told the
+    # Whether it measures a run's policy. Then `latest` is the newest run with a policy, the robot
+    # and the parameters of the task may be others than those of the run, and the function gets the
     # overrides too, for its records.
     measures: bool = False
-    # `module:function` that says what the target would do, after the same checks, and does nothing;
-    # empty where there is none.
+    # `module:function` that checks and prints what the target would do, and does nothing; or empty.
     dry_run: str = ""
     # The settings that matter most, for its help page: keys and groups of the configuration, with
     # spaces between them. A command without any has no configuration.
     keys: str = ""
-    # Words that stand for a longer key of the configuration.
-    short: Mapping[str, str] = field(default_factory=dict)
-    # Names of the positional arguments, [OPTIONAL] and ... for more. Where the command has a
-    # configuration they are runs or checkpoints, and it is that of the first's run; the command is
-    # told all of them, last.
+    # Short names of longer keys of the configuration.
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    # Names of the positional arguments, [OPTIONAL] and ... for more. Of a command with a
+    # configuration they are runs or checkpoints: the first one's run has the configuration, and the
+    # function gets all of them as its last argument.
     arguments: tuple[str, ...] = ()
-    # What `key=value` may follow, of a command that has no configuration.
+    # The `key=value` of a command without a configuration.
     options: tuple[Option, ...] = ()
-    example: str = ""  # a command to show to somebody who gave the wrong arguments
+    example: str = ""  # shown to a user who gave the wrong arguments
 
     @property
     def takes_overrides(self) -> bool:
         """Whether the command has a configuration."""
         return bool(self.keys)
 
-    def written_out(self, overrides: Iterable[str]) -> list[str]:
-        """Put the longer keys in the place of the words that stand for them.
+    def expand(self, overrides: Iterable[str]) -> list[str]:
+        """Replace the aliases at the beginning of overrides by the keys that they stand for.
 
-        `RobotRLError` for a word that is one of them but for a letter or two.
+        `RobotRLError` for a misspelled alias.
         """
-        typed = [override.partition("=") for override in overrides]
-        for key, *_ in typed:
-            hint = None if key in self.short or "." in key else did_you_mean(key, self.short, "")
+        expanded = []
+        for override in overrides:
+            key, equals, value = override.partition("=")
+            hint = (
+                None if key in self.aliases or "." in key else did_you_mean(key, self.aliases, "")
+            )
             if hint is not None:
-                expected = ", ".join(self.short)
+                expected = ", ".join(self.aliases)
                 raise RobotRLError(f"unknown key {key!r}", expected=expected, hint=hint)
-        return ["".join((self.short.get(key, key), *rest)) for key, *rest in typed]
+            expanded.append(f"{self.aliases.get(key, key)}{equals}{value}")
+        return expanded
 
     @property
     def positionals(self) -> tuple[str, ...]:
-        """What may come without a key: its arguments, or the run."""
+        """What may be given without a key: the arguments, or the run."""
         return self.arguments or (("[RUN]",) if self.run_key and self.takes_overrides else ())
 
 
@@ -178,7 +181,7 @@ def added(kind: str, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
 
 def format_of(folder: Path) -> tuple[str, DatasetFormat] | None:
-    """Find the format that a plug-in adds, and its name, of the dataset in a folder."""
+    """The name and the format of a dataset that a plug-in reads; None of any other folder."""
     formats: dict[str, DatasetFormat] = added("dataset_formats")
     return next((f for f in formats.items() if (folder / f[1].marker).is_file()), None)
 

@@ -1,8 +1,8 @@
-"""The run directory: where one training run keeps its data, checkpoints, curves and report.
+"""The run directory: the data, checkpoints, curves and report of one training run.
 
     runs/<task>/<YYYYmmdd-HHMMSS>/     `runs/latest` points to the newest
 
-What its files and folders hold stands beside their names below. Beside those there are
+The constants below name its files and folders. Beside those there are
 `stages.jsonl` (which stages of the recipe have run, and how long), `episodes.jsonl`,
 `learner.jsonl`, `evaluations.jsonl`, `corrections.jsonl`, `curation.jsonl` (which rows of each
 demonstration are not cloned, and why), `gate.jsonl` (what a gate has decided, and why),
@@ -60,7 +60,7 @@ LAST = "checkpoints/last"  # the learner's full state
 STUDENT = "checkpoints/student"  # what `robot-rl distil` has made of the deployed policy
 REWARD = "checkpoints/reward"  # a success classifier
 CONFIG_FILE = "config.yaml"  # the resolved configuration
-CELL_FILE = "cell.yaml"  # the cell that the run was made with, as it was then
+CELL_FILE = "cell.yaml"  # a copy of the cell that the run was made with
 STATE_FILE = "state.json"  # of a checkpoint
 SUMMARY = "summary.json"
 _CHECKSUM = "crc32"
@@ -74,7 +74,7 @@ DEPLOYED, CLONED_POLICY, ACCEPTED_POLICY, LEARNED_POLICY, STUDENT_POLICY = POLIC
     "learned",
     "student",
 )
-# Those that always lie in the same place.
+# Policies whose checkpoint always has the same name.
 CHECKPOINTS = {CLONED_POLICY: CLONED, ACCEPTED_POLICY: ACCEPTED}
 
 
@@ -104,8 +104,8 @@ class RunDirectory:
     def create(cls, task: str, runs_directory: str | Path = "runs") -> RunDirectory:
         """Make `<runs_directory>/<task>/<YYYYmmdd-HHMMSS>` and point `latest` to it.
 
-        Signs of the task's name that a shell or a file system may take otherwise, as in
-        `module:id`, become `-`. Further runs of one second get the suffixes `-2`, `-3`, ...
+        Characters that are special in a shell or a file system, as in `module:id`, become `-`.
+        Further runs of one second get the suffixes `-2`, `-3`, ...
         """
         runs, task = Path(runs_directory).absolute(), re.sub(r"[^\w.-]+", "-", task)
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -124,20 +124,26 @@ class RunDirectory:
     def open(
         cls, path: str | Path, runs_directory: str | Path = "runs", *, with_policy: bool = False
     ) -> RunDirectory:
-        """Open an existing run; `RunError` where there is none of the name.
+        """Open an existing run; `RunError` where there is none of this name.
 
         Args:
             path: A run directory, absolute or relative to the working directory or to
                 `runs_directory`; or `latest`.
             runs_directory: Folder of all runs.
-            with_policy: Whether `latest` is the newest run that has a policy, where one has.
+            with_policy: Whether `latest` is the newest run with a policy, where there is one.
         """
         runs = Path(runs_directory)
         candidates = [runs / LATEST] if str(path) == LATEST else [Path(path), runs / path]
         found = next((candidate for candidate in candidates if candidate.is_dir()), None)
         if found is None:
             for place in candidates:
-                _check_checkpoint(place)
+                if (run := _run_around(place)) is not None:
+                    policies = run.glob("checkpoints/[!.]*/policy/policy.json")
+                    there = ", ".join(sorted(file.parents[1].name for file in policies))
+                    raise RunError(
+                        f"the run {run} has no {place.relative_to(run)}",
+                        expected=f"checkpoints/ and one of {there}" if there else "the run itself",
+                    )
             recent = ", ".join(map(str, _newest_first(runs)[:5]))
             raise RunError(
                 f"there is no run {str(path)!r}",
@@ -161,14 +167,10 @@ class RunDirectory:
     def around(
         cls, path: str | Path, runs_directory: str | Path = "runs", *, with_policy: bool = False
     ) -> RunDirectory:
-        """Open the run that a checkpoint lies in, or that is named itself: see `open`."""
+        """Open the run that a checkpoint lies in; any other path as `open` does."""
         if policy_folder(path) is None:
             return cls.open(path, runs_directory, with_policy=with_policy)
-        here = Path(path).absolute()
-        found = next(
-            (folder for folder in (here, *here.parents) if (folder / CONFIG_FILE).is_file()), None
-        )
-        if found is None:
+        if (found := _run_around(Path(path).absolute())) is None:
             raise RunError(
                 f"the checkpoint {path} lies in no run",
                 hint="name one first that does: its configuration is that of robot and task",
@@ -201,11 +203,11 @@ class RunDirectory:
 
     @contextmanager
     def claim(self, role: str, wait_seconds: float = 30.0) -> Iterator[int]:
-        """Make sure that nobody else does the same work in this run while the context lasts.
+        """Make sure that no other process does the same work in this run while the context lasts.
 
-        The claim is a lock that the system drops with the last process that holds its descriptor,
-        which is given: children may inherit it. One that is about to end is waited for. `RunError`
-        where another has it.
+        The claim is a lock, which the system drops with the last process that holds its descriptor.
+        Gives the descriptor: children may inherit it. Waits for a process that is about to end;
+        `RunError` where it goes on.
         """
         path = self.path / f".{role}.lock"
         with _reported(f"{path} cannot be written", path):
@@ -219,7 +221,7 @@ class RunDirectory:
             yield file.fileno()
 
     def claimed(self) -> list[str]:
-        """The roles that processes have claimed now."""
+        """The roles of the processes at work now."""
         roles = []
         for lock in sorted(self.path.glob(".*.lock")):
             with lock.open("rb") as file:
@@ -228,7 +230,7 @@ class RunDirectory:
         return roles
 
     def append_jsonl(self, name: str, record: Mapping[str, Any]) -> None:
-        """Append one line to `<name>.jsonl`, after removing what a killed writer left unfinished.
+        """Append one line to `<name>.jsonl`, after removing an unfinished line of a killed writer.
 
         Each file has one writer; it needs one system call a line. `RunError` on a full disk.
         """
@@ -237,7 +239,7 @@ class RunDirectory:
         with _reported(f"{path} cannot be written", path), path.open("ab+", buffering=0) as file:
             _remove_unfinished_line(file.fileno())
             written = file.write(line)
-            if written != len(line):  # a disk that fills up takes part of a line
+            if written != len(line):  # a full disk takes part of a line
                 file.truncate(file.tell() - (written or 0))
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -273,7 +275,7 @@ class RunDirectory:
 
     @contextmanager
     def atomic_folder(self, name: str) -> Iterator[Path]:
-        """Write a folder below the run that is whole or not there: see `switched_folder`."""
+        """Write a folder below the run that is whole or absent: see `switched_folder`."""
         link = self.path / name
         problem = f"{link} cannot be written; the one before is kept"
         with _reported(problem, link), switched_folder(link) as partial:
@@ -315,12 +317,11 @@ def learned_steps(run: RunDirectory) -> int:
 
 
 def taken_by_learner(run: RunDirectory) -> dict[str, Any]:
-    """What the learner took where the configuration may leave it open; empty before it has saved.
+    """The settings that the learner resolved where they were open; empty before it has saved.
 
     `discount` γ per step; `value_range`, the lowest and highest return, None without limits;
-    `imitation_updates`, after which demonstrations do not pull any more, 0 where that does not end;
-    `symmetric_views` in which each step is seen, 1 without others; and what plug-ins say of their
-    batch maps, such as `hindsight_share`.
+    `imitation_updates`, the number after which imitation ends, 0 for never; `symmetric_views` of
+    each step, 1 for itself alone; and those of batch maps of plug-ins, such as `hindsight_share`.
     """
     if not run.has_folder(LAST):
         return {}
@@ -329,7 +330,7 @@ def taken_by_learner(run: RunDirectory) -> dict[str, Any]:
 
 
 def steps_of(folder: Path) -> int:
-    """Environment steps behind a checkpoint; a snapshot has no state, but them in its name."""
+    """Environment steps behind a checkpoint; a snapshot has no state and names them."""
     if (state := folder / STATE_FILE).is_file():
         return int(json.loads(state.read_text(encoding="utf-8"))["environment_steps"])
     named = re.search(r"step_(\d+)", str(folder))
@@ -338,7 +339,7 @@ def steps_of(folder: Path) -> int:
 
 @contextmanager
 def _reported(problem: str, place: Path, hint: str | None = None) -> Iterator[None]:
-    """Turn the operating system's errors into one that names the file and the way out."""
+    """Turn an `OSError` into a `RunError` that names the file and the way out."""
     try:
         yield
     except OSError as error:
@@ -353,15 +354,9 @@ def _newest_first(runs: Path) -> list[Path]:
     return [p.parent for p in sorted(found, key=lambda p: p.stat().st_mtime, reverse=True)]
 
 
-def _check_checkpoint(path: Path) -> None:
-    """Raise `RunError` where a path that is not there lies in a run that is."""
-    run = next((above for above in path.parents if (above / CONFIG_FILE).is_file()), None)
-    if run is not None:
-        there = sorted(e.parents[1].name for e in run.glob("checkpoints/[!.]*/policy/policy.json"))
-        raise RunError(
-            f"the run {run} has no {path.relative_to(run)}",
-            expected=f"checkpoints/ and one of {', '.join(there)}" if there else "the run itself",
-        )
+def _run_around(path: Path) -> Path | None:
+    """The run that a path is or lies in; the path itself need not be there."""
+    return next((f for f in (path, *path.parents) if (f / CONFIG_FILE).is_file()), None)
 
 
 def _remove_unfinished_line(descriptor: int) -> None:
@@ -374,23 +369,22 @@ def _remove_unfinished_line(descriptor: int) -> None:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a file with one a line, if there is one; `RunError` for a bad line.
+    """Return the objects of a file with one a line, if it is there; `RunError` for a bad line.
 
     A last line without its end, as a killed writer leaves it, is not returned.
     """
+    records = []
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [_record(path, number, line) for number, line in enumerate(lines, start=1)]
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise RunError(f"{path}, line {number}, is not JSON", got=line[:80]) from error
+        if not isinstance(record, dict):
+            raise RunError(f"{path}, line {number}, is not a JSON object", got=line[:80])
+        records.append(record)
+    return records
 
 
 def _checksum(content: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
-
-
-def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise RunError(f"{path}, line {number}, is not JSON", got=line[:80]) from error
-    if not isinstance(record, dict):
-        raise RunError(f"{path}, line {number}, is not a JSON object", got=line[:80])
-    return record

@@ -84,7 +84,7 @@ def test_what_a_library_makes_of_an_interruption_is_one_line(command, capsys):
 
     command(work)
     assert cli.main(["work"]) == 130
-    said = "robot-rl: what was going on ended with ImportError('cannot load it')"
+    said = "robot-rl: the interrupted work ended with ImportError('cannot load it')"
     assert capsys.readouterr().err == f"{said}\nrobot-rl: stopped\n"
 
 

@@ -134,7 +134,7 @@ def test_every_command_is_one_and_composes(page, tmp_path, monkeypatch):
                 word for word in words if word not in paths and not word.startswith("resume=")
             ]
             if not any("..." in word for word in overrides):
-                compose(_KNOWN[command].written_out(overrides))
+                compose(_KNOWN[command].expand(overrides))
         else:
             options = {option.name for option in _KNOWN[command].options}
             given = [word for word in words if "=" in word]

@@ -1,6 +1,6 @@
-"""What a notebook uses: policies, episodes, replay and statistics; see docs/api.md.
+"""For notebooks: policies, episodes, replay and statistics; see docs/api.md.
 
-Each of these names is also one of `robot_rl` itself.
+The public names here are also those of `robot_rl` itself.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class LoadedPolicy:
     def __init__(self, behaviour: Behaviour) -> None:
         from policies.runner import PolicyRunner  # late: loads torch
 
-        self._begun = False
+        self._is_reset = False
         self.task = behaviour.interface.task
         self.control_rate_hz = behaviour.interface.control_rate_hz
         self.action_names = behaviour.interface.action_names
@@ -79,13 +79,13 @@ class LoadedPolicy:
         )
 
     def reset(self, seed: int = 0, instruction: str = "") -> None:
-        """Begin an episode; its plans draw noise from the seed, >= 0, and follow an instruction."""
+        """Begin an episode: its plans draw noise from the seed >= 0 and follow the instruction."""
         if not isinstance(seed, int | np.integer) or seed < 0:
             raise PolicyError(
                 "the seed of an episode cannot be used", got=seed, expected="a whole number >= 0"
             )
         self._runner.reset(seeds=[seed], instructions=[instruction])
-        self._begun = True
+        self._is_reset = True
 
     def act(self, observation: Observation) -> npt.NDArray[np.float32]:
         """Choose the action, float32 (d,) in [-1, 1], for what is seen now.
@@ -93,7 +93,7 @@ class LoadedPolicy:
         The observation is the environment's: by name numbers (k,) float32, images (H, W, 3) uint8.
         `PolicyError` where there was no `reset`, or the observation is no dict or lacks something.
         """
-        if not self._begun:
+        if not self._is_reset:
             raise PolicyError("no episode has begun", hint="call reset(seed=...) before act")
         if not isinstance(observation, Mapping):
             raise PolicyError(
@@ -117,7 +117,7 @@ def load_policy(
     Args:
         path: A run; `latest`, the newest below `runs/` that has a policy; or a run's checkpoint.
         which: Of a run: the `deployed`, the `cloned` or the `learned` one.
-        env: The environment of robot_rl that it is to act in, to be checked; None checks nothing.
+        env: An environment of robot_rl that it is checked against, unless None.
 
     Raises:
         PolicyError: It was made for another task, rate, action or observation than `env` has.
@@ -137,7 +137,7 @@ def load_policy(
         schema = getattr(env.unwrapped, "schema", None)
         if schema is None:
             raise RobotRLError(
-                "what this environment shows and takes cannot be compared with the policy",
+                "the observations and actions of this environment are not known",
                 got=env.unwrapped,
                 expected="an environment of robot_rl",
                 hint="leave env out, and give act a dict with the names in policy.observation",
@@ -276,8 +276,8 @@ def _check_scenes(before: EvaluationResult, after: EvaluationResult) -> None:
     unlike = [name for name in {**made[0], **made[1]} if made[0].get(name) != made[1].get(name)]
     if unlike:
         # Another task explains all settings that differ.
-        shown = unlike[:1] if unlike[0] == "task" else unlike[:5]
-        got, expected = (", ".join(f"{n}={each.get(n)}" for n in shown) for each in made[::-1])
+        named = unlike[:1] if unlike[0] == "task" else unlike[:5]
+        got, expected = (", ".join(f"{n}={each.get(n)}" for n in named) for each in made[::-1])
         raise StatisticsError(
             "the evaluations were made in different scenes", got=got, expected=expected
         )

@@ -1,4 +1,4 @@
-"""`robot-rl compare`: which of several policies is better, in no more scenes than that takes."""
+"""`robot-rl compare`: which of several policies is better, in as few scenes as possible."""
 
 from __future__ import annotations
 
@@ -27,10 +27,6 @@ from robot_rl.evaluation.statistics import Comparison, EvaluationResult
 from robot_rl.run import RunDirectory
 
 
-class CompareError(RobotRLError):
-    """Policies that cannot be compared."""
-
-
 @dataclass
 class Rival:
     """One of the policies."""
@@ -47,9 +43,9 @@ class Contest:
     """Policies that act in the same scenes until it is known which are better than the first.
 
     In each scene, or in each set of scenes that the evaluator runs side by side, they act one after
-    another in an order that is drawn. Nothing that is told on the way says which one acts. A policy
-    whose comparison with the first is settled acts no more. The level is shared out among the
-    comparisons (Bonferroni), so that the confidence is of all of them together.
+    another in a drawn order, and no message says which one acts. A policy whose comparison with the
+    first is settled acts no more. The comparisons share the level (Bonferroni), so that the
+    confidence is of all of them together.
     """
 
     def __init__(
@@ -64,8 +60,8 @@ class Contest:
         self._began = time.monotonic()
         self._rng = np.random.default_rng([self._first_seed, len(rivals)])
 
-    def run(self, evaluator: Evaluator, tell: Callable[[str], None]) -> None:
-        """Go on until all is known that can be."""
+    def run(self, evaluator: Evaluator, say: Callable[[str], None]) -> None:
+        """Go on until each comparison is settled."""
         while self._open:
             done = len(self.first.episodes)
             count = min(evaluator.slots, self._most - done)
@@ -74,7 +70,7 @@ class Contest:
             acted: dict[str, list[EpisodeResult]] = {}
             for turn, number in enumerate(self._rng.permutation(len(acting)), 1):
                 if evaluator.slots == 1:
-                    tell(f"scene {done + 1}: policy {turn} of {len(acting)}")
+                    say(f"scene {done + 1}: policy {turn} of {len(acting)}")
                 found = evaluator.episodes(acting[number].behaviour, Seeds(seeds))
                 acted[acting[number].name] = sorted(found, key=lambda episode: episode.seed)
             for scene in range(count):
@@ -84,7 +80,7 @@ class Contest:
                 self._open = [r for r in self._open if not self.comparison(r).settled(scenes)]
                 if not self._open:
                     break
-            tell(f"{len(self.first.episodes)} of at most {self._most} scenes")
+            say(f"{len(self.first.episodes)} of at most {self._most} scenes")
 
     def comparison(self, rival: Rival) -> Comparison:
         """A policy beside the first, in the scenes in which both have acted."""
@@ -94,7 +90,7 @@ class Contest:
         return Comparison(lost, won, self._level, self._most)
 
     def sentence(self, rival: Rival) -> str:
-        """Say which of the two is better, if that is known."""
+        """One sentence: which of the two is better, if that is known."""
         compared, scenes = self.comparison(rival), len(rival.episodes)
         a, b = self.first.name, rival.name
         alone = "did better in" if self._by_return else "alone solved"
@@ -114,7 +110,7 @@ class Contest:
         )
 
     def result(self, rival: Rival) -> EvaluationResult:
-        """How often a policy succeeded, with an interval that holds however the contest ended."""
+        """The success rate of a policy, with an interval that holds whenever the contest ends."""
         result = summarised(
             rival.episodes,
             rival.behaviour,
@@ -130,17 +126,20 @@ class Contest:
     def _score(self, episode: EpisodeResult) -> float:
         if not self._by_return:
             return float(episode.success)
-        # What a person has driven is nothing that the policy reached.
+        # A person drove: the policy reached nothing.
         return -np.inf if episode.intervened_steps else episode.total_reward
 
 
 def check_rivals(rivals: Sequence[Rival]) -> None:
-    """Raise `CompareError` where two are the same, or made for another task, rate or action."""
+    """Raise `RobotRLError` where two are the same, or made for another task, rate or action."""
     for one, other in itertools.combinations(rivals, 2):
-        if _alike(one.behaviour, other.behaviour):
+        a, b = one.behaviour, other.behaviour
+        same_plans = (a.execute_steps, a.encoder_id) == (b.execute_steps, b.encoder_id)
+        # Versions do not matter: only what they do.
+        if same_plans and a.acting.acts_as(b.acting):
             held_back = [r.name for r in (one, other) if r.behaviour.held_back]
             why = f": {' and '.join(held_back)} is held back, its clone acts" if held_back else ""
-            raise CompareError(
+            raise RobotRLError(
                 f"{one.name} and {other.name} are the same policy{why}",
                 got=f"{one.path} and {other.path}",
                 hint="name two that differ; those of a run are in RUN/checkpoints",
@@ -151,21 +150,13 @@ def check_rivals(rivals: Sequence[Rival]) -> None:
             rival.behaviour.expect(**asdict(first.behaviour.interface))
         except PolicyError as error:
             problem = f"{rival.name} cannot be compared with {first.name}: {error}"
-            raise CompareError(problem) from error
-
-
-def _alike(one: Behaviour, other: Behaviour) -> bool:
-    """Whether two policies always act alike: whatever their versions are."""
-    first, second = one.acting, other.acting
-    if (one.execute_steps, one.encoder_id) != (other.execute_steps, other.encoder_id):
-        return False
-    return first.acts_as(second)
+            raise RobotRLError(problem) from error
 
 
 def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
-    """Compare the policies, say which is better, and add that to the first one's run.
+    """Compare the policies, print which is better, and record it in the run of the first one.
 
-    What was found is said and kept too where a person ends the comparison, or the robot fails.
+    Also where a person ends the comparison, or the robot fails.
     """
     proof = section(config, "proof", ProofSection)
     which = config.evaluation.policy

@@ -1,4 +1,4 @@
-"""`robot-rl run`: the trained policy at work, attempt after attempt, without a learner."""
+"""`robot-rl run`: a trained policy at work, attempt after attempt, without a learner."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from robot_rl.run import ATTEMPTS, RunDirectory
 class Counters:
     """What has happened since the command began."""
 
-    attempts: int = 0  # episodes that say something of the policy
-    successes: int = 0  # of these, which nobody helped
+    attempts: int = 0  # episodes that the robot could end
+    successes: int = 0  # of these, without help of a person
     interventions: int = 0  # how often a person took over
-    faults: int = 0  # what kept the robot from going on; see `FaultLog`
-    failed_in_a_row: int = 0  # attempts that failed or were cut, up to now
+    faults: int = 0  # times at which the robot could not go on; see `FaultLog`
+    failed_in_a_row: int = 0  # attempts that failed or were cut
     mean_seconds: float = 0.0  # mean time to success, on the environment's clock [s]
 
     def take(self, result: EpisodeResult) -> None:
-        """Count an attempt; one that the robot could not end only counts as failed in a row."""
+        """Count an attempt; one that a fault has cut counts as failed in a row alone."""
         self.failed_in_a_row = 0 if result.success else self.failed_in_a_row + 1
         if result.interrupted is not None:
             return
@@ -62,11 +62,11 @@ class Counters:
 
 
 class Deployment:
-    """A robot with the operator, reset and reward of its training, and nothing that learns.
+    """A robot with the operator, reset and reward of its training, and no learner.
 
-    What a person says by device, console or ROS service counts as in training. An episode that they
-    `pause` or `discard` is no attempt; one in which they drive is none of the policy's successes.
-    After `deployment.most_failures` in a row nothing moves before their `start`.
+    A person acts by device, console or ROS service as in training. An episode that they `pause` or
+    `discard` is no attempt; one in which they drive is no success of the policy. After
+    `deployment.most_failures` in a row nothing moves before their `start`.
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
@@ -105,7 +105,7 @@ class Deployment:
                 self._session.operator.wait_for_start(f"{failed} attempts in a row have failed")
 
     def _seeds(self) -> Iterator[int]:
-        """Seeds of the attempts; as many as there are to be attempts."""
+        """A seed for each attempt, until there were `deployment.episodes` of them."""
         count, number = int(self._config.deployment.episodes), len(self._run.read_jsonl(ATTEMPTS))
         while not count or self.counters.attempts < count:
             self._report()
@@ -117,7 +117,7 @@ class Deployment:
         self._report()
 
     def _keep(self, result: EpisodeResult) -> None:
-        """Print and write what has become of an attempt."""
+        """Print and record the outcome of an attempt."""
         self.counters.faults = self._session.faults
         record = {
             "time": datetime.now().astimezone().isoformat(timespec="milliseconds"),
@@ -138,14 +138,14 @@ class Deployment:
             self._watchers.tell_outcome(result.success)
 
     def _report(self) -> None:
-        """Let those who watch the robot over ROS know how it goes, and what it waits for."""
+        """Publish the counters, and what the robot waits for, on ROS."""
         self.counters.faults = self._session.faults
         if self._watchers is not None:
             self._watchers.tell_counters(asdict(self.counters), self._session.operator.waiting())
 
 
 def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
-    """Let the policy of a run, or of a path in it, work on the robot; see `Deployment`."""
+    """Let the policy of a run, or the one at the path, work on the robot; see `Deployment`."""
     section(config, "deployment", DeploymentSection)
     directory = RunDirectory(Path(config.run))
     (path,) = paths or [config.run]
@@ -160,8 +160,8 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
     ):
         with closing(Deployment(config, directory, stop)) as deployed:
             name = f"{behaviour.policy.kind} policy after {steps:,} steps"
-            shown = in_shell("robot-rl", "console", directory.path)
-            print(f"{name}; {shown} shows it, Ctrl-C ends it", flush=True)
+            console = in_shell("robot-rl", "console", directory.path)
+            print(f"{name}; {console} shows it, Ctrl-C ends it", flush=True)
             deployed.work(behaviour)
         print(f"{config.task.name}: {deployed.counters}", flush=True)
         if stop.is_set():

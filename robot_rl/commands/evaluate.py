@@ -1,4 +1,4 @@
-"""`robot-rl evaluate`: the success rate of a run's policy; and the follower of a run."""
+"""`robot-rl evaluate` and `certify`: the success rate of a policy, also while a run trains it."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ _POLL_SECONDS = 0.2
 
 
 def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
-    """Evaluate what learning begins with, and each of a run's snapshots as they appear, in order.
+    """Evaluate the policy that learning begins with, then each snapshot of the run as it appears.
 
-    Of a snapshot it is what was learned that acts, also while training holds it back.
-    What was evaluated before is not repeated, so that a resumed run goes on with its curve.
+    Of a snapshot the learned policy acts, also where training holds it back. Earlier evaluations
+    are not repeated, so that a resumed run continues its curve.
     """
     torch.set_num_threads(1)
     settings = Settings.of(config)
@@ -67,7 +67,7 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
                 note(f"evaluation: none after {steps:,} steps: training passed that point before")
                 continue
             behaviour = checkpoint.load(run.complete_folder(name) / "policy")
-            # What is held back acts as what learning began with, whose evaluation is known.
+            # Held back, the policy that learning began with would act, which is evaluated already.
             deployed = not behaviour.held_back
             behaviour.hold_back(False)
             result = evaluator.evaluate(behaviour, steps, "periodic", stop)
@@ -80,12 +80,12 @@ def follow(config: DictConfig, run: RunDirectory, stop: StopEvent) -> None:
 
 
 def note(words: str) -> None:
-    """Say something beside the result."""
+    """Print to stderr, beside the result."""
     print(words, file=sys.stderr, flush=True)
 
 
 def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
-    """Evaluate a policy, of the run or of a path in it, and keep the result; or follow the run."""
+    """Evaluate a policy of the run, or the one at the path, and record it; or follow the run."""
     directory = RunDirectory.open(config.run, config.runs_directory)
     if config.evaluation.follow:
         yield_to_control_loop(config.clock)
@@ -100,10 +100,10 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
     (path,) = paths or [config.run]
     folder = policy_folder(path)
     beside = which == STUDENT_POLICY and folder is None
-    wanted = [DEPLOYED, which] if beside else [which]
-    opened = [open_policy(path, name, config.runs_directory) for name in wanted]
+    names = [DEPLOYED, which] if beside else [which]
+    opened = [open_policy(path, name, config.runs_directory) for name in names]
     if folder is None:
-        names = [deployed_policy(directory) if name == DEPLOYED else name for name in wanted]
+        names = [deployed_policy(directory) if name == DEPLOYED else name for name in names]
         checkpoints = [directory.complete_folder(policy_checkpoint(directory, n)) for n in names]
         places = [checkpoint / "policy" for checkpoint in checkpoints]
     else:
@@ -120,23 +120,23 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
             result = replace(evaluator.evaluate(behaviour, steps, "final"), policy_name=name)
             results.append(result)
             print(f"{config.task.name}, {result.name}{where}: {result}")
-            which_one = {CHECKSUM: policy_checksum(place)}
-            keep(directory, "evaluate", {**facts, **which_one, **result.to_json()})
+            record = {**facts, CHECKSUM: policy_checksum(place), **result.to_json()}
+            keep(directory, "evaluate", record)
     if beside and (compared := results[1].beside(results[0])) is not None:
         print(
             f"the student against the deployed policy, on the same scenes: {results[1].count}"
             f" against {results[0].count}; {compared.lost} lost, {compared.won} won"
             f" (sign test, p = {compared.chance:.2g})"
         )
-    if not changed and folder is None:  # RUN/videos shows what was trained
+    if not changed and folder is None:  # RUN/videos shows the training's own scenes
         film(config, directory, behaviour, result, int(config.evaluation.videos), note)
 
 
 def certify(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
-    """Prove that a policy succeeds as often as `proof.claim` says, or say that this failed.
+    """Prove that a policy succeeds as often as `proof.claim` says, or say that it does not.
 
-    The number of episodes is fixed before the first, and with it how many of them may fail; the
-    next failure ends it. So the bound is exact: that of Clopper and Pearson, one-sided.
+    The number of episodes, and how many of them may fail, is fixed before the first one; one more
+    failure ends it. So the bound is exact: the one-sided bound of Clopper and Pearson.
     """
     proof = section(config, "proof", ProofSection)
     claim, confidence = proof.claim, proof.confidence
@@ -165,14 +165,21 @@ def certify(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) 
         f"{found}: {stated}; {failures} of {result.episodes:,} episodes failed, {allowed} may have;"
         f" at this confidence the rate is at least {100 * low:.2f} %"
     )
-    told = {"claim": claim, "confidence": confidence, "at_least": low, "result": found}
-    record = {**circumstances(overrides), "path": paths[0], **told, **result.to_json()}
+    record = {
+        **circumstances(overrides),
+        "path": paths[0],
+        "claim": claim,
+        "confidence": confidence,
+        "at_least": low,
+        "result": found,
+        **result.to_json(),
+    }
     keep(RunDirectory(Path(config.run)), "evaluate", record)
 
 
 @contextmanager
 def evaluator_of(config: DictConfig) -> Iterator[Evaluator]:
-    """An evaluator of the run `config.run`, with its robot's nodes, operator and device."""
+    """Run the robot's nodes and give an evaluator for the run `config.run`."""
     torch.set_num_threads(1)
     run = RunDirectory(Path(config.run))
     if on_stepped_clock(config).clock == "realtime":
@@ -186,14 +193,14 @@ def evaluator_of(config: DictConfig) -> Iterator[Evaluator]:
 
 
 def circumstances(overrides: Sequence[str]) -> dict[str, Any]:
-    """When a result was found, what was typed for it, and with which commit of robot_rl."""
+    """Time, typed overrides and commit of robot_rl, for the record of a result."""
     typed = [word for word in overrides if not word.startswith(("run=", "runs_directory="))]
     time = datetime.now().astimezone().isoformat(timespec="seconds")
     return {"time": time, "overrides": typed, "commit": source_commit()}
 
 
 def keep(run: RunDirectory, name: str, *records: Mapping[str, Any]) -> None:
-    """Add records to the run's, and say where; what cannot be written is printed whole."""
+    """Append records to the run's, and print where; one that cannot be written is printed whole."""
     for record in records:
         try:
             run.append_jsonl(name, record)

@@ -23,13 +23,13 @@ from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.store_reader import StoreEpisodes
 from robot_rl.run import CONFIG_FILE, RunDirectory
 
-_OUTCOMES = {"true": True, "false": False, "all": None}
-
 
 def export(store: str, out: str, *, format: str, source: str, success: str) -> None:
     """Write the sealed episodes of a store, or those of a dataset, to a new directory."""
-    wanted = None if source == "all" else SOURCE_NAMES.index(source)
-    selection = Selection(wanted, _OUTCOMES[success])
+    selection = Selection(
+        None if source == "all" else SOURCE_NAMES.index(source),
+        {"true": True, "false": False, "all": None}[success],
+    )
     place = store_at(Path(store))
     if is_store(place):
         episodes = StoreEpisodes(place, selection)
@@ -53,17 +53,17 @@ def export(store: str, out: str, *, format: str, source: str, success: str) -> N
 def stoppable(
     episodes: int, phase: str
 ) -> Iterator[tuple[Callable[[Episode], None], list[tuple[int, bool]]]]:
-    """Give what is called after each episode: it shows progress, and ends the work on Ctrl-C.
+    """Give a function to call after each episode, and the steps and success of those so far.
 
-    And the steps and the success of each episode that it has seen.
+    It shows progress, and ends the work on Ctrl-C.
     """
     seen: list[tuple[int, bool]] = []
 
     def on_episode(episode: Episode) -> None:
         seen.append((len(episode.rows) - 1, episode.success))
         progress.update(len(seen))
-        # Only here: while an episode is written, threads of zarr would make the files anew that
-        # are removed after an interruption.
+        # Not while an episode is written: threads of zarr would write again what is removed after
+        # an interruption.
         if stop.is_set():
             raise KeyboardInterrupt
 
@@ -73,7 +73,7 @@ def stoppable(
 
 
 def transfer(source: EpisodeSource, out: str, done: str, format: str = "zarr") -> None:
-    """Write a source to `out`, and say what was `done`."""
+    """Write a source to `out`, and print what was `done`."""
     sink: OpenSink = DatasetSink
     if format != "zarr":
         sink = resolve(added("dataset_formats")[format].create)
@@ -87,5 +87,5 @@ def transfer(source: EpisodeSource, out: str, done: str, format: str = "zarr") -
 
 
 def store_at(path: Path) -> Path:
-    """The store of a run directory; what else is there is taken for one."""
+    """The store of a run directory; any other path as it is."""
     return RunDirectory(path).store if (path / CONFIG_FILE).is_file() else path

@@ -1,15 +1,19 @@
-"""`robot-rl inspect PATH`: what a dataset, store, checkpoint or run directory holds."""
+"""`robot-rl inspect PATH`: what a dataset, store, checkpoint or run directory holds.
+
+For each kind of path there is a function that gives its facts, as JSON, and one that gives the
+lines of its page.
+"""
 
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
+from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,7 @@ from robot_rl.run import (
     ACCEPTED,
     CLONED,
     CLONED_POLICY,
+    CONFIG_FILE,
     LAST,
     LEARNED_POLICY,
     STUDENT,
@@ -46,22 +51,25 @@ from robot_rl.run import (
 Facts = dict[str, Any]
 
 
-def run(path: str, *further: str, rebuild: bool, runs_directory: str, **options: Any) -> None:
+def run(path: str, *further: str, rebuild: bool, runs_directory: str, json: bool) -> None:
     """Print what is at `path`, or what several runs have come to together.
 
-    Nothing is changed, unless `rebuild` makes the catalogue of a store anew before.
+    Nothing is changed, but `rebuild` rebuilds the catalogue of a store first.
     """
     if rebuild:
         at = Path(path)
-        store = RunDirectory(at).store if (at / "config.yaml").is_file() else at
+        store = RunDirectory(at).store if (at / CONFIG_FILE).is_file() else at
         sys.stderr.write(rebuild_catalogue(store) + "\n")
-    runs = [path, *further]
-    facts = _runs(runs, runs_directory) if further else describe(Path(path), runs_directory)
-    if options["json"]:
-        sys.stdout.write(json.dumps(facts) + "\n")
+    if further:
+        facts = _runs([path, *further], runs_directory)
     else:
-        console = plain_console()
-        _PAGES[facts["kind"]](console, facts)
+        facts = describe(Path(path), runs_directory)
+    if json:
+        sys.stdout.write(dumps(facts) + "\n")
+        return
+    console = plain_console()
+    for line in _PAGES[facts["kind"]](facts, console):
+        console.print(line)
 
 
 class Kind(StrEnum):
@@ -75,23 +83,22 @@ class Kind(StrEnum):
 
 
 def look(path: Path, runs_directory: str = "runs") -> tuple[Kind, Path]:
-    """Find out what a path is, and where exactly; `RunError` if it is nothing, nor a run's name."""
+    """The kind of a path and its place; `RunError` for anything else, and no run of that name."""
     if not path.exists():
         path = RunDirectory.open(path, runs_directory).path
-    # First: beside an exported policy lies the configuration of its run.
+    # Before runs: an exported policy has the configuration of its run beside it.
     if (policy := policy_folder(path)) is not None:
         return Kind.POLICY, policy
-    if (path / "config.yaml").is_file():
+    if (path / CONFIG_FILE).is_file():
         return Kind.RUN, path
     if is_store(path):
         return Kind.STORE, path
     if (path / "zarr.json").is_file() or format_of(path) is not None:
         return Kind.DATASET, path
-    names = [] if path.is_file() else sorted(p.name for p in path.iterdir())
-    held = "a file" if path.is_file() else f"a folder with {', '.join(names[:5]) or 'nothing'}"
+    names = [] if path.is_file() else sorted(p.name for p in path.iterdir())[:5]
     raise RunError(
         f"{path} is nothing that robot_rl writes",
-        got=held,
+        got="a file" if path.is_file() else f"a folder with {', '.join(names) or 'nothing'}",
         expected="a run, store, checkpoint or dataset",
         hint=importing(path),
     )
@@ -100,11 +107,11 @@ def look(path: Path, runs_directory: str = "runs") -> tuple[Kind, Path]:
 def describe(path: Path, runs_directory: str = "runs") -> Facts:
     """Return what is at a path: ``kind``, ``path``, and what that kind has."""
     kind, place = look(path, runs_directory)
-    return {"kind": kind.value, "path": str(place), **_DESCRIBERS[kind](place)}
+    return {"kind": kind.value, "path": str(place), **_FACTS[kind](place)}
 
 
 def first_episodes_of(run: RunDirectory) -> Path:
-    """Where a run's demonstrations are, or the exploration in place of them; or will be."""
+    """Where the demonstrations of a run are or will be, or the exploration in their place."""
     config = load_resolved(run.path)
     if config.dataset:
         return Path(config.dataset)
@@ -114,34 +121,29 @@ def first_episodes_of(run: RunDirectory) -> Path:
 def _run_directory(path: Path) -> Facts:
     run = RunDirectory(path)
     first = first_episodes_of(run)
-    places = {"exploration" if first == run.exploration else "demonstrations": first}
-    if is_store(run.store):
-        places["store"] = run.store
-    if run.gathered.exists():
-        places["gathered"] = run.gathered
+    places = {
+        "exploration" if first == run.exploration else "demonstrations": first,
+        "store": run.store if is_store(run.store) else None,
+        "gathered": run.gathered,
+    }
     verdicts = run.read_jsonl("gate")
     for name in (CLONED, *(v["candidate"] for v in verdicts), ACCEPTED, LAST, STUDENT):
         if run.has_folder(name):
-            run.complete_folder(name)  # whose own name is that of one generation
+            run.complete_folder(
+                name
+            )  # a name in the facts is that of the link, not of a generation
             places[name] = run.path / name
-    damaged = _damage(run)
+    damaged = None
+    try:  # as far as the checksums of the summary and the checkpoints tell
+        run.read_summary()
+        for manifest in sorted(run.path.glob(f"**/[!.]*/{MANIFEST}")):
+            check_manifest(manifest.parent.resolve())  # one generation, which stays
+    except (RunError, CheckpointError) as error:
+        damaged = str(error)
     records = read_run(run)
-    evaluations = [
-        {
-            "environment_steps": e.environment_steps,
-            "seed_set": e.seed_set,
-            "success_rate": e.success_rate,
-            "mean_return": e.mean_return,
-            "rate": e.rate.replace(".0 %", " %"),
-            "held_back": e.held_back or e.deployed is False,
-            "words": f"{e.name}: {e}",
-        }
-        for e in records.evaluations
-    ]
-    # One that has learned on since has decided nothing yet.
-    finished = records.summary.get("environment_steps") == steps_behind(run)
     return {
-        "finished": finished,
+        # A run that has learned more since has not decided again yet.
+        "finished": records.summary.get("environment_steps") == steps_behind(run),
         "damaged": damaged,
         "working": run.claimed(),
         "learns": bool(records.episodes or any("update_to_data" in r for r in records.learner)),
@@ -151,7 +153,18 @@ def _run_directory(path: Path) -> Facts:
             name: {**asdict(entry), "count": entry.count}
             for name, entry in records.ledger.entries.items()
         },
-        "evaluations": evaluations,
+        "evaluations": [
+            {
+                "environment_steps": e.environment_steps,
+                "seed_set": e.seed_set,
+                "success_rate": e.success_rate,
+                "mean_return": e.mean_return,
+                "rate": e.rate.replace(".0 %", " %"),
+                "held_back": e.held_back or e.deployed is False,
+                "words": f"{e.name}: {e}",
+            }
+            for e in records.evaluations
+        ],
         "gate": verdicts,
         "stages": list(
             dict.fromkeys(r["stage"] for r in run.read_jsonl("stages") if r["finished"])
@@ -159,23 +172,12 @@ def _run_directory(path: Path) -> Facts:
         "evaluated": run.read_jsonl("evaluate"),
         "compared": run.read_jsonl("compare"),
         "work": records.work(),
-        "parts": {name: describe(place) for name, place in places.items() if place.exists()},
+        "parts": {name: describe(at) for name, at in places.items() if at and at.exists()},
     }
 
 
-def _damage(run: RunDirectory) -> str | None:
-    """What is wrong with the summary and the checkpoints, as far as their checksums tell."""
-    try:
-        run.read_summary()
-        for manifest in sorted(run.path.glob(f"**/[!.]*/{MANIFEST}")):
-            check_manifest(manifest.parent.resolve())  # one generation, which stays
-    except (RunError, CheckpointError) as error:
-        return str(error)
-    return None
-
-
 def _runs(paths: Sequence[str], runs_directory: str) -> Facts:
-    """What several runs have come to together that differ in their training seed alone."""
+    """The results of several runs that differ in their training seed alone."""
     runs = [RunDirectory.open(path, runs_directory) for path in paths]
     configs = [load_resolved(run.path) for run in runs]
     may_differ = (*MAY_DIFFER, "dataset", "seed")
@@ -198,7 +200,7 @@ def _runs(paths: Sequence[str], runs_directory: str) -> Facts:
 
 
 def _over_runs(results: Sequence[EvaluationResult | None]) -> Facts:
-    """A policy's final evaluations, and what they say of further seeds where all runs have one."""
+    """The final evaluations of a policy; with one of each run, what to expect of further seeds."""
     words = [f"{r.seed_set}, {r}" if r else "not evaluated yet" for r in results]
     final = [r for r in results if r is not None and r.seed_set == "final"]
     if len(final) < len(results):
@@ -223,7 +225,7 @@ def _dataset(path: Path) -> Facts:
         return {
             "format": name,
             "title": format.title,
-            "schema": json.loads(other.schema.to_json()),
+            "schema": loads(other.schema.to_json()),
             "metadata": other.metadata,
             "episodes": len(other),
             "steps": other.steps,
@@ -231,10 +233,10 @@ def _dataset(path: Path) -> Facts:
         }
     dataset = EpisodeDataset(path)
     for index in range(len(dataset)):
-        dataset.whole(index)  # raises where a row is missing or is not as it was written
+        dataset.whole(index)  # raises where a row is missing or damaged
     return {
         "format": "zarr",
-        "schema": json.loads(dataset.schema.to_json()),
+        "schema": loads(dataset.schema.to_json()),
         "metadata": dataset.metadata,
         "episodes": len(dataset),
         "steps": dataset.rows_total - len(dataset),
@@ -260,22 +262,14 @@ def _policy(path: Path) -> Facts:
     }
 
 
-_DESCRIBERS: dict[Kind, Callable[[Path], Facts]] = {
-    Kind.RUN: _run_directory,
-    Kind.STORE: summarize_store,
-    Kind.POLICY: _policy,
-    Kind.DATASET: _dataset,
-}
-
-
-def _print_run(console: Console, run: Facts) -> None:
+def _run_page(run: Facts, console: Console) -> Iterator[str]:
     from robot_rl.commands.train import Feed  # late: loads torch
 
     directory, config = RunDirectory(Path(run["path"])), load_resolved(Path(run["path"]))
     chosen = f"task={config.task.name} algorithm={config.choices.algorithm} seed={config.seed}"
-    console.print(f"run directory {run['path']}: {chosen}")
+    yield f"run directory {run['path']}: {chosen}"
     if run["stages"]:
-        console.print(f"stages done: {', '.join(run['stages'])}")
+        yield f"stages done: {', '.join(run['stages'])}"
     if run["learns"]:
         with WorkProgress(int(config.environment_steps), console=console) as progress:
             Feed(directory, progress).show()
@@ -285,95 +279,92 @@ def _print_run(console: Console, run: Facts) -> None:
         if e["seed_set"] == "periodic"
     ]
     if rates:
-        console.print(f"evaluations by environment steps: {', '.join(rates)}")
+        yield f"evaluations by environment steps: {', '.join(rates)}"
     for evaluation in run["evaluations"]:
         if evaluation["seed_set"] == "final":
-            console.print(f"final, {evaluation['words']}")
+            yield f"final, {evaluation['words']}"
     for verdict in run["gate"]:
-        console.print(f"gate, {verdict['candidate']}: {verdict['decision']}, {verdict['reason']}")
+        yield f"gate, {verdict['candidate']}: {verdict['decision']}, {verdict['reason']}"
     for name, entry in run["policies"].items():
-        console.print(f"the {name} policy: {entry['count']}, {entry['verdict']}")
+        yield f"the {name} policy: {entry['count']}, {entry['verdict']}"
     if run["decision"] is not None:
-        console.print(run["decision"])
-    for told in run["evaluated"]:
-        words = " ".join([told.get("path", run["path"]), *told["overrides"]])
-        result = EvaluationResult.from_json(told)
-        console.print(f"evaluated {told['time']}, {words}: {result.name}: {result}")
-    for told in run["compared"]:
-        console.print(f"compared {told['time']}, {', '.join(told['policies'])}: {told['words']}")
+        yield run["decision"]
+    for record in run["evaluated"]:
+        words = " ".join([record.get("path", run["path"]), *record["overrides"]])
+        result = EvaluationResult.from_json(record)
+        yield f"evaluated {record['time']}, {words}: {result.name}: {result}"
+    for record in run["compared"]:
+        yield f"compared {record['time']}, {', '.join(record['policies'])}: {record['words']}"
     if run["work"]:
-        console.print(run["work"])
-    console.print("in it, of which robot-rl inspect PATH says more:")
+        yield run["work"]
+    yield "in it, of which robot-rl inspect PATH says more:"
     for part in run["parts"].values():
-        console.print(f"  {part['path']}: {_in_short(part)}")
+        if part["kind"] == Kind.POLICY:
+            held = f"{part['policy']} policy, version {part['version']}"
+        else:
+            held = _counts(part) if "schema" in part else "no rows"
+        if part["kind"] == Kind.STORE:
+            damage = "DAMAGED, " * bool(part.get("missing_rows"))
+            held = f"{damage}{part['disk_bytes'] / 1e6:.1f} MB; {held}"
+        yield f"  {part['path']}: {held}"
     if run["damaged"]:
-        console.print(f"DAMAGED: {run['damaged']}")
+        yield f"DAMAGED: {run['damaged']}"
     else:
-        console.print(
+        yield (
             "checksums of checkpoints, demonstrations and summary are right;"
             " records (*.jsonl), films and stored rows have none"
         )
     if run["working"]:
-        console.print(f"at work: {', '.join(run['working'])}")
+        yield f"at work: {', '.join(run['working'])}"
     elif not run["finished"] and not run["damaged"]:
         again = in_shell("robot-rl", "train", f"resume={run['path']}")
-        console.print(f"not finished; to go on: {again}")
+        yield f"not finished; to go on: {again}"
 
 
-def _print_runs(console: Console, facts: Facts) -> None:
+def _runs_page(facts: Facts, _: Console) -> Iterator[str]:
     for name, over in facts["policies"].items():
-        console.print(f"the {name} policy")
+        yield f"the {name} policy"
         for run, words in zip(facts["runs"], over["words"], strict=True):
-            console.print(f"  seed {run['seed']}, {run['path']}: {words}")
+            yield f"  seed {run['seed']}, {run['path']}: {words}"
         if "interval" in over:
             least, most = 100 * min(over["rates"]), 100 * max(over["rates"])
             low, high = (100 * bound for bound in over["interval"])
             scenes = "these scenes, which they share" * over["scenes_shared"] or "further scenes"
-            console.print(
+            yield (
                 f"  together {over['successes']} of {over['episodes']}, by run {least:.1f} to"
                 f" {most:.1f} %, mean {100 * over['mean']:.1f} %; expected rate of a further"
                 f" training seed on {scenes}: 95 % interval {low:.0f} to {high:.0f} %"
             )
 
 
-def _in_short(part: Facts) -> str:
-    if part["kind"] == Kind.POLICY:
-        return f"{part['policy']} policy, version {part['version']}"
-    if part["kind"] != Kind.STORE:
-        return _counts(part)
-    damage = "DAMAGED, " * bool(part.get("missing_rows"))
-    counts = _counts(part) if "schema" in part else "no rows"
-    return f"{damage}{part['disk_bytes'] / 1e6:.1f} MB; {counts}"
-
-
 def _counts(held: Facts) -> str:
     return f"{held['episodes']} episodes, {held['steps']} steps, {held['successes']} successful"
 
 
-def _print_episodes(console: Console, dataset: Facts) -> None:
+def _dataset_page(dataset: Facts, _: Console) -> Iterator[str | Table]:
     title = dataset.get("title")
-    console.print(f"\n{f'{title} dataset' if title else 'dataset'} {dataset['path']}")
-    _print_schema(console, dataset["schema"])
-    console.print(_counts(dataset))
+    yield f"\n{f'{title} dataset' if title else 'dataset'} {dataset['path']}"
+    yield from _schema_lines(dataset["schema"])
+    yield _counts(dataset)
     if title:
-        console.print("its tables and videos were not read through")
+        yield "its tables and videos were not read through"
     if "sources" in dataset:
         counts = ", ".join(f"{name} {count}" for name, count in dataset["sources"].items())
-        console.print(f"by source: {counts}")
+        yield f"by source: {counts}"
 
 
-def _print_store(console: Console, store: Facts) -> None:
+def _store_page(store: Facts, _: Console) -> Iterator[str | Table]:
     rows = store.get("rows")
-    size = f"\nstore {store['path']}, {store['disk_bytes'] / 1e6:.1f} MB on disk"
-    console.print(f"{size}, {store['bytes_per_row']:,.0f} bytes a row" if rows else size)
+    a_row = f", {store['bytes_per_row']:,.0f} bytes a row" * bool(rows)
+    yield f"\nstore {store['path']}, {store['disk_bytes'] / 1e6:.1f} MB on disk{a_row}"
     if store["identity"] is not None:
-        console.print(f"identity {store['identity']}")
+        yield f"identity {store['identity']}"
     for name, version in store["weights"].items():
-        console.print(f"weights {name}: version {version}")
+        yield f"weights {name}: version {version}"
     if "schema" not in store:
         return
-    _print_schema(console, store["schema"])
-    console.print(
+    yield from _schema_lines(store["schema"])
+    yield (
         f"{store['episodes']} episodes ({store['sealed']} sealed, {store['cut']} of them cut;"
         f" {store['episodes'] - store['sealed']} open), {store['steps']} steps,"
         f" {store['successes']} successful"
@@ -385,55 +376,57 @@ def _print_store(console: Console, store: Facts) -> None:
             rate = f" ({100 * successes / sealed:.0f} %)" if sealed else ""
             numbers = (found["episodes"], sealed, f"{successes}{rate}", found["steps"])
             counts.add_row(source, *map(str, numbers))
-    console.print(counts)
-    rows, missing = store["rows"], store["missing_rows"]
-    console.print(f"{rows} rows of {store['row_bytes']:,} bytes in {store['sessions']} sessions")
-    if missing:
-        of = f"{len(missing)} episodes: {', '.join(map(str, list(missing)[:10]))}"
-        console.print(f"DAMAGED: {sum(missing.values())} rows are missing, of {of}")
+    yield counts
+    yield f"{rows} rows of {store['row_bytes']:,} bytes in {store['sessions']} sessions"
+    if missing := store["missing_rows"]:
+        episodes = f"{len(missing)} episodes: {', '.join(map(str, list(missing)[:10]))}"
+        yield f"DAMAGED: {sum(missing.values())} rows are missing, of {episodes}"
     else:
-        console.print("no row is missing; what is in them has no checksum and was not read")
+        yield "no row is missing; what is in them has no checksum and was not read"
     for name, values in store["annotations"].items():
-        console.print(f"annotation {name}: {values} values")
+        yield f"annotation {name}: {values} values"
     if store["evicted_rows"]:
-        console.print(f"{store['evicted_rows']} rows were evicted")
-    if store["first_stamp"] is not None and store["last_stamp"] is not None:
+        yield f"{store['evicted_rows']} rows were evicted"
+    if store["first_stamp"] is not None:
         stamps = (store["first_stamp"], store["last_stamp"])
         begin, end = (datetime.fromtimestamp(stamp // 10**9) for stamp in stamps)
-        console.print(f"recorded {begin} to {end} ({end - begin})")
+        yield f"recorded {begin} to {end} ({end - begin})"
     elif rows:
-        console.print("recorded in simulated time")
+        yield "recorded in simulated time"
 
 
-def _parameters(policy: Facts) -> str:
+def _policy_page(policy: Facts, _: Console) -> Iterator[str]:
     count = policy["parameters"]
-    return "exported" if count is None else f"{count:,} parameters"
-
-
-def _print_policy(console: Console, policy: Facts) -> None:
-    console.print(f"\npolicy {policy['path']}")
-    console.print(
+    size = "exported" if count is None else f"{count:,} parameters"
+    yield f"\npolicy {policy['path']}"
+    yield (
         f"{policy['policy']} for {policy['task']} at {policy['control_rate_hz']:g} Hz, version"
-        f" {policy['version']}, {_parameters(policy)}, executes"
-        f" {policy['execute_steps']} actions a plan\nactions: {', '.join(policy['action_names'])}"
+        f" {policy['version']}, {size}, executes {policy['execute_steps']} actions a plan"
     )
+    yield f"actions: {', '.join(policy['action_names'])}"
     for name, width in policy["observation"].items():
-        console.print(f"observes {name} ({width})")
+        yield f"observes {name} ({width})"
 
 
-def _print_schema(console: Console, schema: Facts) -> None:
+def _schema_lines(schema: Facts) -> Iterator[str | Table]:
     rate, version = schema["control_rate_hz"], schema["version"]
-    console.print(f"task {schema['task']}, {rate:g} Hz, version {version}")
+    yield f"task {schema['task']}, {rate:g} Hz, version {version}"
     table = Table("field", "dtype", "shape", box=None, pad_edge=False)
     for name, dtype, shape in schema["fields"]:
         table.add_row(name, dtype, str(tuple(shape)))
-    console.print(table)
+    yield table
 
 
-_PAGES: dict[str, Callable[[Console, Facts], None]] = {
-    Kind.RUN: _print_run,
-    Kind.RUNS: _print_runs,
-    Kind.STORE: _print_store,
-    Kind.POLICY: _print_policy,
-    Kind.DATASET: _print_episodes,
+_FACTS: dict[Kind, Callable[[Path], Facts]] = {
+    Kind.RUN: _run_directory,
+    Kind.STORE: summarize_store,
+    Kind.POLICY: _policy,
+    Kind.DATASET: _dataset,
+}
+_PAGES: dict[str, Callable[[Facts, Console], Iterator[str | Table]]] = {
+    Kind.RUN: _run_page,
+    Kind.RUNS: _runs_page,
+    Kind.STORE: _store_page,
+    Kind.POLICY: _policy_page,
+    Kind.DATASET: _dataset_page,
 }

@@ -1,7 +1,4 @@
-"""`--dry-run`: what a command would do with its whole configuration, after the same checks.
-
-Nothing is started or written.
-"""
+"""`--dry-run`: the checks of a command, its whole configuration and its work; writes nothing."""
 
 from __future__ import annotations
 
@@ -31,50 +28,49 @@ def train(config: DictConfig) -> None:
         return
     if (inputs := check_run(ready.settings, ready.known, ready.recipe)) is not None:
         print(inputs)
-    _tell(config, ready.recipe, ready.left, ready.known)
+    _print_plan(config, ready.recipe, ready.left, ready.known)
 
 
 def collect(config: DictConfig) -> None:
     """Print what `collect` would do; raises what it would raise before it makes anything."""
     recipe, names = check_alone(config, Collect, on_robot=True)
     known = RunDirectory.open(config.run, config.runs_directory) if config.run else None
-    _tell(config, recipe, names, known)
+    _print_plan(config, recipe, names, known)
 
 
-def _tell(
+def _print_plan(
     config: DictConfig, recipe: Recipe, left: Sequence[str], known: RunDirectory | None
 ) -> None:
     print(OmegaConf.to_yaml(config, resolve=True).rstrip())
     print("\n".join(["", *recipe.table(known)]))
     print(f"would run: {', '.join(left)}")
-    print(f"processes: {', '.join(_processes(config, recipe, left))}")
-    print(f"data: {_place(config) if known is None else known.path}")
+    online = any(map(recipe.beside_actors, left))
+    names = ["this one"]
+    if online:
+        names += [*processes(Settings.of(config)), *["console"] * bool(config.console.open)]
+    nodes = node_table(config) if config.start_nodes else ()
+    names += [*(node.process for node in nodes), *companions(config)]
+    print(f"processes: {', '.join(names)}")
+    if known is None:
+        place = _writable(Path(config.runs_directory).absolute()) / str(config.task.name) / "TIME"
+    else:
+        place = known.path
+    print(f"data: {place}")
     for line in _robot_time(config, recipe, left, known):
         print(f"robot time: {line}")
-    for line in _former_runs(config, recipe, left):
-        print(line)
+    if online:
+        print(_former_run(config.runs_directory, config.task.name, config.choices.algorithm))
     print("nothing was started or written", flush=True)
 
 
-def _processes(config: DictConfig, recipe: Recipe, left: Sequence[str]) -> list[str]:
-    """Names of all processes, this one first."""
-    names = ["this one"]
-    if any(map(recipe.beside_actors, left)):
-        names += processes(Settings.of(config))
-        names += ["console"] * bool(config.console.open)
-    nodes = node_table(config) if config.start_nodes else ()
-    return [*names, *(node.process for node in nodes), *companions(config)]
-
-
-def _place(config: DictConfig) -> Path:
-    """Where a new run would be; `RunError` where it could not be made."""
-    place = Path(config.runs_directory).absolute()
+def _writable(place: Path) -> Path:
+    """The folder of all runs; `RunError` where a run could not be made in it."""
     there = next(folder for folder in (place, *place.parents) if os.path.exists(folder))
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         problem = f"the run directory below {place} cannot be made"
         hint = "choose another place: runs_directory=PATH"
         raise RunError(problem, got=f"{there} cannot be written to", hint=hint)
-    return place / str(config.task.name) / "TIME"
+    return place
 
 
 def _robot_time(
@@ -97,22 +93,19 @@ def _robot_time(
         yield "all of it is simulated, and takes as long as it computes"
 
 
-def _former_runs(config: DictConfig, recipe: Recipe, left: Sequence[str]) -> Iterator[str]:
+def _former_run(runs_directory: str, task: str, algorithm: str) -> str:
     """How long the newest finished run of this task and algorithm has taken here."""
-    if not any(map(recipe.beside_actors, left)):
-        return
-    found = Path(config.runs_directory).glob(f"*/*/{SUMMARY}")
+    found = Path(runs_directory).glob(f"*/*/{SUMMARY}")
     for file in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             run = json.loads(file.read_bytes())
-            same = (run["task"], run["algorithm"]) == (config.task.name, config.choices.algorithm)
+            same = (run["task"], run["algorithm"]) == (task, algorithm)
             seconds, steps = float(run["wall_seconds"]), int(run["environment_steps"])
         except (ValueError, KeyError, TypeError):  # of another version, or damaged
             continue
         if same:
-            yield f"{file.parent} took {_time(seconds)} here for {steps:,} steps, all in all"
-            return
-    yield "how long it takes is not known: no such run has finished here"
+            return f"{file.parent} took {_time(seconds)} here for {steps:,} steps, all in all"
+    return "how long it takes is not known: no such run has finished here"
 
 
 def _time(seconds: float) -> str:

@@ -1,7 +1,7 @@
-"""What a command makes ready before its work: the robot's device, nodes and environment.
+"""What a command prepares before its work: the robot's device, nodes and environment.
 
-ROS 2 nodes run for as long as the command does. A Gymnasium environment is tried before anything is
-recorded on it or learned from it.
+ROS 2 nodes run as long as the command. A Gymnasium environment is tried before anything is recorded
+or learned.
 """
 
 from __future__ import annotations
@@ -33,20 +33,17 @@ from robot_rl.ros.nodes import NodeDescription, node_table
 from robot_rl.safety import default_stop_folder, kept_stop
 
 _POLL_SECONDS = 0.1
-_FOUND_SECONDS = 2.0  # in which other nodes are found
+_FOUND_SECONDS = 2.0  # to find other nodes
 _MOVES_AT_START = "drivers.gripper.robotiq"  # whose activation moves its fingers
-# How an environment is tried.
+# How a Gymnasium environment is tried.
 _MOST_STEPS, _REPEATED_STEPS, _MOST_SECONDS = 1000, 10, 0.3
-_JUDGED_STEPS, _JUDGED_EPISODES = 50, 10  # fewest steps, in so many episodes, that rewards need
-# Of numbers; and of an image's mean, for a renderer may draw one scene a little differently.
+_JUDGED_STEPS, _JUDGED_EPISODES = 50, 10  # steps to judge rewards by, and at most so many episodes
+# Tolerances of numbers, and of the mean of an image: renderers differ a little.
 _RELATIVE, _ABSOLUTE, _GRAY_LEVELS = 1e-3, 1e-5, 1.0
 
 
 def check_robot(config: DictConfig) -> None:
-    """Raise `RobotRLError` for a device, a robot, a task or nodes that cannot be used, or together.
-
-    Nothing is started.
-    """
+    """Raise `RobotRLError` for a device, robot, task or node that cannot be used."""
     check_device(config)
     check_env(config)
     companions(config)
@@ -56,21 +53,18 @@ def check_robot(config: DictConfig) -> None:
 
 def companions(config: DictConfig) -> dict[str, list[str]]:
     """Processes that plug-ins run beside the robot's nodes: name → module and arguments."""
-    found = {name: resolve(wanted)(config) for name, wanted in added("companions").items()}
+    found = {name: resolve(make)(config) for name, make in added("companions").items()}
     return {name: words for name, words in found.items() if words}
 
 
 @contextmanager
 def robot_nodes(config: DictConfig, logs: Path) -> Iterator[ProcessGroup | None]:
-    """Run the nodes of the configured robot, if it has any and nobody else runs them.
+    """Run the nodes of the configured robot, where `start_nodes` says so, and the `companions`.
 
-    Gives their processes, if there are any.
-
-    Beside them run the `companions`, whose end is no end of the others.
-
-    They end after everything else. One that is killed is started again. Where one ends with an
-    error of its own, such as an impossible parameter, or cannot be started again, this process is
-    asked to end, as by Ctrl-C, and that is a `ProcessDied`. Logs and parameters are in `logs`.
+    Gives the group of their processes, None where there are none. A node that is killed is started
+    again. Where a node ends with an error of its own, such as an impossible parameter, or cannot be
+    started again, this process is asked to end, as by Ctrl-C, and raises `ProcessDied`; the end of
+    a companion has no consequence. Logs and parameters are in `logs`.
     """
     table = node_table(config) if config.start_nodes else ()
     beside = companions(config)
@@ -88,7 +82,7 @@ def robot_nodes(config: DictConfig, logs: Path) -> Iterator[ProcessGroup | None]
                     group.require(node.process)
                 for name in beside:
                     group.running(name)
-            except Exception as problem:  # raised in the owner's thread
+            except Exception as problem:  # raised in the main thread
                 problems.append(problem)
                 ask_to_end()
                 return
@@ -114,11 +108,11 @@ def robot_nodes(config: DictConfig, logs: Path) -> Iterator[ProcessGroup | None]
                 watching.join()
     finally:
         for node in table:
-            _tell_kept_stop(node)
+            _print_kept_stop(node)
 
 
 def run_nodes(config: DictConfig) -> None:
-    """Run the nodes of the configured robot alone until this process is asked to end."""
+    """Run the nodes of the configured robot alone until Ctrl-C."""
     table = node_table(config)
     if not table:
         got = f"robot={config.choices.robot}, whose section `nodes` is empty"
@@ -140,7 +134,7 @@ def run_nodes(config: DictConfig) -> None:
 
 
 def _check_alone(table: Sequence[NodeDescription]) -> None:
-    """Raise `RobotRLError` where somebody runs the arm's node of such a namespace already."""
+    """Raise `RobotRLError` where a node of one of these arms runs already."""
     from robot_rl.ros.ros_client import RosClient  # late: it loads ROS
 
     arms = {node.namespace for node in table if node.module.startswith("drivers.arm.")}
@@ -150,12 +144,12 @@ def _check_alone(table: Sequence[NodeDescription]) -> None:
             found = ", ".join(stops[stop] for stop in stops if client.node.count_services(stop))
             raise RobotRLError(
                 f"the nodes of {found} run already",
-                hint="end them first (Ctrl-C); those that were killed are seen for up to 20 s",
+                hint="end them first (Ctrl-C); ROS shows killed nodes for up to 20 s",
             )
 
 
-def _tell_kept_stop(node: NodeDescription) -> None:
-    """Say of an arm that is stopped that it stays so when this command has ended."""
+def _print_kept_stop(node: NodeDescription) -> None:
+    """Print that a stopped arm stays stopped when this command has ended."""
     folder = Path(node.parameters.get("stop_folder", default_stop_folder()))
     namespace = node.namespace.rstrip("/")
     name = f"{namespace}/{node.name}"
@@ -180,17 +174,12 @@ class _Episode:
     terminated: bool = False
     truncated: bool = False
 
-    @property
-    def rewards_before_end(self) -> list[float]:
-        """The rewards of the steps that did not terminate it."""
-        return self.rewards[: -1 if self.terminated else None]
-
 
 def try_environment(config: DictConfig) -> None:
-    """Try the environment of `robot=gym`, and print what follows; other robots are left alone.
+    """Try the environment of `robot=gym` and print what is found; does nothing for other robots.
 
-    Where the configuration leaves them open, it gets the environment's own control rate, and what
-    makes an episode a success. `GymError` where nothing can be learned from the environment.
+    Sets in the configuration, where they are open, the control rate of the environment and what is
+    a success. `GymError` where nothing can be learned from the environment.
     """
     if config.robot.get("_target_") != f"{GymRobot.__module__}.{GymRobot.__qualname__}":
         return
@@ -220,7 +209,7 @@ def _facts(config: DictConfig, env: RobotEnv, robot: GymRobot) -> list[str]:
         f"{robot.id}: at most {steps} steps of {env.clock.period:g} s ({source});"
         f" reward {low:g} to {high:g} in {len(first.rewards)} random steps",
         f"success: {_success(config, env, robot, first)}",
-        *["what it observes has not the bounds or dtypes that its space declares"] * strange,
+        *["its observations have other bounds or dtypes than its space declares"] * strange,
         *["all seeds begin alike"] * (_difference(first.seen[0], other) is None),
         *["the same actions lead elsewhere: no run can be repeated"]
         * any(map(_difference, first.seen, again.seen)),
@@ -228,7 +217,7 @@ def _facts(config: DictConfig, env: RobotEnv, robot: GymRobot) -> list[str]:
 
 
 def _success(config: DictConfig, env: RobotEnv, robot: GymRobot, first: _Episode) -> str:
-    """What makes an episode a success, in words."""
+    """What makes an episode a success, as a sentence."""
     if robot.success_return is not None:
         return f"rewards that sum to {robot.success_return:g} or more"
     said = {TERMINATED: "termination", NO_SUCCESS: "none is counted"}
@@ -250,13 +239,14 @@ def _success(config: DictConfig, env: RobotEnv, robot: GymRobot, first: _Episode
 
 
 def _by_reward(config: DictConfig, env: RobotEnv, first: _Episode) -> str:
-    """The same where no info reports success: by the reward, if that tells ends apart."""
+    """The same where no info reports success: a positive reward at the end, if only there."""
     tried, rng = [first], np.random.default_rng(1)
     while sum(len(e.rewards) for e in tried) < _JUDGED_STEPS and len(tried) < _JUDGED_EPISODES:
         shape = (_JUDGED_STEPS, len(env.robot.action_names))
         actions = rng.uniform(-1.0, 1.0, shape).astype(np.float32)
         tried.append(_begin(env, actions, seed=len(tried)))
-    if not any(reward > 0.0 for each in tried for reward in each.rewards_before_end):
+    before_end = [r for e in tried for r in (e.rewards[:-1] if e.terminated else e.rewards)]
+    if not any(reward > 0.0 for reward in before_end):
         config.robot.success = REWARDED
         return (
             "termination with a positive reward, for want of another sign"
@@ -272,7 +262,7 @@ def _by_reward(config: DictConfig, env: RobotEnv, first: _Episode) -> str:
 
 
 def _begin(env: RobotEnv, actions: npt.NDArray[np.float32], seed: int = 0) -> _Episode:
-    """Act for some time, up to a success or the end of the episode."""
+    """Act for a short time, until a success or the end of the episode at most."""
     deadline, episode = time.monotonic() + _MOST_SECONDS, _Episode([env.reset(seed=seed)[0]])
     for action in actions:
         observation, reward, episode.terminated, episode.truncated, info = env.step(action)
@@ -286,7 +276,7 @@ def _begin(env: RobotEnv, actions: npt.NDArray[np.float32], seed: int = 0) -> _E
 
 
 def _difference(one: Observation, two: Observation) -> str | None:
-    """Name of the first entry that differs, None where none does."""
+    """The name of the first entry that differs."""
     for name, value in one.items():
         if value.dtype == np.uint8:
             same = np.abs(value - two[name].astype(np.float32)).mean() < _GRAY_LEVELS

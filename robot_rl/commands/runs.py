@@ -1,4 +1,4 @@
-"""A run as commands work in it: a new one or one that is gone on with, and its configuration."""
+"""The run that a command works in, new or continued, and its configuration."""
 
 from __future__ import annotations
 
@@ -33,49 +33,20 @@ from robot_rl.processes.files import point, replace_text
 from robot_rl.processes.group import ProcessDied
 from robot_rl.run import CELL_FILE, CONFIG_FILE, LATEST, RunDirectory
 
-# A run may be continued or evaluated with other values of these; all else made it what it is.
+# A run may be continued or evaluated with other values of these keys, and of all below them.
 MAY_DIFFER = (
-    "actor",
-    "artifacts",
-    "bench",
-    "cell",
-    "choices.classifier",
-    "choices.recipe",
-    "choices.replay",
-    "choices.teleop",
-    "classifier",
-    "console",
-    "deployment",
-    "device",
-    "distil",
-    "environment_steps",
-    "evaluation",
-    "proof",
-    "recipe",
-    "recorder",
-    "replay",
-    "resume",
-    "run",
-    "runs_directory",
-    "stage",
-    "teleop",
-    "start_nodes",
+    *("choices.classifier", "choices.recipe", "choices.replay", "choices.teleop"),
+    *("actor", "artifacts", "bench", "cell", "classifier", "console", "deployment", "device"),
+    *("distil", "environment_steps", "evaluation", "proof", "recipe", "recorder", "replay"),
+    *("resume", "run", "runs_directory", "stage", "teleop", "start_nodes"),
 )
-# What else may differ where a policy is measured: the robot, if its observations and actions fit,
-# its domain, and the parameters of the task.
+# A policy may also be measured with other values of these: on another robot with the same
+# observations and actions, in another domain, with other parameters of the task. How much a robot
+# explores (vision_training) does not matter then.
 ELSEWHERE = (
-    "arms",
-    "choices.domain",
-    "choices.robot",
-    "clock",
-    "domain",
-    "nodes",
-    "observation.vision_training",  # how much a robot explores
-    "robot",
-    "simulation",
-    "task.environment",
-    "task.expert",
-    "task.tracked",
+    *("choices.domain", "choices.robot", "arms", "clock", "domain", "nodes", "robot"),
+    *("observation.vision_training", "simulation"),
+    *("task.environment", "task.expert", "task.tracked"),
 )
 _NO_VALUE = object()
 SAME_COMMAND = "the same command with"
@@ -105,103 +76,94 @@ def compose_for_run(
     elsewhere: bool = False,
     cell: Cell | None = None,
 ) -> DictConfig:
-    """Apply what the user typed to the configuration of an existing run, made with a `cell`.
+    """Apply overrides to the configuration of an existing run, which was made with a `cell`.
 
     `ConfigError` as of `compose`, and for an override that would make it another run; `elsewhere`
     the run may differ in `ELSEWHERE` too.
     """
     typed = {override.key_or_group: override.value() for override in map(parse, overrides)}
-    if (new := named_cell(overrides)) is not None:
-        # What it chooses otherwise than before is as if typed.
-        known = cell.choices if cell is not None else {}
-        chosen = new.choices.items()
-        typed = {**{g: c for g, c in chosen if known.get(g) != c}, **typed}
-        overrides = [*(f"{g}={c}" for g, c in chosen if known.get(g) != c), *overrides]
-    asked = list(typed)
-    _check_own_choices(run_config)
+    new_cell = named_cell(overrides)
+    if new_cell is not None:
+        # What it chooses otherwise than the cell before is as if typed.
+        before = cell.choices if cell is not None else {}
+        chosen = {g: c for g, c in new_cell.choices.items() if before.get(g) != c}
+        typed = {**chosen, **typed}
+        overrides = [*(f"{g}={c}" for g, c in chosen.items()), *overrides]
+    known = group_choices()
+    for group, choice in run_config.choices.items():  # some may be in a folder of the user's own
+        valid = known.get(str(group), ())
+        if choice is not None and choice not in valid:
+            raise ConfigError(
+                f"the run was made with {group}={choice}, which is not here",
+                expected=f"one of {', '.join(valid)}",
+                hint=_naming(run_config, f"configs/{group}/{choice}.yaml"),
+            )
     choices = {g: f"{g}={c}" for g, c in run_config.choices.items() if c is not None}
     same_robot = typed.get("robot") in (None, run_config.choices.get("robot"))
-    # What must be given was given when the run was made; it is not asked for again.
-    found = composed(
-        [*(text for g, text in choices.items() if g not in asked), *overrides],
-        new or (cell if same_robot else None),
+    # Values without a default were given when the run was made; they are not asked for again.
+    after = composed(
+        [*(text for group, text in choices.items() if group not in typed), *overrides],
+        new_cell or (cell if same_robot else None),
     )
+    # The same with the run's own values of the keys that were typed.
+    values = {key: OmegaConf.select(run_config, key) for key in typed if key not in after.choices}
+    texts = (
+        given(key, value)
+        for key, value in values.items()
+        if key != "cell" and isinstance(value, int | float | str)
+    )
+    before = composed([*choices.values(), *texts], cell)
+    groups = set(before.choices) - set(run_config.choices)
+    lacking = {*(set(before) - set(run_config)), *(f"choices.{group}" for group in groups)}
+    if lacking:
+        raise ConfigError(
+            "another version of robot_rl made this run: it has no setting"
+            f" {', '.join(sorted(lacking))}",
+            hint="use the version that made it, or train a new run",
+        )
+    _check_unchanged(run_config, before, "the configuration of the run")
     result = copy.deepcopy(run_config)
     OmegaConf.set_struct(result, False)
-    kept = {key: OmegaConf.select(run_config, key) for key in asked if key not in found.choices}
-    told = {key: value for key, value in kept.items() if key != "cell"}
-    plain = [given(k, v) for k, v in told.items() if isinstance(v, int | float | str)]
-    made = composed([*choices.values(), *plain], cell)
-    groups = set(made.choices) - set(run_config.choices)
-    lacking = {*(set(made) - set(run_config)), *(f"choices.{group}" for group in groups)}
-    if lacking:
-        named = ", ".join(sorted(lacking))
-        raise ConfigError(
-            f"another version of robot_rl made this run: it has no setting {named}",
-            hint="use the version that made it, or train anew",
-        )
-    _check_unchanged(run_config, made, "the configuration of the run")
-    # What overrides change, other keys that refer to them among it.
-    before = flatten(made)
-    for key, value in flatten(found).items():
-        if before.get(key, _NO_VALUE) != value:
+    # What the overrides change, including other keys that refer to them.
+    flat = flatten(before)
+    for key, value in flatten(after).items():
+        if flat.get(key, _NO_VALUE) != value:
             OmegaConf.update(result, key, value, force_add=True)
-    for key in asked:
-        if key in kept:
-            OmegaConf.update(result, key, OmegaConf.select(found, key), merge=False)
-        elif found.choices[key] != run_config.choices.get(key):
-            result[key], result.choices[key] = found[key], found.choices[key]
+    for key in typed:
+        if key in values:
+            OmegaConf.update(result, key, OmegaConf.select(after, key), merge=False)
+        elif after.choices[key] != run_config.choices.get(key):
+            result[key], result.choices[key] = after[key], after.choices[key]
     if not same_robot:
-        result.nodes, result.arms, result.cell = found.nodes, found.arms, found.cell
-    may_differ = (*MAY_DIFFER, *(ELSEWHERE if elsewhere else ()))
-    compare_run(result, run_config, may_differ=may_differ)
-    check_code(result)
+        result.nodes, result.arms, result.cell = after.nodes, after.arms, after.cell
+    compare_run(result, run_config, may_differ=MAY_DIFFER + ELSEWHERE * elsewhere)
+    for where, name in _targets(OmegaConf.to_container(result)):
+        if not registry.is_registered(name):
+            raise ConfigError(
+                "the run needs code that is neither robot_rl's nor named in this command",
+                got=f"{where}: {name}",
+                hint=_naming(result, f"{name.partition('.')[0]}.py"),
+            )
     OmegaConf.set_struct(result, True)
     check_missing(result)
     return result
 
 
-def _check_own_choices(run_config: DictConfig) -> None:
-    """Check that the choices of a run are here: some may be in a folder of the user's own."""
-    known = group_choices()
-    for group, choice in run_config.choices.items():
-        here = known.get(str(group), ())
-        if choice is not None and choice not in here:
-            raise ConfigError(
-                f"the run was made with {group}={choice}, which is not here",
-                expected=f"one of {', '.join(here)}",
-                hint=_naming(run_config, f"configs/{group}/{choice}.yaml"),
-            )
-
-
-def _check_unchanged(run_config: DictConfig, made: DictConfig, what: object) -> None:
-    """Raise `ConfigError` for a value of a run that no command of ours would have written."""
+def _check_unchanged(run_config: DictConfig, made: DictConfig, place: object) -> None:
+    """Raise `ConfigError` for a value of a run that no command would have written."""
     try:
         check_types(run_config, made)
         check_values(run_config)
     except ConfigError as error:
-        raise ConfigError(f"{what} was changed: {error}") from error
+        raise ConfigError(f"{place} was changed: {error}") from error
 
 
 def _naming(run_config: DictConfig, file: str) -> str:
-    """How to name the folder of the user's own with a file that a run needs."""
+    """A hint: how to name the folder of the user's own that has a file which a run needs."""
     cell = run_config.get("cell")
     made_with = f"; it was made with {in_shell(f'cell={cell}')}" if cell else ""
     options = f"cell=FOLDER, --config-dir FOLDER or {registry.PATH_VARIABLE}=FOLDER"
     return f"if you trust its code, name the folder with {file}: {options}{made_with}"
-
-
-def check_code(config: DictConfig) -> None:
-    """Raise `ConfigError` where a run names a class of code that this command does not name."""
-    found = OmegaConf.to_container(config)
-    for where, name in _targets(found):
-        if not registry.is_registered(name):
-            file = f"{name.partition('.')[0]}.py"
-            raise ConfigError(
-                "the run needs code that is neither robot_rl's nor named in this command",
-                got=f"{where}: {name}",
-                hint=_naming(config, file),
-            )
 
 
 def _targets(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
@@ -223,9 +185,9 @@ def compare_run(
     may_differ: Iterable[str] = MAY_DIFFER,
     hint: str = "leave these overrides out to go on with the run, or start a new run with them",
 ) -> None:
-    """Raise `ConfigError` where a run was made with another configuration than is asked for.
+    """Raise `ConfigError`, with the first keys, where a configuration differs from that of a run.
 
-    It names the first keys that differ, but for the keys, or prefixes of keys, `may_differ`.
+    The keys of `may_differ`, and all below them, may differ.
     """
     ours, theirs = flatten(config), flatten(run_config)
     allowed = tuple(f"{prefix}." for prefix in may_differ)
@@ -237,7 +199,7 @@ def compare_run(
     ]
     if not keys:
         return
-    # The choice explains all values below it: name it first, and not its hundred consequences.
+    # A choice explains all values below it: name it alone.
     groups = [key for key in keys if key.startswith("choices.")]
     names = {key: key.removeprefix("choices.") for key in groups or keys[:5]}
     more = f" (and {len(keys) - 5} more)" if not groups and len(keys) > 5 else ""
@@ -254,10 +216,10 @@ def compare_run(
     )
 
 
-def kept_cell(run: Path, run_config: DictConfig, *, told: bool = True) -> Cell | None:
-    """A run's copy of the cell that it was made with; it brings no code.
+def kept_cell(run: Path, run_config: DictConfig, *, quiet: bool = False) -> Cell | None:
+    """A run's copy of the cell that it was made with, without code beside it.
 
-    Where it is `told`, a sentence says that the file is no longer that.
+    Unless `quiet`, it prints whether the cell itself has changed since.
     """
     if not (run / CELL_FILE).is_file():
         return None
@@ -266,17 +228,17 @@ def kept_cell(run: Path, run_config: DictConfig, *, told: bool = True) -> Cell |
         problem = "" if read_cell(run_config.cell)[1:] == kept[1:] else "has changed"
     except ConfigError:
         problem = "is gone, or cannot be read any more"
-    if problem and told:
+    if problem and not quiet:
         goes_on = "the run goes on with the cell that it was made with"
         print(f"the cell {run_config.cell} {problem}: {goes_on}", flush=True)
     return kept
 
 
 def save_resolved(config: DictConfig, run: Path) -> None:
-    """Write what a run keeps of a configuration, in one step: all but what is asked for once.
+    """Write the configuration of a run, and into a new run a copy of its cell.
 
-    That names runs and one stage. A new run copies its cell. `ConfigError` where it cannot be
-    written.
+    The keys that name runs and one stage are of a single command and not kept. `ConfigError` where
+    it cannot be written.
     """
     kept = OmegaConf.merge(config, dict.fromkeys(("artifacts", "resume", "run", "stage")))
     try:
@@ -288,14 +250,14 @@ def save_resolved(config: DictConfig, run: Path) -> None:
 
 
 def load_resolved(run: Path) -> DictConfig:
-    """Read the configuration of a run; `ConfigError` where `save_resolved` has not written one.
+    """Read what `save_resolved` has written; `ConfigError` where it cannot have written that.
 
-    Its choices may be of a folder that is not here: see `compose_for_run` for the values of these.
+    Choices and classes are not looked up, as they may be in a folder that is not here.
     """
     path = run / CONFIG_FILE
     try:
         config = OmegaConf.load(path)
-    except Exception as error:  # OSError, or whatever YAML and OmegaConf raise on a cut file
+    except Exception as error:  # OSError, or an error of YAML or OmegaConf from a cut file
         raise ConfigError(f"the configuration {path} cannot be read", got=error) from error
     kinds = {"choices": DictConfig, "task": DictConfig, "task.name": str}
     if not isinstance(config, DictConfig) or not all(
@@ -307,12 +269,12 @@ def load_resolved(run: Path) -> DictConfig:
             expected="a mapping with `choices`, and with a text as `task.name`",
         )
     if references := [key for key, value in flatten(config).items() if "${" in str(value)]:
-        # What `save_resolved` writes has none: it would be filled in from this machine.
+        # `save_resolved` writes none: this machine would fill them in.
         raise ConfigError(
             f"{path} was changed: it refers to other values", got=references, expected="values"
         )
     defaults = file_defaults()
-    if config.get("control_rate_hz") is None:  # that of a Gymnasium environment, until it is known
+    if config.get("control_rate_hz") is None:  # open until a Gymnasium environment says it
         del defaults["control_rate_hz"]
     _check_unchanged(config, defaults, path)
     OmegaConf.set_struct(config, True)
@@ -323,12 +285,12 @@ def load_resolved(run: Path) -> DictConfig:
 def working_run(
     config: DictConfig, key: str = "run", how: str = SAME_COMMAND
 ) -> Iterator[RunDirectory]:
-    """Open the run that the configuration's `key` names, or make one that keeps the configuration.
+    """Open the run that the configuration's `key` names, or make one with this configuration.
 
-    Says where it is, and at a stop how to go on: `how`, with the key and its path after it.
+    Prints where it is, and when the work is interrupted `how` to continue it.
     """
-    known = config[key]
-    opened = nullcontext(RunDirectory.open(known, config.runs_directory)) if known else None
+    name = config[key]
+    opened = nullcontext(RunDirectory.open(name, config.runs_directory)) if name else None
     with opened or _new_run(config) as run:
         print(f"run directory: {run.path}", flush=True)
         if "train" in run.claimed():
@@ -343,11 +305,10 @@ def working_run(
 
 @contextmanager
 def _new_run(config: DictConfig) -> Iterator[RunDirectory]:
-    """Make a run; if work fails before anything is recorded, it is removed.
+    """Make a run, and remove it where the work fails before anything is recorded.
 
-    But for the logs of a process that has died.
-
-    `latest` then points to where it did before, also for a run that a person stops so early.
+    `latest` then points to the run before, also where a person stops the work so early. The logs of
+    a process that has died are kept.
     """
     latest = Path(config.runs_directory).absolute() / LATEST
     before = latest.readlink() if latest.is_symlink() else None
@@ -362,7 +323,7 @@ def _new_run(config: DictConfig) -> Iterator[RunDirectory]:
             print("nothing was recorded", flush=True)
             if latest.resolve() == run.path:
                 latest.unlink()
-            # What it said is there, be it that it ended the command or was noted beside its error.
+            # A process that died has logs; its death may be the error or a note of it.
             died = isinstance(error, ProcessDied) or hasattr(error, "__notes__")
             if not died or not any(log.stat().st_size for log in run.path.glob("logs/*.log")):
                 shutil.rmtree(run.path)

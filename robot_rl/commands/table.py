@@ -1,13 +1,13 @@
-"""The words of the command line: what each command does, what it reads and what may follow it.
+"""The commands of `robot-rl`: what each does, reads and takes.
 
-Stages are named, not imported: help and errors do not wait for torch.
+Their functions are named, not imported: help and errors do not wait for torch.
 """
 
 from __future__ import annotations
 
 from robot_rl.plugins import Command, Option, added
 
-# Of the commands that read runs, but have no configuration.
+# For commands that read runs without a configuration.
 RUNS = Option("runs_directory", "folder of all runs", "runs")
 _PROOF = {
     name: f"proof.{name}" for name in ("confidence", "seed", "scenes", "score", "claim", "episodes")
@@ -25,9 +25,9 @@ COMMANDS: dict[str, Command] = {
     "collect": Command(
         "robot_rl.commands.train:collect",
         "Record demonstrations with the task's scripted expert.",
-        "Runs the expert until `demonstrations` episodes have succeeded by the configured reward,"
-        " and writes them to demonstrations.zarr in a new run directory. An interrupted recording"
-        " keeps all finished episodes; RUN goes on with one.",
+        "Records until `demonstrations` episodes have succeeded by the configured reward, into"
+        " demonstrations.zarr of a new run. An interrupted recording keeps all finished episodes;"
+        " RUN continues it.",
         default_run=None,
         dry_run="robot_rl.commands.plan:collect",
         keys="cell task robot domain teleop observation reward seed demonstrations"
@@ -37,9 +37,9 @@ COMMANDS: dict[str, Command] = {
     "collect-reward": Command(
         "robot_rl.commands.train:collect_reward",
         "Record frames of success and of failure for a success classifier.",
-        "The task's scripted expert succeeds, and fails in several ways on purpose; the policy of"
-        " RUN, where it has one, fails as it does. The task's own detector gives the labels. Writes"
-        " reward.zarr in a new run directory, or adds to that of RUN.",
+        "The task's scripted expert succeeds, and fails on purpose in several ways; the policy of"
+        " RUN, if it has one, adds its own failures. The task's detector gives the labels. Writes"
+        " reward.zarr of a new run, or adds to that of RUN.",
         default_run=None,
         keys="cell task robot operator teleop seed classifier.collection.labels"
         " classifier.collection.positive_frames classifier.collection.negative_episodes"
@@ -49,10 +49,10 @@ COMMANDS: dict[str, Command] = {
     "train-reward": Command(
         "robot_rl.commands.train:train_reward",
         "Train a success classifier on recorded frames and say how far to trust it.",
-        "Holds episodes out, chooses calibration and threshold on them, and writes"
-        " checkpoints/reward, reward.json and reward.html in the run with the examples;"
-        " classifier.test=PATH names another recording to judge it on. Then robot-rl train"
-        " reward=classifier reward.source.path=RUN/checkpoints/reward.",
+        "Chooses calibration and threshold on episodes held out, and writes checkpoints/reward,"
+        " reward.json and reward.html in the run with the examples; classifier.test=PATH names a"
+        " recording to test it on. Then robot-rl train reward=classifier"
+        " reward.source.path=RUN/checkpoints/reward.",
         keys="classifier.test classifier.consecutive_frames classifier.training.updates"
         " classifier.training.batch_size classifier.training.learning_rate"
         " classifier.training.validation_share classifier.training.false_positive_frames"
@@ -61,9 +61,8 @@ COMMANDS: dict[str, Command] = {
     "pretrain": Command(
         "robot_rl.commands.train:pretrain",
         "Clone the demonstrations into a policy.",
-        "Trains the policy on the demonstrations of RUN, by default of the latest run, or of"
-        " `dataset=PATH` in a new run directory, and writes checkpoints/bc. Then robot-rl train"
-        " resume=RUN learns online.",
+        "Trains on the demonstrations of RUN, the latest by default, or on `dataset=PATH` in a new"
+        " run, and writes checkpoints/bc. Then robot-rl train resume=RUN learns online.",
         keys="task policy observation seed dataset cloning.updates cloning.batch_size"
         " cloning.learning_rate cloning.bf16 policy.horizon policy.observation_steps"
         " execute_steps dagger.rounds dagger.episodes device run runs_directory",
@@ -72,10 +71,10 @@ COMMANDS: dict[str, Command] = {
         "robot_rl.commands.train:run",
         "The whole pipeline: the stages of a recipe, evaluation, report.",
         "recipe=residual collects demonstrations, clones them and learns online, with replay"
-        " server, actor and learner as processes of their own. Ends by deciding which policy is"
-        " deployed, the cloned or the learned one, and with summary.json and report.html in"
-        " runs/<task>/<time>, which runs/latest points to. Ctrl-C stops everything with data and"
-        " checkpoint saved; resume=RUN, or RUN, goes on at the stage that was interrupted.",
+        " server, actor and learner as processes of their own. At the end it decides whether the"
+        " cloned or the learned policy is deployed, and writes summary.json and report.html in"
+        " runs/<task>/<time>; runs/latest points there. Ctrl-C saves data and checkpoint and stops;"
+        " resume=RUN, or RUN, continues at the interrupted stage.",
         run_key="resume",
         default_run=None,
         dry_run="robot_rl.commands.plan:train",
@@ -86,10 +85,10 @@ COMMANDS: dict[str, Command] = {
     "distil": Command(
         "robot_rl.commands.train:distil",
         "Teach the deployed policy to a student that acts several times as fast.",
-        "For a diffusion or flow policy: the student needs one call of the network for a chunk. Its"
-        " teacher is the policy that `train` has decided to deploy. It learns to give the same"
-        " chunks, on all that RUN has observed. Nothing moves. Writes checkpoints/student. Then"
-        " robot-rl evaluate RUN evaluation.policy=student measures both on the same scenes.",
+        "For a diffusion or flow policy: the student needs one call of the network for a chunk, and"
+        " learns to give the chunks of the deployed policy on all that RUN has observed. Nothing"
+        " moves. Writes checkpoints/student. Then robot-rl evaluate RUN evaluation.policy=student"
+        " measures both on the same scenes.",
         keys="distil.updates distil.batch_size distil.learning_rate distil.warm_up device run"
         " runs_directory",
     ),
@@ -117,73 +116,70 @@ COMMANDS: dict[str, Command] = {
     "evaluate": Command(
         "robot_rl.commands.evaluate:run",
         "Measure the success rate of a run's policy.",
-        "Of the one that `train` has decided to deploy, or of the one that evaluation.policy names:"
-        " of the student beside the deployed one. RUN may be a checkpoint or an exported policy"
-        " too, and is the latest by default. Runs seeded episodes that"
-        " training never used; prints the success rate with its exact 95 % interval, the mean time"
-        " to success and the longest run of successes, and adds one line of JSON to"
-        " RUN/evaluate.jsonl. robot=NAME, domain=NAME, and parameters such as"
-        " task.environment.time_limit_steps=50, test a policy outside of its training.",
+        "The policy is the one that `train` has decided to deploy, or evaluation.policy; a student"
+        " is measured beside the deployed one. RUN may be a checkpoint or an exported policy, and"
+        " is the latest run by default. Runs seeded episodes that training never used; prints the"
+        " success rate with its exact 95 % interval, the mean time to success and the longest run"
+        " of successes, and adds a line of JSON to RUN/evaluate.jsonl. robot=NAME, domain=NAME and"
+        " parameters such as task.environment.time_limit_steps=50 test it outside of its training.",
         measures=True,
         arguments=("[RUN]",),
         keys="episodes seed evaluation.policy evaluation.videos evaluation.slots cell robot domain"
         " teleop device start_nodes run runs_directory",
-        short={"episodes": "evaluation.final_episodes", "seed": "evaluation.final_seed"},
+        aliases={"episodes": "evaluation.final_episodes", "seed": "evaluation.final_seed"},
     ),
     "compare": Command(
         "robot_rl.commands.compare:run",
-        "Find out which policy is better, in no more scenes than that takes.",
-        "A, B and more are run directories or checkpoints for one task; all are compared with A. In"
-        " each scene they act one after another, in an order that is drawn, and nothing says which"
-        " one acts. An exact test looks after each scene and ends the comparison as soon as the"
-        " answer is known: equally good policies are told apart with probability 1 - confidence at"
-        " the most. Adds a line for each of B and more to compare.jsonl in the run of A.",
+        "Find out which policy is better, in as few scenes as possible.",
+        "A, B and more are runs or checkpoints for one task; all are compared with A. In each scene"
+        " they act one after another in a drawn order, and nothing says which one acts. An exact"
+        " test after each scene ends the comparison as soon as the answer is known: it errs for"
+        " equally good policies with probability 1 - confidence at most. Adds a line for each of B"
+        " and more to compare.jsonl in the run of A.",
         measures=True,
         arguments=("A", "B", "..."),
         keys="confidence scenes seed score evaluation.policy evaluation.slots robot teleop device"
         " start_nodes runs_directory",
-        short=_PROOF,
+        aliases=_PROOF,
         example="robot-rl compare runs/latest/checkpoints/bc runs/latest",
     ),
     "certify": Command(
         "robot_rl.commands.evaluate:certify",
         "Prove that a policy's success rate is as high as you claim.",
-        "RUN is a run directory or a checkpoint. Says first how many episodes the claim needs, and"
-        " how many failures it survives; runs that many, and ends early where too many have failed."
-        " Adds a line with the exact lower bound to RUN/evaluate.jsonl.",
+        "RUN is a run or a checkpoint. Says how many episodes the claim needs, and how many may"
+        " fail; runs them, and ends early where more fail. Adds a line with the exact lower bound"
+        " to RUN/evaluate.jsonl.",
         measures=True,
         arguments=("RUN",),
         keys="claim confidence episodes seed evaluation.policy evaluation.slots robot teleop device"
         " start_nodes runs_directory",
-        short=_PROOF,
+        aliases=_PROOF,
         example="robot-rl certify runs/latest claim=0.99",
     ),
     "run": Command(
         "robot_rl.commands.deployment:run",
         "Put a run's policy to work: attempt after attempt, with counters.",
-        "Of the one that `train` has decided to deploy, or of the one that evaluation.policy names."
-        " RUN may be an exported policy. An attempt that fails is followed by another; after"
-        " most_failures in a row, failed or cut by a fault, the robot holds until a person says"
-        " `start`. The reward of the training says what succeeded. Each attempt"
-        " adds a line with time and counters to RUN/attempts.jsonl, each fault one to"
+        "The policy is the one that `train` has decided to deploy, or evaluation.policy; RUN may be"
+        " an exported policy. After most_failures attempts in a row that failed, or were cut by a"
+        " fault, the robot holds until a person says `start`. The reward of the training says what"
+        " succeeded. Each attempt adds a line to RUN/attempts.jsonl, each fault one to"
         " RUN/faults.jsonl. Ctrl-C ends it, with the robot at rest.",
         measures=True,
         arguments=("[RUN]",),
         keys="episodes most_failures evaluation.policy robot domain teleop clock device start_nodes"
         " run runs_directory",
-        short={name: f"deployment.{name}" for name in ("episodes", "most_failures")},
+        aliases={name: f"deployment.{name}" for name in ("episodes", "most_failures")},
     ),
     "inspect": Command(
         "robot_rl.commands.inspection:run",
         "Say what a dataset, store, checkpoint or run holds, or several runs together.",
-        "PATH is a demonstrations.zarr, a store, a checkpoint or a run directory. Several runs that"
-        " differ in their training seed are summarised together: what to expect of a further one,"
-        " with an interval for which seeds and scenes are random. Nothing is changed, but by"
-        " rebuild.",
+        "PATH is a demonstrations.zarr, a store, a checkpoint or a run. Several runs that differ in"
+        " their training seed are summarised together: what to expect of a further one, with an"
+        " interval over random seeds and scenes. Nothing is changed, except by rebuild.",
         arguments=("PATH", "..."),
         options=(
             Option("json", "one JSON object in its place", False),
-            Option("rebuild", "make a store's catalogue anew before", False),
+            Option("rebuild", "rebuild the catalogue of a store first", False),
             RUNS,
         ),
         example="robot-rl inspect runs/latest",
@@ -191,9 +187,9 @@ COMMANDS: dict[str, Command] = {
     "export": Command(
         "robot_rl.commands.export:export",
         "Write the episodes of a store to a dataset, also while training runs.",
-        "STORE is a store, a run directory or an episode dataset; OUT is made and never"
-        " overwritten. Open episodes are left out. LeRobot datasets have no final observation and"
-        " their pictures are compressed with losses; zarr keeps everything.",
+        "STORE is a store, a run or an episode dataset; OUT is never overwritten. Open episodes are"
+        " left out. LeRobot datasets have no final observation and lossy pictures; zarr keeps"
+        " everything.",
         arguments=("STORE", "OUT"),
         options=(
             Option("format", "the dataset's format", "zarr", _dataset_formats),
@@ -210,8 +206,8 @@ COMMANDS: dict[str, Command] = {
     "keys": Command(
         "robot_rl.wire.keys:make_keys",
         "Make the keys with which other machines may use the replay server.",
-        "Writes a key pair of the server, and one for the processes beside it, into FOLDER; with"
-        " client=NAME a further one into FOLDER/NAME, to be copied to that machine. Nothing is ever"
+        "Writes key pairs of the server and of the processes beside it into FOLDER; client=NAME"
+        " writes a further one into FOLDER/NAME, for you to copy to that machine. Nothing is"
         " overwritten. Use them with replay=network replay.keys=FOLDER.",
         arguments=("FOLDER",),
         options=(Option("client", "name of one more client to let in"),),
@@ -220,9 +216,9 @@ COMMANDS: dict[str, Command] = {
     "cell": Command(
         "robot_rl.commands.lab_files:write_cell",
         "Write the file of your robot, with comments, for you to complete.",
-        "PATH is a YAML file, or a folder in which it writes cell.yaml; nothing is overwritten. Put"
-        " in what it marks with ???, look at the devices with robot-rl doctor cell=PATH, and give"
-        " cell=PATH to every command that has a configuration.",
+        "PATH is a YAML file, or a folder for cell.yaml; nothing is overwritten. Fill in what it"
+        " marks with ???, check the devices with robot-rl doctor cell=PATH, and give cell=PATH to"
+        " every command that has a configuration.",
         arguments=("PATH",),
         options=(
             Option("arm", "the arm; topics has a controller of its own on ROS topics", None, _ARMS),
@@ -241,9 +237,9 @@ COMMANDS: dict[str, Command] = {
     "task": Command(
         "robot_rl.commands.lab_files:write_task",
         "Write the file of a task of your robot, which no simulation has, for you to complete.",
-        "FOLDER/NAME is FOLDER/configs/task/NAME.yaml; nothing is overwritten. A cell in FOLDER"
-        " finds it: robot-rl collect cell=FOLDER task=NAME. What is marked with ??? is taught with"
-        " robot-rl teach. docs/own_task.md is about tasks in simulation.",
+        "Writes FOLDER/configs/task/NAME.yaml; nothing is overwritten. A cell in FOLDER finds it:"
+        " robot-rl collect cell=FOLDER task=NAME. Fill in what is marked with ??? with robot-rl"
+        " teach. For tasks in simulation see docs/own_task.md.",
         arguments=("FOLDER/NAME",),
         options=(
             Option("instruction", "what the robot is to do, in words"),
@@ -259,18 +255,18 @@ COMMANDS: dict[str, Command] = {
     "nodes": Command(
         "robot_rl.commands.preparation:run_nodes",
         "Run the nodes of your robot alone, until Ctrl-C.",
-        "Prints the name and the process of each node; one that is killed is started again. It"
-        " moves no arm and needs no task: robot-rl jog, teach and doctor talk to these nodes in"
-        " another terminal. Logs are in runs_directory/nodes.",
+        "Prints name and process of each node; a killed one is started again. Moves no arm and"
+        " needs no task: robot-rl jog, teach and doctor talk to these nodes in another terminal."
+        " Logs are in runs_directory/nodes.",
         run_key=None,
         keys="cell robot observation reward recorder.minutes recorder.segment_s runs_directory",
     ),
     "jog": Command(
         "robot_rl.commands.jog:run",
         "Move an arm by some millimetres, once you have pressed Enter.",
-        "Sends targets to the arm's node, which runs, along a straight line from where the arm is."
-        " Stops, and says why, where the node holds, refuses or limits. Ctrl-C stops at once."
-        " hardware/arms.md, section First motion, has the steps.",
+        "Sends targets along a straight line to the node of the arm, which must run. Stops, and"
+        " says why, where the node holds, refuses or limits. Ctrl-C stops at once. The steps are in"
+        " hardware/arms.md, section First motion.",
         options=(
             *(Option(axis, f"way along {axis} of the base frame in m", 0.0) for axis in "xyz"),
             Option("speed", "in m/s, at most 0.05", 0.01),
@@ -282,11 +278,11 @@ COMMANDS: dict[str, Command] = {
     "teach": Command(
         "robot_rl.commands.teach:run",
         "Print where a hand-guided arm is, as the lines of a cell or a task.",
-        "Listens to the arm's node, which runs, and never moves anything. Enter keeps where it is,"
-        " Ctrl-D ends; without any Enter it is where the arm is. The lines are those of a cell's"
-        " reset through all of these, or, for the file of a task, of the region of the start that"
-        " they span, or of the goal: the last. robot-rl teach > reset.yaml keeps them;"
-        " hardware/arms.md, section Resets, has the steps.",
+        "Listens to the node of the arm, which must run, and never moves anything. Enter keeps a"
+        " place, Ctrl-D ends; without any Enter the place is where the arm is. The lines are the"
+        " reset of a cell through all places, or, for a task, the start region that they span, or"
+        " the last one as the goal. robot-rl teach > reset.yaml keeps them. The steps are in"
+        " hardware/arms.md, section Resets.",
         options=(
             Option("part", "what the lines are for", "reset", ("reset", "start", "goal")),
             Option("namespace", "of the arm's node", "/"),
@@ -295,11 +291,11 @@ COMMANDS: dict[str, Command] = {
     ),
     "doctor": Command(
         "robot_rl.commands.doctor:run",
-        "Say what of this machine works here, and how to mend what does not.",
+        "Say what works on this machine, and how to fix what does not.",
         "Tries Python, physics, networks, rendering, GPU, cameras, ROS, input devices, disk and"
-        " memory, each in a process of its own. Fails only without Python, MuJoCo or torch. With"
-        " cell=PATH it looks at the devices of that robot instead, moves nothing, and fails without"
-        " one of them.",
+        " memory, each in its own process. Fails only without Python, MuJoCo or torch. With"
+        " cell=PATH it tries the devices of that robot instead, moves nothing, and fails where one"
+        " is missing.",
         options=(
             Option("cell", "a robot of yours, whose devices are looked at"),
             Option("task", "a task for it, whose values are looked at too"),
@@ -313,8 +309,7 @@ COMMANDS: dict[str, Command] = {
     "bench": Command(
         "robot_rl.bench:run",
         "Measure one part on this machine.",
-        "NAME is env, loop or replay. Prints one JSON object as its last line: medians, and the"
-        " machine they were measured on.",
+        "NAME is env, loop or replay. The last line is a JSON object: medians, and the machine.",
         run_key=None,
         arguments=("NAME",),
         keys="task robot policy algorithm observation seed device",

@@ -1,6 +1,6 @@
-"""`robot-rl train`: the stages of a recipe, through the processes; then card and report.
+"""`robot-rl train`: all stages of a recipe, then the report.
 
-And `collect`, `pretrain`, `distil`, `collect-reward` and `train-reward`: some stages, alone.
+And `collect`, `pretrain`, `distil`, `collect-reward` and `train-reward`: some stages alone.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ _TIMES = "times"
 
 
 class Feed:
-    """Hands new lines of the run's files to the display; evaluations that it has are not new."""
+    """Hands new lines of the run's files to the display; evaluations from before it are not new."""
 
     def __init__(self, run: RunDirectory, progress: WorkProgress) -> None:
         self._run, self._progress = run, progress
         self._episodes, self._evaluations = 0, len(run.read_jsonl("evaluations"))
 
     def show(self) -> None:
-        """Look for what is new; the first line of a log comes before the first block is learned."""
+        """Read what is new."""
         episodes = self._run.read_jsonl("episodes")
         for episode in episodes[self._episodes :]:
             self._progress.episode(
@@ -75,32 +75,30 @@ class Feed:
             if result.against_cloned is not None and result.against_cloned.worse:
                 self._progress.note(f"    WORSE than what it began with: {result.against_cloned}")
         self._evaluations = len(evaluations)
-        # Of stages without actors there are other records, of which the display has no use.
+        # Stages without actors write other records, which the display does not show.
         blocks = [b for b in self._run.read_jsonl("learner") if "update_to_data" in b]
-        if blocks:
-            self._progress.update(int(blocks[-1]["environment_steps"]), blocks[-1])
-        else:
-            self._progress.update(0)
+        steps = int(blocks[-1]["environment_steps"]) if blocks else 0
+        self._progress.update(steps, blocks[-1] if blocks else None)
 
 
 class Prepared(NamedTuple):
-    """A run that may begin, or go on: what could be checked before anything is made is in order."""
+    """A run that passed all checks and may start, or continue."""
 
     settings: Settings
     recipe: Recipe
-    known: RunDirectory | None  # that `config.resume` names
-    left: list[str]  # names of its stages with something left to do
+    known: RunDirectory | None  # the one that `config.resume` names
+    left: list[str]  # names of its unfinished stages
 
     @property
     def finished(self) -> bool:
-        """Whether nothing at all is left: no stage, and a summary with the costs of all."""
+        """Whether no stage is left, and the summary has the costs of all."""
         if self.known is None or self.left:
             return False
         return "wall_seconds" in self.known.read_summary()
 
 
 def prepare(config: DictConfig) -> Prepared:
-    """Check all of a run that can be checked before anything is made."""
+    """Check all that can be checked before anything is made."""
     known = RunDirectory.open(config.resume, config.runs_directory) if config.resume else None
     if known is not None and policy_folder(known.path) is not None:
         raise RunError(f"{known.path} is a policy, not a run", hint="name the run with resume=RUN")
@@ -124,7 +122,7 @@ def prepare(config: DictConfig) -> Prepared:
 
 
 def run(config: DictConfig) -> None:
-    """Run the stages of the recipe, or those that are left in the run `config.resume`."""
+    """Run the stages of the recipe, or those left in the run `config.resume`."""
     ready = prepare(config)
     settings, recipe, known = ready.settings, ready.recipe, ready.known
     if known is not None and ready.finished:
@@ -149,7 +147,10 @@ def run(config: DictConfig) -> None:
             for name in recipe.in_turn(directory):
                 if recipe.beside_actors(name):
                     if not directory.has_folder(LAST):
-                        _warn(config, directory)
+                        # What plug-ins find wrong, before a robot is worn in vain.
+                        for check in (name for plugin in plugins() for name in plugin.checks):
+                            for warning in resolve(check)(directory, config):
+                                print(warning, flush=True)
                     _learn_online(settings, directory, lock, console=config.console.open)
                 else:
                     recipe.perform(name, directory)
@@ -173,7 +174,7 @@ def run(config: DictConfig) -> None:
 
 
 def _further(settings: Settings, recipe: Recipe, run: RunDirectory) -> str:
-    """How to learn more than a finished run has, in words."""
+    """How to learn more than a finished run has learned."""
     if any(map(recipe.beside_actors, recipe.stages)):
         steps = 2 * max(settings.environment_steps, steps_behind(run))
         words = (f"resume={run.path}", f"environment_steps={steps}")
@@ -187,9 +188,9 @@ def _further(settings: Settings, recipe: Recipe, run: RunDirectory) -> str:
 
 
 def check_run(settings: Settings, run: RunDirectory | None, recipe: Recipe) -> PolicyInputs | None:
-    """Look for damage, and for what cannot be made, before anything is collected.
+    """Look for damage, and for networks that cannot be made, before anything is collected.
 
-    Returns what the policy will see, or sees; None where neither is known.
+    Returns the inputs of the policy, where they are known already.
     """
     for name in (CLONED, ACCEPTED, CANDIDATE, LAST):
         if run is not None and run.has_folder(name):
@@ -210,15 +211,8 @@ def check_run(settings: Settings, run: RunDirectory | None, recipe: Recipe) -> P
     return None if run is None else inputs_of(run, settings.dataset)
 
 
-def _warn(config: DictConfig, run: RunDirectory) -> None:
-    """Print what plug-ins find wrong, before a robot is worn in vain."""
-    for check in (name for plugin in plugins() for name in plugin.checks):
-        for warning in resolve(check)(run, config):
-            print(warning, flush=True)
-
-
 def processes(settings: Settings) -> dict[str, list[str]]:
-    """Names and arguments in the order of their start; they are ended in the reverse one."""
+    """Name → arguments of the processes, in the order of their start; the last one ends first."""
     actors = settings.actors
     acting = {
         f"actor-{n}" if actors > 1 else "actor": ["actor", f"actor={n}"]
@@ -230,7 +224,7 @@ def processes(settings: Settings) -> dict[str, list[str]]:
 
 
 def _learn_online(settings: Settings, run: RunDirectory, lock: int, *, console: bool) -> None:
-    """Start the processes and wait until all steps are learned from and evaluated."""
+    """Start the processes and wait until they have learned from all steps and evaluated."""
     place = [f"run={run.path}", f"runs_directory={settings.runs_directory}"]
     if settings.stage is not None:
         place.append(f"stage={settings.stage}")
@@ -242,7 +236,7 @@ def _learn_online(settings: Settings, run: RunDirectory, lock: int, *, console: 
         started = processes(settings)
         for name, arguments in started.items():
             group.start(name, [*arguments, *place])
-        if console:  # learning does not need it, and goes on where it fails
+        if console:  # learning goes on where it fails
             group.start("console", ["console", *place], needed=False)
             progress.note(f"console: its address is in {run.path}/logs/console.log")
         feed = Feed(run, progress)
@@ -266,7 +260,7 @@ def collect(config: DictConfig) -> None:
 def pretrain(config: DictConfig) -> None:
     """Clone the demonstrations of `run`, or of `dataset` into a new run directory.
 
-    That takes all stages of the recipe up to the last one that clones, but for the recording.
+    It runs the stages of the recipe up to the last one that clones, without the recording.
     """
     try_environment(config)
     settings = Settings.of(config) if config.run else _with_sources(config)
@@ -277,7 +271,7 @@ def pretrain(config: DictConfig) -> None:
         raise ConfigError("there is nothing to do", got=got, hint="leave these out")
     known = RunDirectory.open(config.run, config.runs_directory) if config.run else None
     for name in names:
-        recipe.stages[name].needs  # noqa: B018  # it raises where the stage could not do its work
+        recipe.stages[name].needs  # noqa: B018  # raises where the stage cannot do its work
     check_demonstrations(settings.environment, open_demonstrations(settings.dataset, known))
     if known is None:
         _check_sources(settings)
@@ -309,7 +303,7 @@ def train_reward(config: DictConfig) -> None:
 def _alone(
     config: DictConfig, kind: type[Stage], *, on_robot: bool = False, how: str = SAME_COMMAND
 ) -> RunDirectory:
-    """Perform a kind of stage in the run `config.run`, or in a new one, which is returned."""
+    """Perform the stages of a kind in the run `config.run`, or in a new one; returns that run."""
     recipe, names = check_alone(config, kind, on_robot=on_robot)
     with (
         working_run(config, how=how) as run,
@@ -324,30 +318,27 @@ def _alone(
 def check_alone(
     config: DictConfig, kind: type[Stage], *, on_robot: bool
 ) -> tuple[Recipe, list[str]]:
-    """The recipe, and the names in it of the stages of a kind, which could do their work.
-
-    First the robot is checked, where it moves.
-    """
+    """The recipe, and the names of its stages of a kind. Checks them, and the robot they move."""
     if on_robot:
         check_robot(config)
         try_environment(config)
     recipe = Recipe(Settings.of(config))
     names = recipe.of_kind(kind)
     for name in names:
-        recipe.stages[name].needs  # noqa: B018  # it raises where the stage could not do its work
+        recipe.stages[name].needs  # noqa: B018  # raises where the stage cannot do its work
     return recipe, names
 
 
 def _with_sources(config: DictConfig) -> Settings:
-    """The settings of a new run, with the places of what it reads from elsewhere in full.
+    """The settings of a new run, with absolute paths of what it reads from elsewhere.
 
-    It is gone on with from other folders too, and will be the latest itself.
+    The run may be continued from another folder, and `latest` will name it.
     """
     if config.dataset:
         config.dataset = str(Path(config.dataset).resolve())
     if "path" in config.reward.source:
         path = Path(config.reward.source.path)
-        # But for its last part, which is a link to the newest generation.
+        # Its last part stays a link to the newest generation.
         config.reward.source.path = str(path.parent.resolve() / path.name)
     return Settings.of(config)
 
@@ -355,6 +346,6 @@ def _with_sources(config: DictConfig) -> Settings:
 def _check_sources(settings: Settings) -> None:
     """Check what a new run reads from elsewhere."""
     if settings.dataset:
-        shown = open_demonstrations(settings.dataset, None)
-        check_demonstrations(settings.environment, shown)
+        demonstrations = open_demonstrations(settings.dataset, None)
+        check_demonstrations(settings.environment, demonstrations)
     make_source(settings.environment)

@@ -17,11 +17,11 @@ from robot_rl.errors import in_shell
 from robot_rl.processes.resources import find_resource
 from robot_rl.run import CELL_FILE
 
-_TWICE = "found duplicate key "  # in what YAML says
+_TWICE = "found duplicate key "  # in a message of YAML
 
 
 class Cell(NamedTuple):
-    """A robot in a file of its owner's."""
+    """A robot, as its owner describes it in a file."""
 
     path: Path  # absolute
     choices: Mapping[str, str]  # the choice of each group that it names
@@ -29,7 +29,7 @@ class Cell(NamedTuple):
 
 
 def own_file(named: str | Path) -> Path:
-    """A file of the user's own, `cell.yaml` of a folder; `ConfigError` where it is in robot_rl."""
+    """A file of the user's own, or `cell.yaml` in a folder; `ConfigError` inside robot_rl."""
     path = Path(os.path.expanduser(named)).resolve()
     path = path / CELL_FILE if path.is_dir() else path
     own, code = find_resource("configs"), Path(__file__).resolve().parents[1]
@@ -41,7 +41,7 @@ def own_file(named: str | Path) -> Path:
 
 
 def read_cell(named: str) -> Cell:
-    """Read a cell, and nothing beside it; `ConfigError` where it is not there or none."""
+    """Read a cell, without code beside it; `ConfigError` where it is absent or no cell."""
     path = Path(os.path.expanduser(named)).resolve()
     path = own_file(path) if path.exists() else path
     if not path.is_file():
@@ -50,7 +50,7 @@ def read_cell(named: str) -> Cell:
     try:
         found = OmegaConf.load(path)
         plain = flatten(found) if isinstance(found, DictConfig) else {}
-    except Exception as error:  # OSError, or whatever YAML and OmegaConf raise
+    except Exception as error:  # OSError, or an error of YAML or OmegaConf
         if isinstance(error, MarkedYAMLError) and _TWICE in str(error.problem):
             raise _stands_twice(path, error) from error
         problem = " ".join(str(error).split())
@@ -67,7 +67,7 @@ def read_cell(named: str) -> Cell:
 
 
 def _stands_twice(path: Path, error: MarkedYAMLError) -> ConfigError:
-    """Which key of a cell YAML has found twice in one mapping, and where."""
+    """The error for a key that is twice in one mapping, with its lines."""
     key, mark = str(error.problem).removeprefix(_TWICE), error.problem_mark
     assert mark is not None
     begin, lines = f"{' ' * mark.column}{key}:", path.read_text(encoding="utf-8").splitlines()
@@ -79,7 +79,7 @@ def _stands_twice(path: Path, error: MarkedYAMLError) -> ConfigError:
 def named_cell(overrides: Sequence[str]) -> Cell | None:
     """Read the cell that overrides name last, if any; its folder joins the registry.
 
-    No other cell brings code: a run keeps a copy of its own, and may be from another machine.
+    Code comes with this cell alone: the copy in a run may be from another machine.
     """
     named = [o.value() for o in map(parse, overrides) if o.key_or_group == "cell"][-1:]
     if not named or named[0] is None:
@@ -94,12 +94,12 @@ def named_cell(overrides: Sequence[str]) -> Cell | None:
 
 
 def name_environment(id: object) -> None:
-    """Let the package of a Gymnasium environment be imported, whose id the user has given."""
+    """Let the package of a Gymnasium environment be imported: the user has named its id."""
     if isinstance(id, str) and (package := re.match(r"[\w.]+(?=[:/])", id)):
         registry.add_package(package[0])
 
 
 def is_task_named(overrides: Sequence[str], cell: Cell | None) -> bool:
-    """Whether somebody has named the task: typed it, or in the cell."""
+    """Whether the task is named, in the overrides or in the cell."""
     typed = any(parse(text).key_or_group == "task" for text in overrides)
     return typed or (cell is not None and "task" in cell.choices)

@@ -1,9 +1,9 @@
 """Compose a configuration: Hydra, with messages that name the way out.
 
-Hydra composes `configs/config.yaml` and its groups, to which folders of the user's own and plug-ins
-add. Then come the values of a cell, the user's robot in one file, and the overrides of the command
-line. An unknown choice or key is answered with the valid names, and a value keeps its type.
-`robot_rl.commands.runs` adds the configuration of a run.
+Hydra composes `configs/config.yaml` and its groups; plug-ins and the user's folders add to these.
+Then come the values of a cell, the user's robot in one file, and the overrides of the command line.
+An unknown choice or key is an error with the valid names, and a value keeps the type of its
+default. `robot_rl.commands.runs` adds the configuration of a run.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from robot_rl.config.values import (
 from robot_rl.processes.resources import choice_file, config_places, find_resource
 from robot_rl.run import POLICIES
 
-# How a value that must be given is written, by the last word of its key.
+# The form of a value that must be given, by the last word of its key.
 _WRITTEN = {"pose": "[x,y,z,qx,qy,qz,qw]", "names": "[NAME,NAME,...]"}
-# What each of `arms` may have of its own.
+# Sections that each of `arms` may have of its own.
 _OF_ARM = ("robot", "nodes", "simulation", "task", "observation")
-# What an entry of `observation.cameras` is that does not say so.
+# The class of an entry of `observation.cameras` that does not name one.
 _CAMERA = "robot_rl.env.sim.cameras.CameraOptions"
 
 
 def group_choices() -> dict[str, tuple[str, ...]]:
     """Return the valid choices of each configuration group, for example of `task`.
 
-    `ConfigError` where a folder of the user's own has a choice that there is already.
+    `ConfigError` where a folder of the user's own has a choice that exists already.
     """
     files: dict[tuple[str, str], Path] = {}
     for path in (path for place in config_places() for path in sorted(place.glob("*/*.yaml"))):
@@ -60,7 +60,7 @@ def group_choices() -> dict[str, tuple[str, ...]]:
             problem, both = f"two files describe {group}={name}", f"{files[group, name]} and {path}"
             raise ConfigError(problem, got=both, hint="rename yours")
         files[group, name] = path
-    # A leading underscore marks what several choices share; it is no choice itself.
+    # A leading underscore marks a file that choices share, and that is no choice itself.
     named = sorted((group, name) for group, name in files if not name.startswith("_"))
     return {g: tuple(name for of, name in named if of == g) for g in dict(named)}
 
@@ -68,19 +68,19 @@ def group_choices() -> dict[str, tuple[str, ...]]:
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
     """Compose the default configuration with overrides such as `task=reach` or `seed=3`.
 
-    They are in Hydra's grammar, but for the values of `PATHS`; later ones win. Interpolations are
-    resolved. `choices` holds the name chosen in each group. Reading a key that does not exist
-    raises, as does adding one.
+    They are in Hydra's grammar, except the values of `PATHS`; later ones win. Interpolations are
+    resolved. `choices` holds the name chosen in each group. To read or add a key that does not
+    exist raises.
 
     `ConfigError` for an override that does not parse, an unknown choice or key, a value of another
-    type than its default, or one that must be given and is not.
+    type than its default, or a missing value that must be given.
     """
     check_missing(result := composed(overrides, named_cell(overrides)))
     return result
 
 
 def composed(overrides: Sequence[str | Override], cell: Cell | None = None) -> DictConfig:
-    """As `compose`, with a cell that was read; values may be missing: see `check_missing`."""
+    """As `compose`, with the cell given; values may be missing: see `check_missing`."""
     parsed = [parse(each) if isinstance(each, str) else each for each in overrides]
     groups = group_choices()
     typed = [override for override in parsed if override.key_or_group in groups]
@@ -88,12 +88,12 @@ def composed(overrides: Sequence[str | Override], cell: Cell | None = None) -> D
     own = ", ".join(str(place) for place in places if place.is_dir())
     for group, choice in ((o.key_or_group, o.value()) for o in typed if not o.is_delete()):
         further = "a task of your own needs cell=PATH" if group == "task" and cell is None else ""
-        if group == "policy" and choice in POLICIES:  # of a run, whose kind is meant otherwise
+        if group == "policy" and choice in POLICIES:  # a policy of a run, not a kind
             further = f"to choose among those of a run: evaluation.policy={choice}"
         check_value(group, choice, groups[group], own and f"searched {own} too", further)
     words = [str(override.input_line) for override in typed]
     config = _compose(words) if cell is None else _with_cell(cell, groups, words)
-    defaults = _defaults_once(config_places(), tuple(words)) if cell is None else _defaults(config)
+    defaults = _defaults(config)
     given = [override for override in parsed if override.key_or_group not in groups]
     for override in given:
         if override.key_or_group == "robot.id":
@@ -101,21 +101,21 @@ def composed(overrides: Sequence[str | Override], cell: Cell | None = None) -> D
     for override in given:
         _apply(override, config, defaults)
     if cell is not None:
-        config.cell = str(cell.path)  # absolute: a run is gone on with from other folders too
+        config.cell = str(cell.path)  # absolute: a run may be continued from another folder
     _complete_cameras(config)
     _complete_arms(config)
     result = OmegaConf.create(resolved := _resolved(config), flags={"struct": True})
     if references := [o.key_or_group for o in given if "${" in str(o.value())]:
         before, now = flatten(defaults), flatten(resolved)
         for key in references:
-            if key in before and key in now:  # what a reference has come to
+            if key in before and key in now:  # the value behind a reference
                 OmegaConf.update(result, key, _checked(key, now[key], defaults))
     check_values(result)
     return result
 
 
 def file_defaults() -> DictConfig:
-    """The values of `config.yaml` itself, which are there whatever is chosen."""
+    """The values of `config.yaml` itself, which do not depend on choices."""
     config = OmegaConf.load(find_resource("configs") / "config.yaml")
     assert isinstance(config, DictConfig)
     del config["defaults"]
@@ -123,7 +123,7 @@ def file_defaults() -> DictConfig:
 
 
 def _with_cell(cell: Cell, groups: Mapping[str, Sequence[str]], typed: Sequence[str]) -> DictConfig:
-    """Compose what a cell chooses, but for the groups that are typed, and add its values."""
+    """Compose the choices of a cell, except in groups that are typed, and add its values."""
     try:
         for group, choice in cell.choices.items():
             check_value("group", group, list(groups))
@@ -145,7 +145,7 @@ def _with_cell(cell: Cell, groups: Mapping[str, Sequence[str]], typed: Sequence[
 
 
 def _by_arm(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The values of a cell, with `arms` taken apart: a key is `robot` or `arms.left.robot`."""
+    """Key and value of each section of a cell: `robot`, or of an arm `arms.left.robot`."""
     for key, value in values.items():
         if key != "arms" or not isinstance(value, Mapping):
             yield key, value
@@ -159,7 +159,7 @@ def _by_arm(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _checked(key: str, value: Any, defaults: Mapping[str, Any], *, in_cell: bool = False) -> Any:
-    """A value whose key and type are those of a default; a cell may have further arms and nodes."""
+    """Check key and type of a value by its default; a cell may have further arms and nodes."""
     first, arm, of_arm = (*key.split(".", 2), "", "")[:3]
     if first == "arms" and of_arm and (in_cell or arm in defaults["arms"]):
         shared = {name: defaults[name] for name in _OF_ARM if name in defaults}
@@ -174,9 +174,9 @@ def _checked(key: str, value: Any, defaults: Mapping[str, Any], *, in_cell: bool
 
 
 def _chosen_by_task(task: str) -> set[str]:
-    """The groups that a task's file, or one that it builds on, chooses: `override /reward: …`."""
+    """The groups that a task's file, or its base, chooses: `override /reward: …`."""
     file, found = choice_file("task", task), OmegaConf.create()
-    with suppress(YAMLError):  # which the composition tells
+    with suppress(YAMLError):  # the composition reports it
         found = OmegaConf.load(file) if file else found  # type: ignore[assignment]
     entries = found.get("defaults") or [] if isinstance(found, DictConfig) else []
     own = {str(key) for entry in entries if isinstance(entry, DictConfig) for key in entry}
@@ -185,7 +185,7 @@ def _chosen_by_task(task: str) -> set[str]:
 
 
 def _apply(override: Override, config: DictConfig, defaults: Mapping[str, Any]) -> None:
-    """Set, add or delete a value, as Hydra does it where there is no cell."""
+    """Set, add or delete a value, as Hydra would without a cell."""
     key, value = override.key_or_group, override.value()
     if override.is_delete():
         check_key(key, value, defaults)
@@ -194,14 +194,14 @@ def _apply(override: Override, config: DictConfig, defaults: Mapping[str, Any]) 
         return
     is_there = key in flatten(defaults)
     if override.is_add() and is_there and not isinstance(value, dict | list):
-        raise ConfigError(f"{key} is there already", got=f"+{key}", hint=f"write {key}={value}")
+        raise ConfigError(f"{key} exists already", got=f"+{key}", hint=f"write {key}={value}")
     if is_there or not (override.is_add() or override.is_force_add()):
         value = _checked(key, value, defaults)
     OmegaConf.update(config, key, value)
 
 
 def _complete_cameras(config: DictConfig) -> None:
-    """Let the entries of `observation.cameras` say what they are: {name: front} is enough."""
+    """Add the class to the entries of `observation.cameras`, so that {name: front} is enough."""
     cameras = config.observation.cameras
     for number, camera in enumerate(cameras if isinstance(cameras, ListConfig) else ()):
         if not isinstance(camera, DictConfig) or not isinstance(camera.get("name"), str):
@@ -214,7 +214,7 @@ def _complete_cameras(config: DictConfig) -> None:
 
 
 def _complete_arms(config: DictConfig) -> None:
-    """Let each of `arms` say all of itself: its own values, and those that it shares."""
+    """Give each of `arms` all values: its own, and those that it shares."""
     if not config.arms:
         return
     shared = OmegaConf.merge(config, {"choices": config.choices})
@@ -236,20 +236,20 @@ def joined(namespace: str, relative: str) -> str:
 
 
 def missing_keys(config: DictConfig) -> list[str]:
-    """The keys that must be given and are not; what arms share is asked for at each of them."""
+    """The keys of missing values that must be given; those that arms share once for each arm."""
     shared = tuple(f"{key}." for key in _OF_ARM) if config.arms else ()
     return sorted(key for key in OmegaConf.missing_keys(config) if not key.startswith(shared))
 
 
 def on_stepped_clock(config: DictConfig) -> DictConfig:
-    """The same configuration in simulated time; a robot that has only the wall clock keeps it."""
+    """The same configuration in simulated time, unless the robot has only the wall clock."""
     if config.robot.get("clock") is not None:
         return config
     return OmegaConf.merge(config, {"clock": "stepped"})  # type: ignore[return-value]
 
 
 def changed_settings(config: DictConfig) -> list[tuple[str, Any, Any]]:
-    """Each dotted key whose value is not that of its choices' files, with both; None: absent."""
+    """Key, value and default of each value that differs from its file's; None: absent there."""
     choices = [f"{group}={name}" for group, name in config.choices.items() if name is not None]
     defaults = flatten(composed(choices))
     return [
@@ -261,11 +261,11 @@ def changed_settings(config: DictConfig) -> list[tuple[str, Any, Any]]:
 
 def _compose(overrides: Sequence[str]) -> DictConfig:
     config = copy.deepcopy(_composed_once(config_places(), tuple(overrides)))
-    name_environment(config.robot.get("id"))  # of a file of robot_rl or of the user's own
+    name_environment(config.robot.get("id"))  # a file of a choice may name it
     return config
 
 
-@functools.cache  # Hydra takes half a second, and a command asks for the same ones again and again
+@functools.cache  # Hydra takes half a second, and a command composes several times
 def _composed_once(places: tuple[Path, ...], overrides: tuple[str, ...]) -> DictConfig:
     further = ",".join(_quoted(f"file://{place}") for place in places[1:])
     words = [f"hydra.searchpath=[{further}]"] if places[1:] else []
@@ -280,7 +280,7 @@ def _composed_once(places: tuple[Path, ...], overrides: tuple[str, ...]) -> Dict
         ) from error
     OmegaConf.set_struct(config, False)
     chosen = {str(group): choice for group, choice in config.pop("hydra").runtime.choices.items()}
-    # A part within another group, as reset.backward is, follows from that group.
+    # A part within another group, such as reset.backward, follows from that group.
     config.choices = {g: c for g, c in chosen.items() if not re.match("hydra/|.*@", g)}
     return config
 
@@ -290,18 +290,17 @@ def _quoted(text: str) -> str:
     return "'" + re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + "\\'" * bool(m[2]), text) + "'"
 
 
-@functools.cache
 def _defaults_once(places: tuple[Path, ...], overrides: tuple[str, ...]) -> Mapping[str, Any]:
     return _defaults(_composed_once(places, overrides))
 
 
 def _defaults(config: DictConfig) -> Mapping[str, Any]:
-    """The values before any is given; choices are none."""
+    """The values before any override; without `choices`."""
     return {key: value for key, value in _resolved(config).items() if key != "choices"}
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:
-    """The values; one that refers to a missing value is `NOT_GIVEN`. Of `arms` as they are."""
+    """The values; one that refers to a missing value is `NOT_GIVEN`. `arms` stay as they are."""
     values: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
     arms = values.pop("arms")
     missing = [key for key, value in flatten(values).items() if value == "???"]
@@ -333,7 +332,7 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
 
 
 def check_missing(config: DictConfig) -> None:
-    """Raise `ConfigError` where something is missing that must be given."""
+    """Raise `ConfigError` where a value is missing that must be given."""
     if missing := missing_keys(config):
         ends = (re.split("[._]", key)[-1] for key in missing)
         given = (f"{k}={_WRITTEN.get(e, 'VALUE')}" for k, e in zip(missing, ends, strict=True))

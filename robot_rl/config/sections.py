@@ -1,11 +1,13 @@
-"""The typed sections of a configuration: what functions take in place of all of it.
+"""The typed sections of a configuration, which functions take instead of all of it.
 
-A command makes its `Settings` once. A number out of its range, or a value of another kind, is one
+A command makes its `Settings` once. A number out of range, or a value of another type, is a
 `ConfigError` that names the key.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,13 +21,13 @@ from robot_rl.config.values import ConfigError, flatten
 
 Positive = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
-Part = dict[str, Any]  # what `policies.registry.make` makes an object of
+Part = dict[str, Any]  # the configuration of an object: `policies.registry.make` makes it
 _Section = TypeVar("_Section")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSection:
-    """`algorithm.schedule`, as far as it is known before an algorithm is made."""
+    """The part of `algorithm.schedule` that is known before the algorithm is made."""
 
     warmup_steps: Natural
     critic_only_updates: Natural
@@ -45,7 +47,7 @@ class WindowSection:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSection:
-    """The numbers of `cloning` and `distil`, beside those of the optimisation."""
+    """The numbers of `cloning` and `distil`, without those of the optimiser."""
 
     updates: Positive
     batch_size: Positive
@@ -53,7 +55,7 @@ class TrainingSection:
 
 @dataclass(frozen=True, kw_only=True)
 class DaggerSection:
-    """`dagger`: rounds, and episodes of each."""
+    """`dagger`: rounds, and episodes in each."""
 
     rounds: Natural
     episodes: Positive
@@ -71,7 +73,7 @@ class RecordingSection:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSection:
-    """`evaluation`: which scenes, and how many of them."""
+    """`evaluation`: the scenes, and how many of them."""
 
     every_steps: Positive
     episodes: Positive
@@ -86,7 +88,7 @@ class EvaluationSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ProofSection:
-    """`proof`: what `compare` and `certify` are to show."""
+    """`proof`: the claim of `compare` and `certify`."""
 
     confidence: Annotated[float, Meta(gt=0.5, lt=1)]
     seed: Natural
@@ -98,7 +100,7 @@ class ProofSection:
 
 @dataclass(frozen=True, kw_only=True)
 class DeploymentSection:
-    """`deployment`: what `run` does."""
+    """`deployment`: for `robot-rl run`."""
 
     episodes: Natural
     most_failures: Positive
@@ -114,7 +116,7 @@ class RecorderSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySection:
-    """`replay`, as a client of the server sees it."""
+    """`replay`: for a client of the server."""
 
     connect: str | None
     keys: str | None
@@ -122,9 +124,9 @@ class ReplaySection:
     capacity_rows: int | None
 
 
-# Sections that lie deeper in the configuration, or are named otherwise there.
+# Sections with another name in the configuration.
 _PLACES = {"schedule": "algorithm.schedule", "window": "policy"}
-# What describes robot, task and operator: what `make_env` and `Evaluator` take.
+# Robot, task and operator: the keys that `make_env` and `Evaluator` read.
 _ENVIRONMENT = (
     *("arms", "choices", "classifier", "clock", "control_rate_hz", "device", "domain"),
     *("evaluation", "nodes", "observation", "operator", "reset", "reward", "robot"),
@@ -134,7 +136,7 @@ _ENVIRONMENT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a recipe and its workbench hold; what they call takes a section or a value of it."""
+    """The settings of a recipe and its workbench; other functions take one section or value."""
 
     seed: int
     device: str
@@ -170,7 +172,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: DictConfig) -> Self:
-        """Read them; `ConfigError` where a value cannot be used."""
+        """Read the settings; `ConfigError` where a value cannot be used."""
         plain: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
         plain |= {name: _selected(plain, place) for name, place in _PLACES.items()}
         kept = [name for name in _ENVIRONMENT if name in config]
@@ -184,7 +186,7 @@ class Settings:
     def demonstrated(self) -> bool:
         """Whether the run begins with demonstrations; with `demonstrations=0` it explores.
 
-        `ConfigError` where it is to have some and none.
+        `ConfigError` for both `dataset` and `demonstrations=0`.
         """
         if self.dataset is not None and not self.demonstrations:
             got, hint = f"demonstrations=0 dataset={self.dataset}", "leave out one of the two"
@@ -193,12 +195,12 @@ class Settings:
 
     @property
     def sees(self) -> bool:
-        """Whether the policy sees the features of an image encoder of its own."""
+        """Whether the policy has an image encoder of its own."""
         return self.observation.get("vision") is not None
 
 
 def section(config: DictConfig, name: str, kind: type[_Section]) -> _Section:
-    """Read one section; `ConfigError` where a value of it cannot be used."""
+    """Read one section; `ConfigError` where one of its values cannot be used."""
     return _read(OmegaConf.to_container(config[name]), kind, name)
 
 
@@ -221,10 +223,6 @@ def _read(plain: Any, kind: type[_Section], place: str = "") -> _Section:
 
 
 def _selected(plain: Mapping[str, Any], key: str) -> Any:
+    """The value at a dotted key; some keys have dots themselves."""
     found = flatten(plain)
-    if key in found:
-        return found[key]
-    value: Any = plain
-    for part in key.split("."):
-        value = value[part]
-    return value
+    return found[key] if key in found else functools.reduce(operator.getitem, key.split("."), plain)

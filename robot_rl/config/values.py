@@ -12,10 +12,10 @@ from hydra.core.override_parser.types import Override, OverrideType, ValueType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from robot_rl.errors import RobotRLError, did_you_mean, shown
+from robot_rl.errors import RobotRLError, did_you_mean, printable
 from robot_rl.run import POLICIES
 
-# Strings of which only some are valid.
+# Keys whose value is one of some words.
 VALUES = {
     "clock": ("stepped", "realtime"),
     "device": ("auto", "cpu", "cuda"),
@@ -24,38 +24,23 @@ VALUES = {
 }
 _SEEDS = ("seed", "evaluation.seed", "evaluation.final_seed", "proof.seed")
 _SEEDS_END = 1 << 31  # where the seeds of training's episodes begin
-# Keys whose value is a path: it is taken as it stands, whatever signs it has; `null` is none.
-PATHS = frozenset(
-    (
-        "artifacts",
-        "cell",
-        "classifier.test",
-        "console.certificate",
-        "console.model",
-        "console.token_file",
-        "dataset",
-        "policy.path",
-        "policy.tokenizer",
-        "replay.keys",
-        "resume",
-        "reward.source.path",
-        "robot.model",
-        "run",
-        "runs_directory",
-        "teleop.device.path",
-        "teleop.device.port",
-    )
+# Keys whose value is a path: any text as it is, or `null` for none.
+PATHS = (
+    *("artifacts", "cell", "dataset", "resume", "run", "runs_directory", "replay.keys"),
+    *("classifier.test", "console.certificate", "console.model", "console.token_file"),
+    *("policy.path", "policy.tokenizer", "reward.source.path", "robot.model"),
+    *("teleop.device.path", "teleop.device.port"),
 )
 NOT_GIVEN = "not given"
 
 
 class ConfigError(RobotRLError):
-    """An override, a configuration file or a run's configuration that cannot be used."""
+    """An override, a file or the configuration of a run that cannot be used."""
 
 
-@functools.cache  # each is read several times: for the cell, the task and the value
+@functools.cache  # each is parsed several times: for the cell, the task and the value
 def parse(text: str) -> Override:
-    """Read an override in Hydra's grammar, but a path as it stands: see `PATHS`.
+    """Read an override in Hydra's grammar, or of a key in `PATHS` as it is.
 
     `ConfigError` where it gives no value, or several.
     """
@@ -83,13 +68,13 @@ def parse(text: str) -> Override:
 
 
 def given(key: str, value: Any) -> Override:
-    """An override that gives a key this very value, whatever signs a text has."""
+    """An override with this value, whatever characters a text has."""
     line = f"{key}={value}"
     return Override(OverrideType.CHANGE, key, ValueType.ELEMENT, value, input_line=line)
 
 
 def check_path(path: str | Path) -> str:
-    """Return a path as text; `ConfigError` where the configuration could not keep it."""
+    """Return a path as text; `ConfigError` where no configuration file could keep it."""
     if "${" in (text := str(path)) or text == "???":
         problem = "a path must not hold ${ or be ???, which configuration files read otherwise"
         raise ConfigError(problem, got=text, hint="rename that folder or file")
@@ -99,9 +84,9 @@ def check_path(path: str | Path) -> str:
 def check_value(
     key: str, value: object, valid: Sequence[str], searched: str = "", further: str = ""
 ) -> None:
-    """Raise `ConfigError`, which suggests a near one, where a value is not among the valid ones.
+    """Raise `ConfigError`, with the nearest valid value, where a value is not a valid one.
 
-    `searched` says where else it might have been, `further` what else may be missing.
+    `searched` says where else it was looked for, `further` what else the user can do.
     """
     if value not in valid:
         raise ConfigError(
@@ -114,11 +99,11 @@ def check_value(
 
 
 def check_values(config: DictConfig) -> None:
-    """Raise `ConfigError` for a value that its key does not take, whatever the choices are."""
+    """Raise `ConfigError` for a word, seed or path that its key does not take."""
     flat = flatten(config)
     for key, value in flat.items():
-        if shown(text := f"{key}: {value}") != text:
-            raise ConfigError("a value has control characters", got=shown(text))
+        if (found := printable(text := f"{key}: {value}")) != text:
+            raise ConfigError("a value has control characters", got=found)
     for key in VALUES.keys() & flat.keys():  # a run of another version may lack some
         check_value(key, flat[key], VALUES[key])
     for key in _SEEDS:
@@ -131,10 +116,7 @@ def check_values(config: DictConfig) -> None:
 
 
 def check_types(config: DictConfig, made: DictConfig) -> None:
-    """Raise `ConfigError` where a value of a run is of another type than one that was `made`.
-
-    That is what its choices make without the values that were given.
-    """
+    """Raise `ConfigError` where a value of a run has another type than in the composed `made`."""
     defaults, values = (OmegaConf.to_container(each) for each in (made, config))
     assert isinstance(defaults, dict)
     assert isinstance(values, dict)
@@ -150,7 +132,7 @@ def check_types(config: DictConfig, made: DictConfig) -> None:
 
 
 def check_key(key: str, value: object, defaults: Mapping[str, Any]) -> Any:
-    """Return the default of a dotted key; `ConfigError`, with the valid names, for one too many."""
+    """Return the default of a dotted key; `ConfigError`, with the valid names, for another key."""
     level: Any = defaults
     parts = key.split(".")
     for depth, part in enumerate(parts):
@@ -172,16 +154,16 @@ def check_key(key: str, value: object, defaults: Mapping[str, Any]) -> Any:
 
 
 def of_same_type(key: str, default: Any, value: Any) -> Any:
-    """Return a value, an int as the float that its default is; `ConfigError` for another type."""
+    """Return a value with its default's type, an int as a float; `ConfigError` for another type."""
     if default in (None, "???", NOT_GIVEN) or (value is None and key.startswith("nodes.")):
         return value
     if isinstance(value, str) and ("${" in value or value == "???"):
-        return value  # in a cell, whose references are resolved later
+        return value  # of a cell: references are resolved later
     if isinstance(default, Mapping) and isinstance(value, Mapping):
         return {k: of_same_type(f"{key}.{k}", default.get(k), v) for k, v in value.items()}
     if isinstance(default, list) and isinstance(value, list):
         if value == default:
-            return default  # its items may differ from the first one
+            return default  # its items may have several types
         first = default[0] if len({type(item) for item in default}) == 1 else None
         return [of_same_type(f"{key}[{i}]", first, item) for i, item in enumerate(value)]
     if isinstance(default, float) and type(value) is int:

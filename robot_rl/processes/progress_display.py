@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress
 from rich.table import Table
 
-from robot_rl.errors import shown
+from robot_rl.errors import printable
 
 RECENT_EPISODES = 20
 LOG_INTERVAL_S = 10.0
@@ -30,7 +30,7 @@ class _PlainConsole(Console):
     """Prints what files of others say, too, which might colour a terminal or move its cursor."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        texts = (shown(each) if isinstance(each, str) else each for each in objects)
+        texts = (printable(each) if isinstance(each, str) else each for each in objects)
         super().print(*texts, **options)
 
 
