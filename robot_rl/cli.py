@@ -36,10 +36,6 @@ _WIDTH, _COLUMN = 80, 32  # of the help pages, and of the keys in them
 _NO_SPACE_OR_ACCESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
-class UsageError(RobotRLError):
-    """A command line without a command, or with the wrong arguments."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command: `argv` without the program, by default that of the process.
 
@@ -90,7 +86,7 @@ def _add_folders(words: list[str]) -> list[str]:
         elif folder := folder if equals else next(rest, ""):
             add_folder(folder)
         else:
-            raise UsageError("--config-dir needs a folder", expected="--config-dir FOLDER")
+            raise RobotRLError("--config-dir needs a folder", expected="--config-dir FOLDER")
     return others
 
 
@@ -106,7 +102,7 @@ def _dispatch(words: list[str]) -> None:
     name, rest = words[0], words[1:]
     known = commands()
     if name not in known:
-        raise UsageError(
+        raise RobotRLError(
             f"unknown command {name!r}",
             expected=f"one of {', '.join(known)}",
             hint=did_you_mean(name, known, "robot-rl ") or "robot-rl --help",
@@ -122,10 +118,10 @@ def _dispatch(words: list[str]) -> None:
         expected = ", ".join(["--help", *allowed, "overrides of the form key=value"])
         if word in ("-m", "--multirun"):
             hint = "give the command once for each value"
-            raise UsageError("a command makes one run", got=word, expected=expected, hint=hint)
+            raise RobotRLError("a command makes one run", got=word, expected=expected, hint=hint)
         if word not in allowed:
             path = None if word.startswith("--") else f"of a path write {in_shell(f'./{word}')}"
-            raise UsageError(f"{name} has no option {word!r}", expected=expected, hint=path)
+            raise RobotRLError(f"{name} has no option {word!r}", expected=expected, hint=path)
     function = command.dry_run if options else command.target
     if not command.takes_overrides:
         positionals, values = _split(name, command, others)
@@ -139,7 +135,7 @@ def _dispatch(words: list[str]) -> None:
         overrides = [word for word in others if word not in paths]
         _run_configured(name, command, overrides, paths, function)
     except OmegaConfBaseException as error:
-        raise UsageError(
+        raise RobotRLError(
             "the configuration lacks a setting, or has another kind of value for it",
             got=" ".join(str(error).split()),
             hint="if it is the configuration of a run, another version of robot_rl or a person"
@@ -271,7 +267,7 @@ def _split(
         if "cell" in options and is_setting and re.fullmatch(r"[+~]*\w+\.[\w.]+", key):
             cell = next((w[5:] for w in words if w.startswith("cell=")), "PATH")
             file = cell if cell.endswith((".yaml", ".yml")) else f"{cell}/cell.yaml"
-            raise UsageError(
+            raise RobotRLError(
                 f"{name} takes no settings of a cell", got=word, hint=f"write it into {file}"
             )
         if is_setting and key in options:
@@ -279,7 +275,7 @@ def _split(
         elif not is_setting or os.path.exists(word):
             positionals.append(word)
         else:
-            raise UsageError(
+            raise RobotRLError(
                 f"{name} has no option {key!r}",
                 expected=f"one of {', '.join(options)}" if options else "no options",
                 hint=did_you_mean(key, options, "") or f"of a path write {in_shell(f'./{word}')}",
@@ -293,7 +289,7 @@ def _value(option: Option, text: str) -> str | float | bool:
     kind = type(option.default)
     choices = ("true", "false") if kind is bool else option.words
     if choices and text not in choices:
-        raise UsageError(
+        raise RobotRLError(
             f"{option.name}= takes another word",
             got=text,
             expected=f"one of {', '.join(choices)}",
@@ -306,7 +302,7 @@ def _value(option: Option, text: str) -> str | float | bool:
     with suppress(ValueError, OverflowError):
         if math.isfinite(number := kind(text)):
             return number
-    raise UsageError(
+    raise RobotRLError(
         f"{option.name} is no {'whole ' * (kind is int)}number",
         got=text,
         expected=f"{option.name}={option.default}, for example",
@@ -320,7 +316,7 @@ def _check_count(name: str, command: Command, positionals: list[str]) -> None:
     if len(positionals) < least or (len(positionals) > len(named) and not more):
         one = "at least " if more else "one " if len(named) == 1 else ""
         one = "at most one " if named and not least else one
-        raise UsageError(
+        raise RobotRLError(
             f"{name} takes {one}{' and '.join(named) or 'key=value only'}",
             got=" ".join(positionals) or "nothing",
             hint=command.example or "write a setting as key=value, such as task=reach",
@@ -340,7 +336,7 @@ def command_config(command: Command, overrides: list[str], path: str | None = No
     where = compose([o for o in overrides if o.startswith((f"{key}=", "runs_directory="))])
     if path and where[key]:
         got = f"{path} and {key}={where[key]}"
-        raise UsageError("the run is named twice", got=got, expected="one of them")
+        raise RobotRLError("the run is named twice", got=got, expected="one of them")
     named = path or where[key]
     # A command that takes a dataset makes a new run for it.
     new = "dataset" in command.keys.split() and any(o.startswith("dataset=") for o in overrides)

@@ -29,10 +29,6 @@ from policies.places import folders, make_importable, plugin_packages
 from robot_rl.errors import RobotRLError, did_you_mean
 
 
-class PluginError(RobotRLError):
-    """A plug-in that cannot be read, or adds what another one has."""
-
-
 @dataclass(frozen=True)
 class Option:
     """One `key=value` of a command that has no configuration."""
@@ -132,7 +128,7 @@ class Plugin:
     policy_formats: Mapping[str, str] = field(default_factory=dict)
     # Processes beside a robot's ROS 2 nodes, by name. The function is called with the
     # configuration, also before anything starts. It gives the module to run and its arguments, or
-    # None where none is wanted; the folder RUN/NAME is put before the arguments.
+    # None for no process; the folder RUN/NAME becomes its first argument.
     companions: Mapping[str, str] = field(default_factory=dict)
     # Called with a run and its configuration before a policy learns on a robot; each gives
     # sentences that are printed.
@@ -149,7 +145,7 @@ def plugins() -> tuple[Plugin, ...]:
     """Read the plug-ins: extras first, then those of entry points, then the user's own folders.
 
     Raises:
-        PluginError: One of them cannot be imported, or its `PLUGIN` is something else.
+        RobotRLError: One of them cannot be imported, or its `PLUGIN` is something else.
     """
     names = [f"{name}.plugin" for name in plugin_packages()]
     found = [name for name in names if importlib.util.find_spec(name) is not None]
@@ -164,14 +160,14 @@ def added(kind: str, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Merge what plug-ins add under one field of `Plugin`, such as `commands`, with our own.
 
     Raises:
-        PluginError: A plug-in cannot be read, or adds what is there.
+        RobotRLError: A plug-in cannot be read, or adds what is there.
     """
     found = dict(own or {})
     for plugin in plugins():
         for name, each in getattr(plugin, kind).items():
             if name in found:
                 both = (getattr(one, "target", str(one)) for one in (found[name], each))
-                raise PluginError(
+                raise RobotRLError(
                     f"two of robot_rl and its plug-ins have {name!r} among their {kind}",
                     got=" and ".join(both),
                     hint="rename one of them",
@@ -198,13 +194,13 @@ def _read(place: str, import_it: Callable[[str], ModuleType]) -> Plugin:
     except RobotRLError:
         raise
     except Exception as error:  # whatever the code of a plug-in does
-        raise PluginError(
+        raise RobotRLError(
             f"the plug-in {place} cannot be imported",
             got=repr(error),
             hint="correct it, or install what it imports",
         ) from error
     if not isinstance(plugin, Plugin):
-        raise PluginError(
+        raise RobotRLError(
             f"{place} holds no plug-in",
             got=f"PLUGIN = {plugin!r}",
             expected="PLUGIN = robot_rl.plugins.Plugin(...)",

@@ -51,20 +51,22 @@ EXPLORATION = "exploration.zarr"
 GATHERED = "gathered.zarr"  # by policies that a recipe such as rl100 improves
 EXAMPLES = "reward.zarr"  # for a success classifier
 VISION = "checkpoints/vision"  # with cameras: the image encoder
-UNTRAINED = "checkpoints/untrained"  # without demonstrations: what learning begins with
+UNTRAINED = "checkpoints/untrained"  # without demonstrations: where learning begins
 CLONED = "checkpoints/bc"
-OFFLINE = "checkpoints/offline"  # what was learned from recorded episodes alone
-ACCEPTED = "checkpoints/accepted"  # what a gate has accepted last; at first the clone
-CANDIDATE = "checkpoints/candidate"  # what goes on being improved; round_1/ as it was judged then
+OFFLINE = "checkpoints/offline"  # learned from recorded episodes alone
+ACCEPTED = "checkpoints/accepted"  # the last policy that a gate accepted; at first the clone
+CANDIDATE = (
+    "checkpoints/candidate"  # the policy that rounds improve; round_1/ is the one judged then
+)
 LAST = "checkpoints/last"  # the learner's full state
-STUDENT = "checkpoints/student"  # what `robot-rl distil` has made of the deployed policy
+STUDENT = "checkpoints/student"  # by `robot-rl distil`, from the deployed policy
 REWARD = "checkpoints/reward"  # a success classifier
 CONFIG_FILE = "config.yaml"  # the resolved configuration
 CELL_FILE = "cell.yaml"  # a copy of the cell that the run was made with
 STATE_FILE = "state.json"  # of a checkpoint
 SUMMARY = "summary.json"
 _CHECKSUM = "crc32"
-SCENES = "scenes"  # what the cameras saw of each scene that a person puts back
+SCENES = "scenes"  # pictures of each scene that a person sets up again
 # What became of each attempt of `robot-rl run`; what kept the robot from going on.
 ATTEMPTS, FAULTS = "attempts", "faults"
 DEPLOYED, CLONED_POLICY, ACCEPTED_POLICY, LEARNED_POLICY, STUDENT_POLICY = POLICIES = (

@@ -186,10 +186,11 @@ def try_environment(config: DictConfig) -> None:
     with closing(make_env(on_stepped_clock(config))) as env:
         config.control_rate_hz = env.schema.control_rate_hz
         assert isinstance(env.robot, GymRobot)
-        print("\n    ".join(_facts(config, env, env.robot)), flush=True)
+        print("\n    ".join(_facts(config.robot, env, env.robot)), flush=True)
 
 
-def _facts(config: DictConfig, env: RobotEnv, robot: GymRobot) -> list[str]:
+def _facts(options: DictConfig, env: RobotEnv, robot: GymRobot) -> list[str]:
+    """What a trial of the environment shows; sets `success` in the options of its robot."""
     shape = (_MOST_STEPS, len(robot.action_names))
     actions = np.random.default_rng(0).uniform(-1.0, 1.0, shape).astype(np.float32)
     first = _begin(env, actions)
@@ -208,7 +209,7 @@ def _facts(config: DictConfig, env: RobotEnv, robot: GymRobot) -> list[str]:
     return [
         f"{robot.id}: at most {steps} steps of {env.clock.period:g} s ({source});"
         f" reward {low:g} to {high:g} in {len(first.rewards)} random steps",
-        f"success: {_success(config, env, robot, first)}",
+        f"success: {_success(options, env, robot, first)}",
         *["its observations have other bounds or dtypes than its space declares"] * strange,
         *["all seeds begin alike"] * (_difference(first.seen[0], other) is None),
         *["the same actions lead elsewhere: no run can be repeated"]
@@ -216,7 +217,7 @@ def _facts(config: DictConfig, env: RobotEnv, robot: GymRobot) -> list[str]:
     ]
 
 
-def _success(config: DictConfig, env: RobotEnv, robot: GymRobot, first: _Episode) -> str:
+def _success(options: DictConfig, env: RobotEnv, robot: GymRobot, first: _Episode) -> str:
     """What makes an episode a success, as a sentence."""
     if robot.success_return is not None:
         return f"rewards that sum to {robot.success_return:g} or more"
@@ -235,10 +236,10 @@ def _success(config: DictConfig, env: RobotEnv, robot: GymRobot, first: _Episode
         return "termination with a positive reward (robot.success=rewarded)"
     if robot.success not in (LAST, ANY):
         return f"{robot.success} in the info, which has not come up in these steps"
-    return _by_reward(config, env, first)
+    return _by_reward(options, env, first)
 
 
-def _by_reward(config: DictConfig, env: RobotEnv, first: _Episode) -> str:
+def _by_reward(options: DictConfig, env: RobotEnv, first: _Episode) -> str:
     """The same where no info reports success: a positive reward at the end, if only there."""
     tried, rng = [first], np.random.default_rng(1)
     while sum(len(e.rewards) for e in tried) < _JUDGED_STEPS and len(tried) < _JUDGED_EPISODES:
@@ -247,13 +248,13 @@ def _by_reward(config: DictConfig, env: RobotEnv, first: _Episode) -> str:
         tried.append(_begin(env, actions, seed=len(tried)))
     before_end = [r for e in tried for r in (e.rewards[:-1] if e.terminated else e.rewards)]
     if not any(reward > 0.0 for reward in before_end):
-        config.robot.success = REWARDED
+        options.success = REWARDED
         return (
             "termination with a positive reward, for want of another sign"
             " (robot.success=rewarded; or robot.success_return=SUM)"
         )
     if any(each.terminated or each.truncated for each in tried):  # some infos report it at the end
-        config.robot.success = NO_SUCCESS
+        options.success = NO_SUCCESS
     return (
         "unknown, so no episode counts as one: rewards are positive before an end, and no info"
         " reports it. Name it with robot.success=KEY (of the info), =rewarded or =terminated, or"

@@ -53,7 +53,7 @@ SAME_COMMAND = "the same command with"
 
 
 def compose_new_run(overrides: Sequence[str]) -> DictConfig:
-    """As `compose`; `ConfigError` where a real robot would do a task that nobody has named."""
+    """As `compose`; `ConfigError` for a real robot without a named task."""
     cell = named_cell(overrides)
     check_missing(config := composed(overrides, cell))
     simulated = "namespace" not in config.robot or config.robot.mirror is not None

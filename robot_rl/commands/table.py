@@ -322,6 +322,6 @@ def commands() -> dict[str, Command]:
     """Return our own commands and those of plug-ins, by name.
 
     Raises:
-        PluginError: A plug-in cannot be read, or adds a command that is there.
+        RobotRLError: A plug-in cannot be read, or adds a command that is there.
     """
     return added("commands", COMMANDS)

@@ -251,7 +251,7 @@ def _learn_online(settings: Settings, run: RunDirectory, lock: int, *, console: 
 
 
 def collect(config: DictConfig) -> None:
-    """Record demonstrations into a new run directory, or go on in that of `run`."""
+    """Record demonstrations into a new run, or continue in `run`."""
     run = _alone(config, Collect, on_robot=True)
     following = in_shell("robot-rl", "pretrain", run.path)
     print(f"written to {run.demonstrations}\nnext: {following}", flush=True)
@@ -291,7 +291,7 @@ def distil(config: DictConfig) -> None:
 
 
 def collect_reward(config: DictConfig) -> None:
-    """Record frames of success and of failure into a new run, or go on in `run`."""
+    """Record frames of success and of failure into a new run, or continue in `run`."""
     _alone(config, CollectReward, on_robot=True)
 
 
