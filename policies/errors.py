@@ -34,14 +34,9 @@ class RobotRLError(Exception):
             problem, further = _within(problem)
             got, more = (got, "") if got is None else _within(str(got))
             hint = "; ".join(filter(None, (further, more, hint))) or None
-        parts = [problem]
-        if got is not None:
-            parts.append(f"got: {got}")
-        if expected is not None:
-            parts.append(f"expected: {expected}")
-        if hint is not None:
-            parts.append(f"next: {hint}")
-        super().__init__("; ".join(parts))
+        parts = {"got": got, "expected": expected, "next": hint}
+        words = (f"{name}: {part}" for name, part in parts.items() if part is not None)
+        super().__init__("; ".join((problem, *words)))
 
 
 def _within(message: str) -> tuple[str, str]:

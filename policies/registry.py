@@ -63,8 +63,8 @@ def factory(function: Function) -> Function:
     return function
 
 
-def find(name: object, family: type[T]) -> Callable[..., T]:
-    """Return the class, or the factory, of a dotted name.
+def find(name: object, family: type[T], *others: type[Any]) -> Callable[..., T]:
+    """Return the class, or the factory, of a dotted name, which is of one of the families.
 
     A class belongs to a family if it inherits from that base class, or has the methods of that
     protocol. A factory belongs to the family of its return annotation.
@@ -84,12 +84,14 @@ def find(name: object, family: type[T]) -> Callable[..., T]:
             got=name,
             hint=did_you_mean(attribute, own) or "check the spelling",
         )
-    kind = _annotation(target, "return") if _is_factory(target) else target
-    if (lacking := _lacking(kind, family)) is not None:
+    is_factory = not isinstance(target, type) and getattr(target, "makes_part", False)
+    kind = _annotation(target, "return") if is_factory else target
+    lacking = [_lacking(kind, each) for each in (family, *others)]
+    if None not in lacking:
         methods = f" or has its methods, {', '.join(_methods(family))}" * _is_protocol(family)
         raise RegistryError(
             f"{name} is no {family.__name__}",
-            got=f"a class without {', '.join(lacking)}" if lacking else None,
+            got=f"a class without {', '.join(lacking[0])}" if lacking[0] else None,
             expected=f"a class that inherits from {family.__module__}.{family.__qualname__}"
             f"{methods}; or a function with @registry.factory that returns one",
         )
@@ -200,20 +202,13 @@ def _looked_up(
     """Look up a part of one of the families, and its own parts; nothing is made."""
     name, values = str(config[TARGET]), {**config, **arguments}
     del values[TARGET]
-    target = _found_in(name, families)
+    target = find(name, *families)
     signature = _checked_signature(name, target, values)
     for key in config.keys() - arguments.keys() - {TARGET}:
         if _has_parts(values[key]):
             within = list(_families(_annotation(target, key)))
             values[key] = _parts_in(values[key], within, f"{key} of {name}")
     return _Part(name, target, signature, values)
-
-
-def _found_in(name: str, families: Sequence[type]) -> Callable[..., Any]:
-    for family in families[:-1]:
-        with suppress(RegistryError):
-            return find(name, family)
-    return find(name, families[-1])
 
 
 def _has_parts(value: Any) -> bool:
@@ -261,10 +256,6 @@ def _annotation(target: Any, parameter: str) -> Any:
                 return get_type_hints(alone, vars(sys.modules[place.__module__]))[parameter]
             return None
     return None
-
-
-def _is_factory(target: Any) -> bool:
-    return not isinstance(target, type) and getattr(target, "makes_part", None) is True
 
 
 def _is_protocol(family: type) -> bool:

@@ -95,28 +95,29 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
             except Stopped:
                 raise KeyboardInterrupt from None
         return
-    section(config, "evaluation", EvaluationSection)
+    evaluation = section(config, "evaluation", EvaluationSection)
     which = str(config.evaluation.policy)
     (path,) = paths or [config.run]
     folder = policy_folder(path)
     beside = which == STUDENT_POLICY and folder is None
-    names = [DEPLOYED, which] if beside else [which]
-    opened = [open_policy(path, name, config.runs_directory) for name in names]
-    if folder is None:
-        names = [deployed_policy(directory) if name == DEPLOYED else name for name in names]
-        checkpoints = [directory.complete_folder(policy_checkpoint(directory, n)) for n in names]
-        places = [checkpoint / "policy" for checkpoint in checkpoints]
-    else:
-        names, places = [str(path)], [folder]
+    policies = []
+    for name in (DEPLOYED, which) if beside else (which,):
+        behaviour, steps = open_policy(path, name, config.runs_directory)
+        if folder is not None:
+            policies.append((str(path), folder, behaviour, steps))
+            continue
+        found = deployed_policy(directory) if name == DEPLOYED else name
+        place = directory.complete_folder(policy_checkpoint(directory, found)) / "policy"
+        policies.append((found, place, behaviour, steps))
     facts = {**circumstances(overrides), "path": path}
     changed = [word for word in facts["overrides"] if word.startswith(("domain", "robot", "task."))]
     where = f", with {' '.join(changed)}" if changed else ""
-    first, count = first_scene(config, final=True), int(config.evaluation.final_episodes)
+    first, count = first_scene(config, final=True), evaluation.final_episodes
     others = "for others add evaluation.final_seed=SEED"
     print(f"scenes {first:,} to {first + count - 1:,}; {others}", flush=True)
     results = []
     with evaluator_of(config) as evaluator:
-        for name, place, (behaviour, steps) in zip(names, places, opened, strict=True):
+        for name, place, behaviour, steps in policies:
             result = replace(evaluator.evaluate(behaviour, steps, "final"), policy_name=name)
             results.append(result)
             print(f"{config.task.name}, {result.name}{where}: {result}")
@@ -129,7 +130,7 @@ def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> N
             f" (sign test, p = {compared.chance:.2g})"
         )
     if not changed and folder is None:  # RUN/videos shows the training's own scenes
-        film(config, directory, behaviour, result, int(config.evaluation.videos), note)
+        film(config, directory, behaviour, result, evaluation.videos, note)
 
 
 def certify(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:
