@@ -22,18 +22,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from policies.errors import did_you_mean
-from policies.places import ENTRY_POINTS as ENTRY_POINTS
-from policies.places import OWN_PACKAGES as OWN_PACKAGES
-from policies.places import PATH_VARIABLE as PATH_VARIABLE
 from policies.places import RegistryError as RegistryError
-from policies.places import add_folder as add_folder
-from policies.places import add_package as add_package
-from policies.places import config_folders as config_folders
-from policies.places import folders as folders
-from policies.places import imported
-from policies.places import is_registered as is_registered
-from policies.places import make_importable as make_importable
-from policies.places import may_import as may_import
+from policies.places import imported, is_registered
 
 CLASS = "class"
 """The key with the class of a part that its owner makes later, with `build`."""
@@ -202,7 +192,7 @@ def _looked_up(
     """Look up a part of one of the families, and its own parts; nothing is made."""
     name, values = str(config[TARGET]), {**config, **arguments}
     del values[TARGET]
-    target = find(name, *families)
+    target: Callable[..., Any] = find(name, *families)
     signature = _checked_signature(name, target, values)
     for key in config.keys() - arguments.keys() - {TARGET}:
         if _has_parts(values[key]):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import gymnasium
 
-from policies import registry
+from policies import places
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.resources import find_resource
 
@@ -60,7 +60,7 @@ def __getattr__(name: str) -> object:
 
 
 def _register_tasks() -> None:
-    for folder in (find_resource("configs"), *registry.config_folders()):
+    for folder in (find_resource("configs"), *places.config_folders()):
         for name in (path.stem for path in sorted(folder.glob("task/[!_]*.yaml"))):
             if name not in _NOT_SIMULATED:
                 gymnasium.register(

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from policies.registry import add_folder
+from policies.places import add_folder
 from robot_rl.commands.table import commands
 from robot_rl.errors import RobotRLError, described, did_you_mean, in_shell, printable
 from robot_rl.plugins import Command, Option, resolve

@@ -318,7 +318,7 @@ def learned_steps(run: RunDirectory) -> int:
     return steps_of(run.complete_folder(LAST)) if run.has_folder(LAST) else 0
 
 
-def taken_by_learner(run: RunDirectory) -> dict[str, Any]:
+def resolved_settings(run: RunDirectory) -> dict[str, Any]:
     """The settings that the learner resolved where they were open; empty before it has saved.
 
     `discount` γ per step; `value_range`, the lowest and highest return, None without limits;

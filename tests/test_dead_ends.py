@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import robot_rl
-from policies import registry
+from policies import places, registry
 from robot_rl import cli
 from robot_rl.config import ConfigError, compose
 from robot_rl.data.episodes import DatasetDamaged, EpisodeDataset, EpisodeWriter
@@ -80,7 +80,7 @@ def test_own_class_names_the_call_from_python(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "somebodys_part.py").write_text("class Part:\n    pass\n", encoding="utf-8")
     with pytest.raises(robot_rl.RobotRLError, match=r"robot_rl\.add_folder\(FOLDER\)"):
         registry.find("somebodys_part.Part", object)
-    monkeypatch.setenv(registry.PATH_VARIABLE, os.environ[registry.PATH_VARIABLE])
+    monkeypatch.setenv(places.PATH_VARIABLE, os.environ[places.PATH_VARIABLE])
     robot_rl.add_folder(str(tmp_path))
     assert registry.find("somebodys_part.Part", object).__name__ == "Part"
 

@@ -18,7 +18,7 @@ from drivers.arm.base import Arm
 from drivers.camera.base import Camera
 from drivers.gripper.base import Gripper
 from drivers.teleop.base import TeleopDevice
-from policies import checkpoint, registry
+from policies import checkpoint, places, registry
 from policies.backbones import Backbone
 from policies.denoisers import Denoiser
 from policies.encoders import StateEncoder
@@ -83,7 +83,7 @@ DESCRIBED = (Policy, StateEncoder, ImageEncoder, Backbone, Denoiser, Process, VL
 def names(checkout: Path) -> list[str]:
     """All functions and classes at the top of our modules."""
     found = list(FOREIGN)
-    for package in registry.OWN_PACKAGES:
+    for package in places.OWN_PACKAGES:
         for path in sorted((checkout / package).rglob("*.py")):
             module = ".".join(path.relative_to(checkout).with_suffix("").parts)
             module = module.removesuffix(".__init__")
@@ -100,7 +100,7 @@ class Calls:
 
     def __init__(self, checkout: Path) -> None:
         self._registry = registry.__file__
-        self._own = tuple(f"{checkout / package}/" for package in registry.OWN_PACKAGES)
+        self._own = tuple(f"{checkout / package}/" for package in places.OWN_PACKAGES)
         apart = ("policies/errors.py", "policies/places.py")
         self._apart = (self._registry, *(str(checkout / name) for name in apart))
         self.seen: set[str] = set()
@@ -181,7 +181,7 @@ def made(tmp_path_factory):
 def run(made, tmp_path, monkeypatch):
     """A copy of that run, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(registry.PATH_VARIABLE, "")
+    monkeypatch.setenv(places.PATH_VARIABLE, "")
     monkeypatch.setattr(sys, "path", list(sys.path))
     return Path(shutil.copytree(made, "runs/reach/here")).resolve()
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from policies.places import PATH_VARIABLE
 from policies.policy import ChunkPolicy, Policy
-from policies.registry import PATH_VARIABLE
 from robot_rl import cli
 from robot_rl.commands.table import commands
 from robot_rl.config import compose, group_choices

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.errors import PolicyError
-from policies.registry import add_folder as add_folder
+from policies.places import add_folder as add_folder
 from robot_rl.commands.inspection import Kind, first_episodes_of, look
 from robot_rl.data.episodes import Episode as Episode
 from robot_rl.data.episodes import NotADataset

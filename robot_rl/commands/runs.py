@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from policies import registry
+from policies import places, registry
 from robot_rl.config import (
     Cell,
     ConfigError,
@@ -138,7 +138,7 @@ def compose_for_run(
         result.nodes, result.arms, result.cell = after.nodes, after.arms, after.cell
     compare_run(result, run_config, may_differ=MAY_DIFFER + ELSEWHERE * elsewhere)
     for where, name in _targets(OmegaConf.to_container(result)):
-        if not registry.is_registered(name):
+        if not places.is_registered(name):
             raise ConfigError(
                 "the run needs code that is neither robot_rl's nor named in this command",
                 got=f"{where}: {name}",
@@ -162,7 +162,7 @@ def _naming(run_config: DictConfig, file: str) -> str:
     """A hint: how to name the folder of the user's own that has a file which a run needs."""
     cell = run_config.get("cell")
     made_with = f"; it was made with {in_shell(f'cell={cell}')}" if cell else ""
-    options = f"cell=FOLDER, --config-dir FOLDER or {registry.PATH_VARIABLE}=FOLDER"
+    options = f"cell=FOLDER, --config-dir FOLDER or {places.PATH_VARIABLE}=FOLDER"
     return f"if you trust its code, name the folder with {file}: {options}{made_with}"
 
 

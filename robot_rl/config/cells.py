@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 from yaml import MarkedYAMLError
 
-from policies import registry
+from policies import places
 from robot_rl.config.values import ConfigError, flatten, parse
 from robot_rl.errors import in_shell
 from robot_rl.processes.resources import find_resource
@@ -87,7 +87,7 @@ def named_cell(overrides: Sequence[str]) -> Cell | None:
     cell = read_cell(str(named[0]))
     folder = cell.path.parent
     if (folder / "configs").is_dir() or any(folder.glob("*.py")):
-        registry.add_folder(str(folder))
+        places.add_folder(str(folder))
     robot = cell.values.get("robot")
     name_environment(robot.get("id") if isinstance(robot, dict) else None)
     return cell
@@ -96,7 +96,7 @@ def named_cell(overrides: Sequence[str]) -> Cell | None:
 def name_environment(id: object) -> None:
     """Let the package of a Gymnasium environment be imported: the user has named its id."""
     if isinstance(id, str) and (package := re.match(r"[\w.]+(?=[:/])", id)):
-        registry.add_package(package[0])
+        places.add_package(package[0])
 
 
 def is_task_named(overrides: Sequence[str], cell: Cell | None) -> bool:

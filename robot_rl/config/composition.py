@@ -25,7 +25,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from policies import registry
+from policies import places
 from robot_rl.config.cells import Cell, name_environment, named_cell
 from robot_rl.config.values import (
     NOT_GIVEN,
@@ -84,8 +84,7 @@ def composed(overrides: Sequence[str | Override], cell: Cell | None = None) -> D
     parsed = [parse(each) if isinstance(each, str) else each for each in overrides]
     groups = group_choices()
     typed = [override for override in parsed if override.key_or_group in groups]
-    places = (folder / "configs" for folder in registry.folders())
-    own = ", ".join(str(place) for place in places if place.is_dir())
+    own = ", ".join(str(f / "configs") for f in places.folders() if (f / "configs").is_dir())
     for group, choice in ((o.key_or_group, o.value()) for o in typed if not o.is_delete()):
         further = "a task of your own needs cell=PATH" if group == "task" and cell is None else ""
         if group == "policy" and choice in POLICIES:  # a policy of a run, not a kind
@@ -288,10 +287,6 @@ def _composed_once(places: tuple[Path, ...], overrides: tuple[str, ...]) -> Dict
 def _quoted(text: str) -> str:
     """Write a text in Hydra's grammar, which drops a backslash only where a quote follows it."""
     return "'" + re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + "\\'" * bool(m[2]), text) + "'"
-
-
-def _defaults_once(places: tuple[Path, ...], overrides: tuple[str, ...]) -> Mapping[str, Any]:
-    return _defaults(_composed_once(places, overrides))
 
 
 def _defaults(config: DictConfig) -> Mapping[str, Any]:

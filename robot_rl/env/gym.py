@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.envs.registration import load_env_creator
 
-from policies import registry
+from policies import places
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env.gym_spaces import (
     MEND,
@@ -348,7 +348,7 @@ def _package_of(id: str) -> str | None:
 def _make(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     choose_backend()  # some make a renderer even where no image is asked for
     package = _package_of(id)
-    if package and package.partition(".")[0] not in _PEERS and not registry.may_import(package):
+    if package and package.partition(".")[0] not in _PEERS and not places.may_import(package):
         raise GymError(
             f"the environment {id!r} is of a package that this command does not name",
             got=package,
@@ -356,7 +356,7 @@ def _make(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
         )
     try:
         if package:
-            registry.make_importable(package)
+            places.make_importable(package)
             importlib.import_module(package)
         return gymnasium.make(id, disable_env_checker=True, **{**_drawing(id), **arguments})
     except RobotRLError:

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from policies import registry
+from policies import places
 from robot_rl.errors import RobotRLError
 
 RESOURCE_FOLDERS = ("configs", "hardware", "launch")
@@ -42,7 +42,7 @@ def find_resource(relative: str | Path) -> Path:
 
 def config_places() -> tuple[Path, ...]:
     """The folders that hold configuration: robot_rl's own, then the user's."""
-    return (find_resource("configs"), *registry.config_folders())
+    return (find_resource("configs"), *places.config_folders())
 
 
 def choice_file(group: str, choice: str) -> Path | None:
@@ -61,5 +61,5 @@ def _resource_roots() -> list[Path]:
     candidates.append(Path(sys.prefix) / _SHARE)
     ament = os.environ.get("AMENT_PREFIX_PATH", "")
     candidates += [Path(prefix) / _SHARE for prefix in ament.split(os.pathsep) if prefix]
-    candidates += registry.folders()
+    candidates += places.folders()
     return list(dict.fromkeys(candidates))

@@ -20,7 +20,7 @@ import numpy as np
 import yaml
 from omegaconf import DictConfig
 
-from policies.registry import PATH_VARIABLE
+from policies.places import PATH_VARIABLE
 from robot_rl import cli
 from robot_rl.errors import RobotRLError
 

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from sensor_msgs.msg import Image
 from topics import NAMESPACE, BenchFailed, over_topics
 
-from policies import registry
+from policies import places
 from robot_rl.commands.preparation import robot_nodes
 from robot_rl.ros import qos
 from robot_rl.ros.conversions import image_array, to_nanoseconds
@@ -35,7 +35,7 @@ def count_pictures(config: DictConfig, logs: Path) -> dict[str, object]:
     Raises:
         BenchFailed: They did not come.
     """
-    registry.add_folder(str(Path(__file__).parent))
+    places.add_folder(str(Path(__file__).parent))
     camera = f"{{_target_:{_CAMERA},name:front,width:640,height:480}}"
     settings = over_topics(config, f"observation.cameras=[{camera}]")
     OmegaConf.set_struct(settings, False)

@@ -6,7 +6,7 @@ from gym_points import Balance, Spaces, environment, inner, tried
 from gymnasium import spaces
 from scenes import assert_identical, replay
 
-from policies import registry
+from policies import places
 from policies.behaviour import Behaviour, Interface
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianPolicy, GaussianTanh
@@ -299,7 +299,7 @@ def test_an_environment_in_a_folder_of_the_users_own_is_found(tmp_path, monkeypa
     (tmp_path / "lab_points.py").write_text(
         "import gymnasium\ngymnasium.register('Lab-v0', 'gym_points:Point', max_episode_steps=9)\n"
     )
-    monkeypatch.setenv(registry.PATH_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(places.PATH_VARIABLE, str(tmp_path))
     assert environment("lab_points:Lab-v0").task.time_limit_steps == 9
 
 

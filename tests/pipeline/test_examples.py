@@ -10,7 +10,7 @@ import pytest
 from tiny_runs import TINY, lines
 
 import robot_rl
-from policies.registry import PATH_VARIABLE, add_folder
+from policies.places import PATH_VARIABLE, add_folder
 from robot_rl import cli
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from policies import registry
-from policies.registry import PATH_VARIABLE, RegistryError, make
+from policies.places import PATH_VARIABLE
+from policies.registry import RegistryError, make
 from robot_rl.config import ConfigError, compose, group_choices
 from robot_rl.env.task import Task
 from robot_rl.processes.resources import find_resource

@@ -27,7 +27,7 @@ from robot_rl.evaluation.ledger import deployed_policy
 from robot_rl.evaluation.records import RunRecords, read_run
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.store_reader import StoreReader
-from robot_rl.run import RunDirectory, taken_by_learner
+from robot_rl.run import RunDirectory, resolved_settings
 from robot_rl.safety import rotations
 
 Vector = npt.NDArray[np.float64]
@@ -123,7 +123,7 @@ class Evidence:
     interventions: int  # further episodes, in which an operator has acted
     transitions: int  # environment steps of the actors that the store holds
     gathered: int  # for want of a store, environment steps that a recipe's rounds have gathered
-    taken: dict[str, Any]  # see `taken_by_learner`
+    taken: dict[str, Any]  # see `resolved_settings`
     deployed: str | None  # which policy is deployed, or so far; None where there is none
 
     def setting(self, key: str, default: Any = None) -> Any:
@@ -267,7 +267,7 @@ def gather(run: RunDirectory, config: DictConfig) -> Evidence:
     taken: dict[str, Any] = {}
     deployed = None
     with suppress(RobotRLError, OSError, ValueError):  # a newer one is taking its place
-        taken = taken_by_learner(run)
+        taken = resolved_settings(run)
         deployed = deployed_policy(run) if run.has_policy() else None
     return Evidence(
         run=run,

@@ -53,7 +53,7 @@ from robot_rl.run import (
     SUMMARY,
     UNTRAINED,
     RunDirectory,
-    taken_by_learner,
+    resolved_settings,
 )
 
 
@@ -228,7 +228,7 @@ def summarize(
         "intervention_rate": intervened[-1][1] if intervened else 0.0,
         "steps_to_97": first_confirmed(records.deployed_curve()),
         "gradient_updates": blocks[-1]["gradient_updates"] if blocks else 0,
-        "taken_by_learner": taken_by_learner(run),
+        "taken_by_learner": resolved_settings(run),
         "machine": describe_machine(),
     }
 
