@@ -85,8 +85,8 @@ def compose_for_run(
     new_cell = named_cell(overrides)
     if new_cell is not None:
         # What it chooses otherwise than the cell before is as if typed.
-        before = cell.choices if cell is not None else {}
-        chosen = {g: c for g, c in new_cell.choices.items() if before.get(g) != c}
+        old = cell.choices if cell is not None else {}
+        chosen = {g: c for g, c in new_cell.choices.items() if old.get(g) != c}
         typed = {**chosen, **typed}
         overrides = [*(f"{g}={c}" for g, c in chosen.items()), *overrides]
     known = group_choices()
