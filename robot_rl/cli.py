@@ -340,9 +340,9 @@ def command_config(command: Command, overrides: list[str], path: str | None = No
     named = path or where[key]
     # A command that takes a dataset makes a new run for it.
     new = "dataset" in command.keys.split() and any(o.startswith("dataset=") for o in overrides)
-    if named is None and not new:
+    if not named and not new:
         named = command.default_run
-    if named is None:
+    if not named:
         return runs.compose_new_run(overrides)
     # Commands that are not given the path would take the run in place of its checkpoint.
     opened = RunDirectory.around if path and command.arguments else RunDirectory.open
