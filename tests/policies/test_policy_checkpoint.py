@@ -147,7 +147,7 @@ def test_a_description_that_cannot_be_used_says_why():
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("os.system", "'os.system' is not in the registry; got: a module 'os' that nobody has add"),
+        ("os.system", "'os.system' is not in the registry; got: a module 'os' of no known place"),
         ("octo.OctoPolicy", "next: name the folder with octo.py: ROBOT_RL_PATH=FOLDER"),
         ("policies.gaussian.GausianPolicy", "next: did you mean 'GaussianPolicy'?"),
         ("policies.diffusion.create", "is no class; expected: a Policy"),
