@@ -22,6 +22,7 @@ from robot_rl.env.factory import make_session
 from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.env.session import EpisodeResult, Session
 from robot_rl.errors import RobotRLError, in_shell
+from robot_rl.evaluation.ledger import load_policy
 from robot_rl.learning.blocks import ScheduleError
 from robot_rl.learning.weights import (
     KeptWeights,
@@ -101,15 +102,24 @@ def act(config: DictConfig, run: RunDirectory, stop: StopEvent) -> Acted:
         yield from _act(config, run, stop)
     except PlayedDifferently as problem:
         _note(f"the unfinished episode is cut, and another one begins: {problem}")
-        yield from _act(config, run, stop, anew=True)
+        yield from _act(config, run, stop, start_over=True)
 
 
-def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool = False) -> Acted:
+def _act(
+    config: DictConfig, run: RunDirectory, stop: StopEvent, *, start_over: bool = False
+) -> Acted:
     torch.set_num_threads(1)
     total, number = int(config.environment_steps), _number(config)
     past = _episodes_before(run, number)
     coach = Coach(past, _note) if config.clock == "realtime" else Coach(past)
-    session = make_session(config, run, coach=coach, episodes=len(past), stopped=stop.is_set)
+    session = make_session(
+        config,
+        run,
+        coach=coach,
+        episodes=len(past),
+        stopped=stop.is_set,
+        load_policy=load_policy,
+    )
     place = ReplayAddress.of(run, config.replay.connect, config.replay["keys"])
     place.wait(stop)
     with closing(session), _spooling_client(config, run, place, session, stop) as client:
@@ -119,7 +129,7 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
         schema = stored_schema(session.schema, first.behaviour)
         _check_spool(config, session, schema)
         alone = config.clock == "stepped" and config.actors == 1
-        repeats = alone and place.address is None and not anew
+        repeats = alone and place.address is None and not start_over
         opened = client.open_session(schema, number, owner=_OWNER if repeats else None)
         step, append, finished = online_steps(client), client.append, 0
         kept: KeptWeights | None = None
@@ -149,7 +159,7 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
             """Whether the episode is truncated; one that can be played again is left as it is."""
             return runner.run_steps >= total or (stop.is_set() and not repeats)
 
-        with ExitStack() as parts:  # one that cannot be closed keeps none of the others open
+        with ExitStack() as parts:  # closes all, also where one of them raises
             parts.callback(source.close)
             parts.callback(labels.close)
             parts.callback(session.close)  # the robot first

@@ -49,7 +49,7 @@ class ConsoleFeed(Watcher):
         """Show it with what was seen last."""
         self._show_again(activity=Activity.RESETTING)
 
-    def begun(self, observation: Observation, info: dict[str, Any]) -> None:
+    def began(self, observation: Observation, info: dict[str, Any]) -> None:
         """Show the first observation."""
         self.wanted_scene = None
         stamp = int(info["stamp_observation"])

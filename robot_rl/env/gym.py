@@ -22,7 +22,7 @@ from gymnasium.envs.registration import load_env_creator
 from policies import registry
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env.gym_spaces import (
-    MEND,
+    CORRECT_IT,
     bounds_of,
     columns_of,
     flag_of,
@@ -39,7 +39,7 @@ from robot_rl.errors import RobotRLError, installing
 _SUCCESS_KEYS = ("success", "is_success", "succeed")  # in an info; the first that is there counts
 # What `GymRobot.success` may be beside a key: see there.
 LAST, ANY, REWARDED, TERMINATED, NO_SUCCESS = "last", "any", "rewarded", "terminated", "none"
-# Where the observation of an environment with goals holds what is reached, and what is wanted.
+# Where the observation of an environment with goals holds what is reached, and the goal.
 ACHIEVED, DESIRED = "state/achieved_goal", "state/desired_goal"
 _FILMED = "rgb_array"  # the render mode
 _STEPPED = "observation, reward, terminated, truncated, info"
@@ -184,7 +184,7 @@ class GymRobot:
 
     @property
     def goal_reward(self) -> GoalReward | None:
-        """Its own rewards (n,) by goals (n, g) reached, and wanted; None where it knows none."""
+        """Its own rewards (n,) of goals (n, g) and what was reached; None where it knows none."""
         fields = {field.name for field in self.observation_fields}
         if not {ACHIEVED, DESIRED} <= fields or not self._env.has_wrapper_attr("compute_reward"):
             return None
@@ -198,7 +198,7 @@ class GymRobot:
                 raise GymError(
                     f"compute_reward of {self.id} does not give a reward for other goals",
                     got=repr(error),
-                    hint="mend it, or do without: algorithm.schedule.hindsight_share=0",
+                    hint="correct it, or do without: algorithm.schedule.hindsight_share=0",
                 ) from error
 
         return rewards
@@ -211,16 +211,16 @@ class GymRobot:
         state = np.random.get_state()
         np.random.seed(self._seed)
         try:
-            begun = self._called(f"reset of {self.id}", lambda: self._env.reset(seed=self._seed))
+            given = self._called(f"reset of {self.id}", lambda: self._env.reset(seed=self._seed))
         finally:
             np.random.set_state(state)
-        self.last_observation: Any = parts_of(f"reset of {self.id}", begun, "observation, info")[0]
+        self.last_observation: Any = parts_of(f"reset of {self.id}", given, "observation, info")[0]
         if _spaces(self._env) != self._spaces:
             raise GymError(
                 f"the spaces of {self.id} change from one episode to the next",
                 got=_spaces(self._env),
                 expected=self._spaces,
-                hint=MEND,
+                hint=CORRECT_IT,
             )
 
     def resume(self, rng: np.random.Generator) -> None:
@@ -234,10 +234,10 @@ class GymRobot:
     def advance(self, period: float) -> None:
         """Step the environment once; how long that is, it knows itself."""
         share = 0.5 * (1.0 + self._scale * self._action)
-        wanted = (self._low + share * (self._high - self._low)).clip(self._low, self._high)
+        target = (self._low + share * (self._high - self._low)).clip(self._low, self._high)
         space = self._env.action_space
         whole = np.issubdtype(space.dtype, np.integer)
-        action = (np.rint(wanted) if whole else wanted).reshape(space.shape).astype(space.dtype)
+        action = (np.rint(target) if whole else target).reshape(space.shape).astype(space.dtype)
         self._steps += 1
         now = self._now
         stepped = self._called(f"step of {now}", lambda: self._env.step(action))
@@ -339,15 +339,12 @@ class GymRobot:
         return self._judge == REWARDED and terminated and reward > 0.0
 
 
-def _package_of(id: str) -> str | None:
-    """The module that is imported before an environment of this id is made, if any."""
-    module, namespace = id.rpartition(":")[0], id.partition("/")[0]
-    return module or (namespace if namespace != id and id not in gymnasium.registry else None)
-
-
 def _make(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     choose_backend()  # some make a renderer even where no image is asked for
-    package = _package_of(id)
+    # Importing `module:id`'s module, or the namespace of an unknown `namespace/id`, registers it.
+    package, namespace = id.rpartition(":")[0], id.partition("/")[0]
+    if not package and namespace != id and id not in gymnasium.registry:
+        package = namespace
     if package and package.partition(".")[0] not in _PEERS and not registry.may_import(package):
         raise GymError(
             f"the environment {id!r} is of a package that this command does not name",
@@ -406,9 +403,9 @@ def _spaces(env: gymnasium.Env[Any, Any]) -> tuple[Any, Any]:
 def _own_rate(env: gymnasium.Env[Any, Any]) -> tuple[float, str | None]:
     # A wrapper that repeats actions can have its own dt.
     step = env.get_wrapper_attr("dt") if env.has_wrapper_attr("dt") else None
-    for source, told in (("dt", step), ("render_fps", (env.metadata or {}).get("render_fps"))):
-        if isinstance(told, Real) and 0.0 < float(told) < math.inf:
-            return (round(1.0 / float(told), 6) if source == "dt" else float(told)), source
+    for source, said in (("dt", step), ("render_fps", (env.metadata or {}).get("render_fps"))):
+        if isinstance(said, Real) and 0.0 < float(said) < math.inf:
+            return (round(1.0 / float(said), 6) if source == "dt" else float(said)), source
     return 10.0, None
 
 
@@ -451,6 +448,6 @@ class GymHilPickExpert:
         elif not self._descending:
             way = way + np.array([0.0, 0.0, self.hover])
         motion = np.clip(way / self.step, -self._speed, self._speed)
-        wanted = np.array([*motion, 1.0 if self._closing else -1.0])
-        noisy = wanted + rng.normal(0.0, self.action_noise, wanted.shape)
+        action = np.array([*motion, 1.0 if self._closing else -1.0])
+        noisy = action + rng.normal(0.0, self.action_noise, action.shape)
         return np.clip(noisy, -1.0, 1.0).astype(np.float32)

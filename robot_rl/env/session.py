@@ -16,7 +16,7 @@ from robot_rl.env.input_device import InputDevice
 from robot_rl.env.intervention import Operator
 from robot_rl.env.operator import OperatorEvent, OperatorInbox, OperatorInput
 from robot_rl.env.robot import Action, OperatorServer, RobotInterrupted, watchers_of
-from robot_rl.env.robot_env import IN_PLACE, Begun, RobotEnv, Stepped
+from robot_rl.env.robot_env import IN_PLACE, ResetResult, RobotEnv, StepResult
 from robot_rl.env.task import HUMAN_VERSION, TASK_VERSION, Outcome, RewardError, RewardSource
 from robot_rl.errors import RobotRLError
 from robot_rl.run import RunDirectory
@@ -54,7 +54,7 @@ class EpisodeResult:
     # Why attempts at it before were made again, and how often.
     made_again: Counter[str] = field(default_factory=Counter)
     facts: dict[str, object] = field(default_factory=dict)  # what else is to be recorded of it
-    instruction: str = ""  # what the robot was told to do
+    instruction: str = ""  # what the robot was to do, in words
 
     def keep(self, writer: EpisodeWriter, source: int) -> None:
         """Add the episode to a dataset; `source` is one of the codes of `data.schema`."""
@@ -76,7 +76,7 @@ class Reset:
 
     by_person = False
 
-    def begin(self, session: Session, seed: int) -> Begun:
+    def begin(self, session: Session, seed: int) -> ResetResult:
         """Begin an episode with `Session.put_back`; what it adds to ``info["facts"]`` is recorded.
 
         Raises:
@@ -91,8 +91,8 @@ class Watcher:
     def resetting(self) -> None:
         """The robot is about to be brought to a start."""
 
-    def begun(self, observation: Observation, info: dict[str, Any]) -> None:
-        """An episode has begun."""
+    def began(self, observation: Observation, info: dict[str, Any]) -> None:
+        """An episode began."""
 
     def stepped(self, observation: Observation, reward: float, info: dict[str, Any]) -> None:
         """A step of it was taken."""
@@ -202,7 +202,7 @@ class Session:
 
     # -- the tick ---------------------------------------------------------------------------------
 
-    def step(self, action: Action) -> Stepped:
+    def step(self, action: Action) -> StepResult:
         """Send the operator's action, if there is one, else the policy's; observe, judge and tell.
 
         Raises:
@@ -256,7 +256,7 @@ class Session:
         self.watcher.stepped(self.observation, outcome.reward, info)
         return self.observation, outcome.reward, outcome.terminated, truncated, info
 
-    def _act(self, action: Action, said: OperatorInput) -> Stepped:
+    def _act(self, action: Action, said: OperatorInput) -> StepResult:
         """Decide who acts, then send, wait and observe with the environment."""
         action, intervened, halted = self.operator.decide(action, said)
         with self.operator.faults_noted():
@@ -269,7 +269,7 @@ class Session:
 
     # -- between episodes -------------------------------------------------------------------------
 
-    def reset(self, *, seed: int) -> Begun:
+    def reset(self, *, seed: int) -> ResetResult:
         """Begin an episode with the policy acting.
 
         Raises:
@@ -307,10 +307,10 @@ class Session:
         self.observation = self._visible(observation)
         if self._report is not None:
             self._report.tell_event(f"episode {self.episode} begins with seed {seed}")
-        self.watcher.begun(self.observation, info)
+        self.watcher.began(self.observation, info)
         return self.observation, info
 
-    def put_back(self, seed: int, *, in_place: bool = False) -> Begun:
+    def put_back(self, seed: int, *, in_place: bool = False) -> ResetResult:
         """For a `Reset`: bring robot and scene to a start, or begin `in_place`; see `RobotEnv`.
 
         Raises:
@@ -323,7 +323,7 @@ class Session:
         said = self.operator.begin(seed, observation)
         return observation, {**info, "intervened": False, "operator": said}
 
-    def move(self, action: Action) -> Begun:
+    def move(self, action: Action) -> ResetResult:
         """A step of a reset motion, between episodes, in which the operator is heard as ever."""
         observation, *_, info = self._act(action, self.operator.overhear())
         return observation, info

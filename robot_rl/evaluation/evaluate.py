@@ -173,7 +173,7 @@ class Evaluator:
                 raise EvaluationError(
                     f"the robot does not get through episode {result.seed}",
                     got=f"cut {again[_CUT]} times: {reason}",
-                    hint="mend what cuts it, then evaluate again",
+                    hint="find what cuts it, then evaluate again",
                 )
         if given_up.is_set():
             raise Stopped

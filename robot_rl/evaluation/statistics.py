@@ -320,8 +320,7 @@ class EvaluationResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of this line, equal to what is read back from it."""
-        content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
-        return content
+        return dict(msgspec.json.decode(msgspec.json.encode(self)))
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> EvaluationResult:

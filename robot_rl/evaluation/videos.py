@@ -58,7 +58,7 @@ class _Camera(Watcher):
         self._robot = robot
         self.pictures: list[Picture] = []
 
-    def begun(self, observation: Observation, info: dict[str, Any]) -> None:
+    def began(self, observation: Observation, info: dict[str, Any]) -> None:
         """Begin a new film."""
         self.pictures = [self._robot.picture()]
 

@@ -170,6 +170,7 @@ def validate(episodes: Sequence[Scored], threshold: float, consecutive: int) -> 
     solved = [(e.labels, found[e.index]) for e in episodes if e.labels.succeeds]
     seen = [(kind, at - int(kind.positive.argmax()), at) for kind, at in solved if at is not None]
     delays = [delay for _, delay, _ in seen if delay >= 0]
+    tenths = (scores * 10).astype(int).clip(0, 9)
     early = sum(delay < 0 and bool(kind.negative[at]) for kind, delay, at in seen)
     return Validation(
         true_positives=int((shown & labels).sum()),
@@ -179,7 +180,10 @@ def validate(episodes: Sequence[Scored], threshold: float, consecutive: int) -> 
         early_episodes=Rate.of(early, len(solved)),
         missed_episodes=Rate.of(len(solved) - len(seen), len(solved)),
         delay_frames=float(np.median(delays)) if delays else None,
-        bins=_bins(scores, labels),
+        bins=tuple(
+            (float(scores[part].mean()), float(labels[part].mean()), int(part.sum()))
+            for part in (tenths == tenth for tenth in np.unique(tenths))
+        ),
     )
 
 
@@ -220,9 +224,3 @@ def weaknesses(result: Validation, limits: Limits) -> list[str]:
             " episodes that have it: too few to learn from. Record more successes."
         )
     return notes
-
-
-def _bins(scores: Values, labels: npt.NDArray[np.bool_]) -> tuple[tuple[float, float, int], ...]:
-    places = (scores * 10).astype(int).clip(0, 9)
-    parts = (places == place for place in np.unique(places))
-    return tuple((float(scores[p].mean()), float(labels[p].mean()), int(p.sum())) for p in parts)

@@ -51,8 +51,8 @@ class ExampleEpisode:
 
         Of the consecutive observations, oldest first, those before the first repeat it.
         """
-        wanted = (rows[:, None] + np.arange(1 - frames, 1)).clip(0)
-        return {name: column[wanted] for name, column in self.images.items()}
+        seen = (rows[:, None] + np.arange(1 - frames, 1)).clip(0)
+        return {name: column[seen] for name, column in self.images.items()}
 
 
 class Examples:
@@ -69,15 +69,15 @@ class Examples:
     def __init__(self, dataset: EpisodeDataset, cameras: Sequence[str] | None = None) -> None:
         self.dataset = dataset
         colour = dataset.schema.colour_cameras
-        wanted = sorted(colour) if cameras is None else list(cameras)
-        if not wanted or not colour.keys() >= set(wanted):
+        names = sorted(colour) if cameras is None else list(cameras)
+        if not names or not colour.keys() >= set(names):
             raise RewardError(
                 f"{dataset.path} lacks images for a success classifier",
                 got=sorted(colour),
-                expected=wanted or "images of one camera or more",
+                expected=names or "images of one camera or more",
                 hint="record with classifier.cameras, as robot-rl collect-reward does",
             )
-        self.cameras = {name: colour[name] for name in wanted}
+        self.cameras = {name: colour[name] for name in names}
         self._reaction_frames = int(dataset.metadata.get(REACTION_FRAMES, 0))
 
     def __len__(self) -> int:

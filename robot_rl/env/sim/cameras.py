@@ -17,8 +17,6 @@ from robot_rl.data.schema import Field, Observation
 from robot_rl.env.sim.world import World
 from robot_rl.errors import RobotRLError
 
-Cloud = npt.NDArray[np.float32]
-
 
 class CameraError(RobotRLError):
     """A camera that does not exist, or cannot be rendered on this machine."""
@@ -101,7 +99,12 @@ class RenderedCamera:
             if self._options.depth:
                 frame[f"images/{name}_depth"] = depth
             if self._options.points:
-                frame[f"points/{name}"] = self._cloud(image, depth)
+                low, high = np.asarray(self._options.region, float)
+                places = self._renderer.positions(name, depth)
+                inside = ((places >= low) & (places <= high)).all(-1) & (depth[..., 0] > 0)
+                cloud = np.concatenate([places[inside], image[inside] / 255.0], -1)
+                spread = _spread(cloud, self._options.points, self._rng)
+                frame[f"points/{name}"] = spread.astype(np.float32)
         self._frames.append((float(self._world.data.time), frame))
 
     def observe(self, latency: int) -> Observation:
@@ -113,14 +116,6 @@ class RenderedCamera:
         while len(self._frames) > 1 and self._frames[1][0] < arrived:
             self._frames.popleft()
         return self._frames[0][1]
-
-    def _cloud(self, image: npt.NDArray[np.uint8], depth: npt.NDArray[np.uint16]) -> Cloud:
-        """The points of the region: (N, 6)."""
-        low, high = np.asarray(self._options.region, float)
-        places = self._renderer.positions(self._options.name, depth)
-        inside = ((places >= low) & (places <= high)).all(-1) & (depth[..., 0] > 0)
-        cloud = np.concatenate([places[inside], image[inside] / 255.0], -1)
-        return _spread(cloud, self._options.points, self._rng).astype(np.float32)
 
     def close(self) -> None:
         """Release the renderer."""

@@ -84,8 +84,8 @@ class Sensors:
         self._conditions, self._rng = conditions, rng
         self._noise: dict[str, Vector] = {}
 
-    def measure_anew(self) -> None:
-        """Let the next step begin: until the next call a quantity is measured the same again."""
+    def next_step(self) -> None:
+        """Begin a step: until the next call a quantity is measured the same each time."""
         self._noise.clear()
 
     def tcp_pose(self, pose: Vector) -> Vector:

@@ -252,9 +252,14 @@ class World:
             mujoco.mj_step(self.model, self.data, end - done)
             done = end
             mujoco.mj_rnePostConstraint(self.model, self.data)
-            total += self._contact_wrench()
+            # cfrc_ext is (torque, force) about the centre of mass of the whole kinematic tree.
+            external = self.data.cfrc_ext[self._tool_bodies].sum(axis=0)
+            root = self.model.body_rootid[self._tool_bodies[0]]
+            arm = self.data.subtree_com[root] - self.data.site_xpos[self._tcp]
+            force = external[3:]
+            total += np.concatenate([force, external[:3] + np.cross(arm, force)])
         self._wrench = total / samples
-        self.sensors.measure_anew()
+        self.sensors.next_step()
         # mj_step leaves poses of the state before its last integration; observe the newest.
         mujoco.mj_forward(self.model, self.data)
 
@@ -262,14 +267,6 @@ class World:
         """What of the model is brightness: views of its numbers."""
         lamp = self.model.vis.headlight
         return [self.model.light_ambient, self.model.light_diffuse, lamp.ambient, lamp.diffuse]
-
-    def _contact_wrench(self) -> Vector:
-        # cfrc_ext is (torque, force) about the centre of mass of the whole kinematic tree.
-        external = self.data.cfrc_ext[self._tool_bodies].sum(axis=0)
-        root = self.model.body_rootid[self._tool_bodies[0]]
-        arm = self.data.subtree_com[root] - self.data.site_xpos[self._tcp]
-        force = external[3:]
-        return np.concatenate([force, external[:3] + np.cross(arm, force)])
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
 from robot_rl.env.sim.task import TopGrasp, Vector, downward, observed
+from robot_rl.env.sim.tasks.insertion_by_feel import PegInsertByFeel
 from robot_rl.env.sim.tasks.peg_insert import (
     HOLE_DEPTH,
     PEG_BELOW_TCP,
@@ -173,3 +174,16 @@ class PickFirst(TipExpert):
 @dataclass(kw_only=True, eq=False)
 class PickInsertExpert(PickFirst, PegInsertExpert):
     """Takes the peg, carries it over the socket, and inserts it as `PegInsertExpert` does."""
+
+
+@dataclass(kw_only=True, eq=False)
+class PickInsertByFeel(PickFirst, PegInsertByFeel):
+    """Takes the peg, carries it over the socket, and inserts it by feel.
+
+    If somebody else moves the arm meanwhile and takes the peg, or loses it, it sees that.
+    """
+
+    def waypoint(self, rng: np.random.Generator) -> Vector:
+        """Where the TCP should be next, from wherever it is now."""
+        self.grasp.see(self, self.grasp_pose(), PEG_WIDTH)
+        return super().waypoint(rng)

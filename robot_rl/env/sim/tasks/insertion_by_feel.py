@@ -15,7 +15,6 @@ import numpy as np
 
 from robot_rl.env.sim.task import Vector
 from robot_rl.env.sim.tasks.peg_insert import PEG_WIDTH, TipExpert
-from robot_rl.env.sim.tasks.pick_insert import PickFirst
 from robot_rl.safety import rotations
 
 
@@ -130,19 +129,6 @@ class PegInsertByFeel(TipExpert):
         seen = rotations.relative(socket, self.tip())
         goal = self.insertion.next_tip(seen, wrench, inside=inside)
         return rotations.compose(socket, goal)
-
-
-@dataclass(kw_only=True, eq=False)
-class PickInsertByFeel(PickFirst, PegInsertByFeel):
-    """Takes the peg, carries it over the socket, and inserts it by feel.
-
-    Whoever else moves the arm meanwhile may take the peg, or lose it: it sees that.
-    """
-
-    def waypoint(self, rng: np.random.Generator) -> Vector:
-        """Where the TCP should be next, whoever has brought it where it is."""
-        self.grasp.see(self, self.grasp_pose(), PEG_WIDTH)
-        return super().waypoint(rng)
 
 
 def _pose(place: Vector, height: float, rotation: Vector) -> Vector:
