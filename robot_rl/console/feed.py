@@ -1,4 +1,4 @@
-"""What the operator's console sees of a session: every moment of it becomes a snapshot."""
+"""Snapshots of a session for the operator's consoles."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class ConsoleFeed(Watcher):
         self._link.publish(self._newest)
 
     def _halted(self) -> Activity | None:
-        """How the operator has halted the robot, if so."""
+        """Whether the robot is stopped or paused; None where it is neither."""
         waits_for = self._session.operator.waits_for
         if OperatorEvent.CLEAR_ERRORS in waits_for:
             return Activity.STOPPED

@@ -66,7 +66,7 @@ class ConsoleError(RobotRLError):
 
 
 class Activity(StrEnum):
-    """What the loop is doing; members equal their text."""
+    """The activity of the loop; members equal their text."""
 
     ACTING = "acting"  # an episode runs
     RESETTING = "resetting"  # the robot is being brought to the next start
@@ -159,7 +159,7 @@ class Hello(Message):
 
 
 class Event(Numbered):
-    """What the operator wants, and when it was said, on the steady clock of the machine [s]."""
+    """An event of the operator, and its time on the machine's steady clock [s]."""
 
     event: Name
     at: float
@@ -220,7 +220,7 @@ class ConsoleLink:
 
     @property
     def open_consoles(self) -> int:
-        """How many consoles listen at present."""
+        """Number of consoles that listen now."""
         return len(self._leases)
 
     def publish(self, snapshot: Snapshot) -> None:

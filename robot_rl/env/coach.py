@@ -37,7 +37,7 @@ class Coach:
 
     @property
     def facts(self) -> dict[str, object]:
-        """What is to be recorded of an episode.
+        """Facts to record of an episode.
 
         ``advices``: how often the coach began to say something. ``alone_steps``: the length of an
         episode that nobody helped or cut short; 0 of any other.
@@ -53,9 +53,9 @@ class Coach:
         self._advice = ""
 
     def step(self, *, intervened: bool, over: bool, success: bool) -> str:
-        """What the operator had better do after a step; empty for nothing.
+        """Advice to the operator after a step; empty for none.
 
-        `over` says that the episode has come to its end, by itself.
+        `over`: the episode has come to its end by itself.
         """
         self._steps += 1
         self._since = 0 if intervened else self._since + 1

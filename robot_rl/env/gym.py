@@ -77,7 +77,7 @@ class GymTask:
         return {}
 
     def outcome(self) -> Outcome:
-        """What the environment said of the last step."""
+        """The environment's own verdict on the last step."""
         return self.robot.last_outcome
 
 
@@ -178,7 +178,7 @@ class GymRobot:
 
     @property
     def action_range(self) -> npt.NDArray[np.float64]:
-        """What -1 and 1 of each action column are to the environment, (2, d)."""
+        """The environment's values for -1 and 1 of each action column, (2, d)."""
         middle, half = (self._low + self._high) / 2, self._scale * (self._high - self._low) / 2
         return np.stack([middle - half, middle + half])[:, self._used]
 
@@ -255,7 +255,7 @@ class GymRobot:
         self.last_outcome = Outcome(reward, terminated, truncated, success)
 
     def observe(self) -> Observation:
-        """What the environment returned last."""
+        """The newest observation of the environment."""
         now, last = self._now, self.last_observation
         return {column.field.name: column.read(now, last) for column in self._columns}
 
@@ -270,7 +270,7 @@ class GymRobot:
         return f"{self.id}, in step {self._steps} after reset(seed={self._seed}),"
 
     def picture(self) -> npt.NDArray[np.uint8]:
-        """What the environment draws: uint8 (height, width, 3) RGB, cut to an even size."""
+        """A picture that the environment draws: uint8 (height, width, 3) RGB, cut to an even size."""
         if self._env.render_mode != _FILMED:
             raise GymError(
                 f"the environment {self.id} cannot be filmed",
@@ -303,7 +303,7 @@ class GymRobot:
         self._env.close()
 
     def _called(self, what: str, call: Callable[[], Any]) -> Any:
-        """What the environment's own code returns, whose errors become ours."""
+        """Call the environment's own code; its errors become ours."""
         try:
             return call()
         except RobotRLError:

@@ -1,4 +1,4 @@
-"""What a Gymnasium environment takes and gives, as columns: one look at its spaces, and checks."""
+"""The spaces of a Gymnasium environment as columns, and checks of what it returns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Column:
 
     @property
     def stored(self) -> str:
-        """What the space has, in a word."""
+        """The kind of value in the space, in a word."""
         return "numbers" if self.picture is None else self.picture.stored
 
     def read(self, now: str, observation: Any) -> npt.NDArray[Any]:
@@ -178,7 +178,7 @@ def flag_of(what: str, given: Any) -> bool:
 
 
 def parts_of(what: str, given: Any, names: str) -> tuple[Any, ...]:
-    """What a reset or a step returned: a tuple with the parts of these names, the last a dict.
+    """Check what a reset or a step returned: a tuple with these parts, the last a dict.
 
     Raises:
         GymError: It returned something else.

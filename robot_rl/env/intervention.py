@@ -1,4 +1,4 @@
-"""Interventions: an operator acts in place of the policy, and says what else is to happen."""
+"""Interventions: an operator acts in place of the policy, halts the robot and starts it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Halted(RobotInterrupted):
 
 
 class Operator:
-    """The operator as a session hears them: who acts, what the robot waits for, and its faults.
+    """The operator of a session: who acts, what the robot waits for, and its faults.
 
     Args:
         env: The environment that is operated.
@@ -78,7 +78,7 @@ class Operator:
         self.observation: Observation = {}
         self.ended_by: OperatorEvent | None = None
         self.faults = FaultLog()
-        self.let_go()
+        self._kept, self._moved_steps = False, 0  # whether they keep the robot; see `let_go`
         inbox.unmovable = unmovable_columns(self._names)
         inbox.joints = joint_columns(self._names)
         inbox.missing = self._missing
@@ -95,7 +95,7 @@ class Operator:
         return self._polled()
 
     def decide(self, action: Action, said: OperatorInput) -> tuple[Action, bool, bool]:
-        """Whose action is sent, whether it is theirs, and whether they have halted the robot."""
+        """The action to send, whether it is theirs, and whether they have halted the robot."""
         self.ended_by = next((event for event in said.events if event in _ENDS), None)
         halted = bool(self._waits_for) or self.ended_by is not None
         for event in said.events:
@@ -164,7 +164,7 @@ class Operator:
         self._kept, self._moved_steps = False, 0
 
     def hear(self) -> OperatorInput:
-        """What they have said and do now."""
+        """Their input since the last time."""
         self._ask(lambda device: device.listen(self.observation))
         return self._polled()
 
@@ -188,11 +188,11 @@ class Operator:
 
     @property
     def waits_for(self) -> frozenset[OperatorEvent]:
-        """What they must say before anything moves again."""
+        """The events without which nothing moves again."""
         return frozenset(self._waits_for)
 
     def waiting(self) -> str:
-        """What the robot waits for and why, in words; empty where it may move."""
+        """Why the robot waits and what ends it, in words; empty where it may move."""
         return str(self._halted()) if self._waits_for else ""
 
     def wait_for_start(self, why: str) -> None:
@@ -270,7 +270,7 @@ class Operator:
 
 
 class FaultLog:
-    """What kept the robot from going on, until it is written to the run's `faults.jsonl`.
+    """Faults that kept the robot from going on, until they are written to `faults.jsonl`.
 
     Each fault has a ``time`` (ISO 8601) at which it began, a ``kind``, the name of the error's
     class, and the ``problem`` in words. One that lasts, or ends every attempt to begin an episode,

@@ -169,9 +169,9 @@ def make_reset(
         controller = ExpertController(registry.make(reset["backward"]["expert"], Expert, task=task))
     elif load_policy is None:
         raise ConfigError(
-            "no policy can reset the scene here",
+            "no policy can put the scene back here",
             got=f"reset.run={reset['run']}",
-            hint="reset=human",
+            hint="take reset=scripted or human",
         )
     else:
         behaviour, _ = load_policy(RunDirectory.open(reset["run"], config["runs_directory"]))

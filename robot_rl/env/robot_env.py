@@ -210,7 +210,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
     def close(self) -> None:
         """Hold the robot and release it; may be called again.
 
-        One that nobody has closed is closed as the interpreter ends.
+        An open environment is closed as the interpreter ends.
         """
         if self._closed:
             return
@@ -221,7 +221,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
             self.robot.close()
 
     def observe(self) -> Observation:
-        """What can be observed now, beside the steps: between episodes, for a person."""
+        """Observe outside of a step: between episodes, for a person."""
         seen = {**self.robot.observe(), LAST_COMMAND: self._last_command}
         return self._signs.kept({**seen, **self.task.observe()} if self._task_state else seen)
 

@@ -27,7 +27,7 @@ _RETRY_SECONDS, _REMIND_SECONDS = 0.2, 10.0
 
 @unique
 class SeedStream(IntEnum):
-    """What episodes are run for: each purpose has seeds of its own."""
+    """The purpose of episodes: each has seeds of its own."""
 
     DEMONSTRATIONS = 0
     ACTING = 1  # of the first session of the first actor, and counted on from there
@@ -41,7 +41,7 @@ class SeedStream(IntEnum):
 
 
 class Controller(Protocol):
-    """Who decides: a policy runner, or a scripted expert. Slots are episodes side by side."""
+    """A policy runner or a scripted expert. Slots are episodes side by side."""
 
     def reset(
         self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
@@ -52,7 +52,7 @@ class Controller(Protocol):
         """Decide one step from observations (slots, …); inactive slots are not read."""
 
     def conclude(self, observation: Seen, active: Active = None) -> Conclusion:
-        """What belongs to final observations (slots, …), which are not acted on."""
+        """The proposals for final observations (slots, …), which are not acted on."""
 
     def observe_override(self, executed: Executed, slots: Slots = None) -> None:
         """Hear that an operator's actions (slots given, d) were executed in place of its own."""
@@ -192,7 +192,7 @@ def _begun(
 
 
 def _stacked(sessions: Sequence[Session]) -> Observation:
-    """What is observed in all slots; those that have not begun repeat another."""
+    """The observations of all slots; a slot without an episode repeats another's."""
     if len(sessions) == 1:  # a robot's pictures are not copied for it
         return {name: value[None] for name, value in sessions[0].observation.items()}
     filled = next(session.observation for session in sessions if session.observation)

@@ -30,7 +30,7 @@ _AGE = re.compile(r"[\d.]+ m?s\b")
 
 @dataclass
 class EpisodeResult:
-    """How an episode went."""
+    """The course of an episode."""
 
     seed: int
     steps: int = 0  # actions taken
@@ -68,7 +68,7 @@ class EpisodeResult:
 
 
 class Reset:
-    """How a session comes to the start of an episode; here by the robot's own reset.
+    """Brings a session to the start of an episode; here by the robot's own reset.
 
     Attributes:
         by_person: Whether a person puts the scene back.
@@ -86,7 +86,7 @@ class Reset:
 
 
 class Watcher:
-    """Sees what happens in a session, and has no say in it. None of its methods waits."""
+    """Sees what happens in a session, without any influence. None of its methods waits."""
 
     def resetting(self) -> None:
         """The robot is about to be brought to a start."""
@@ -405,7 +405,7 @@ class Session:
         return {name: v for name, v in observation.items() if name not in self._hidden}
 
     def _verdicts(self, label: bool | None, detected: bool) -> dict[str, Any]:
-        """What is recorded of an episode after a step: who called it a success, and the advice."""
+        """Facts to record after a step: who called the episode a success, and the advice."""
         facts: dict[str, Any] = {"operator_success": label}
         if self._source.version != HUMAN_VERSION:
             facts["detector_success"] = detected

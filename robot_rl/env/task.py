@@ -1,4 +1,4 @@
-"""What a task owns: where an episode starts, what it adds to the observation, and its end.
+"""Tasks: where an episode starts, what they add to the observation, and how they judge it.
 
 A reward source may judge in place of the task; `robot_rl.rewards` has them.
 """
@@ -25,7 +25,7 @@ FIRST_MODEL = 1 << 16
 
 
 class Outcome(NamedTuple):
-    """What the last step brought."""
+    """The verdict on the last step."""
 
     reward: float
     terminated: bool  # the episode is over and nothing can follow: no bootstrapping
@@ -45,7 +45,7 @@ class Task(Protocol):
         """Randomise the scene; returns the TCP pose (7,) to start from, in the base frame."""
 
     def resume(self, rng: np.random.Generator) -> None:
-        """Begin an episode with robot and scene as they are; draws what each episode has anew.
+        """Begin an episode with robot and scene as they are; draw what changes with each episode.
 
         Raises:
             RobotRLError: The task can only begin from a scene that was put back.
@@ -97,7 +97,7 @@ class RewardSource:
 
 
 class TaskView(Protocol):
-    """What a policy sees of a task, worked out from where its objects are: simulated or tracked."""
+    """The observations that a policy has of a task, from the poses of its objects."""
 
     name: str  # see `Task`, as the two below
     instruction: str
@@ -106,7 +106,7 @@ class TaskView(Protocol):
     action_names: tuple[str, ...]  # columns of the action
 
     def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
-        """What is seen beside the objects' poses (k, 7), with the TCP (7,) there; base frame."""
+        """Further observations, from the poses of objects (k, 7) and TCP (7,) in the base frame."""
 
 
 def seen(view: TaskView, object_poses: Vector, tcp_pose: Vector) -> Observation:
@@ -210,7 +210,7 @@ class Tracked:
 
     @property
     def objects(self) -> int:
-        """How many objects are tracked."""
+        """Number of tracked objects."""
         poses = (f for f in self.observation_fields if f.name == "state/object_poses")
         return next((field.shape[0] for field in poses), 0)
 

@@ -215,7 +215,7 @@ class Evaluator:
 
     @property
     def slots(self) -> int:
-        """How many episodes run side by side."""
+        """Number of episodes that run side by side."""
         return len(self._sessions)
 
 
@@ -258,7 +258,7 @@ def name_of_domain(config: DictConfig) -> str | None:
 
 
 def conditions(config: DictConfig) -> dict[str, Any]:
-    """What else than its seed makes a scene: `domain`, `task`, `scenes` of `EvaluationResult`."""
+    """What makes a scene beside its seed: `domain`, `task`, `scenes` of `EvaluationResult`."""
     form = config.robot.get("task", "environment")
     scenes = {"robot": config.choices.robot, **_settings(config, f"task.{form}")}
     scenes |= _settings(config, "robot.arguments")  # of a Gymnasium environment

@@ -25,7 +25,7 @@ VIDEOS, CLIPS = "videos", "clips.json"
 
 @dataclass(frozen=True)
 class RunRecords:
-    """What a run has written so far."""
+    """The records of a run so far."""
 
     summary: dict[str, Any]  # `summary.json`, empty while the run goes on
     ledger: Ledger  # which policy is deployed; empty as long as the run has not decided
@@ -81,7 +81,7 @@ class RunRecords:
         return acted
 
     def work(self) -> str:
-        """How `robot-rl run` went, in words; empty where it made no attempt."""
+        """The attempts of `robot-rl run` in words; empty where it made none."""
         if not self.attempts:
             return ""
         made = [each for each in self.attempts if each["interrupted"] is None]
@@ -171,7 +171,7 @@ def read_run(run: RunDirectory) -> RunRecords:
 
 
 def inputs_of(run: RunDirectory, dataset: str | None) -> PolicyInputs | None:
-    """What the policy of a run sees of what was observed when its first episodes were recorded.
+    """The inputs of a run's policy, among the observations of its first recorded episodes.
 
     None where the run has no policy, or no longer the episodes.
     """

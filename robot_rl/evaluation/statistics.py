@@ -112,7 +112,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Labels:
-    """What detector and operator said of the episodes of an attended robot."""
+    """The labels of detector and operator for the episodes of an attended robot."""
 
     # Episodes that the detector, or another reward source, called a success; None where only the
     # operator judges.
@@ -237,12 +237,12 @@ class EvaluationResult:
 
     @property
     def score(self) -> tuple[int, float]:
-        """What orders policies on the same scenes: successes; where none is counted, the return."""
+        """Orders policies on the same scenes: by successes; where none is counted, by return."""
         return self.successes, self.mean_return or 0.0
 
     @property
     def count(self) -> str:
-        """How often it succeeded; where no success is counted, its mean return."""
+        """Its number of successes; where no success is counted, its mean return."""
         if self.mean_return is not None:
             return f"no success counted, mean return {self.mean_return:.4g}"
         return f"{self.successes} of {self.episodes}"
@@ -263,7 +263,7 @@ class EvaluationResult:
 
     @property
     def conduct(self) -> str:
-        """What else happened while it was made, in words; empty where nothing did."""
+        """Repeated attempts, interventions and labels in words; empty where there were none."""
         again = ", ".join(f"{count} {why}" for why, count in self.made_again.items())
         parts = (
             again and f"{sum(self.made_again.values())} attempts made again ({again})",

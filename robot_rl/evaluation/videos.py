@@ -38,7 +38,7 @@ class Filmable(Protocol):
     """A robot that can be filmed."""
 
     def picture(self) -> Picture:
-        """What a bystander sees now: uint8 (height, width, 3) RGB, even height and width."""
+        """The present view of a bystander: uint8 (height, width, 3) RGB, even height and width."""
 
 
 @dataclass(frozen=True)

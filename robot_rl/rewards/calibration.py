@@ -17,7 +17,7 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Scored:
-    """What a classifier made of the frames of an episode that it was not trained on."""
+    """The scores of a classifier for an episode that it was not trained on."""
 
     index: int  # of the episode in its dataset
     scores: Values  # (T + 1,), logits or probabilities
@@ -36,7 +36,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a threshold may lead to on held-out data: upper 95 % bounds."""
+    """Upper 95 % bounds that a threshold has to keep on held-out data."""
 
     frames: float  # of the rate of frames that show no success and are taken for one
     episodes: float  # of the rate of episodes without success in which it is seen all the same
@@ -143,7 +143,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Validation:
-    """What a threshold does to episodes."""
+    """The verdicts of a threshold on episodes."""
 
     true_positives: int  # frames of success that are seen
     false_negatives: int  # frames of success that are not

@@ -27,7 +27,7 @@ REACTION_FRAMES = "reaction_frames"
 
 @dataclass(frozen=True)
 class FrameLabels:
-    """What the frames of an episode show; of those that are neither, nobody knows."""
+    """The labels of an episode's frames; frames with neither label are unknown."""
 
     positive: npt.NDArray[np.bool_]  # bool (T + 1,), whether each shows success
     negative: npt.NDArray[np.bool_]  # bool (T + 1,), whether each shows that there is none yet
@@ -121,7 +121,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class CollectionOptions:
-    """What `robot-rl collect-reward` records."""
+    """The settings of `robot-rl collect-reward`."""
 
     # Whose: ``task``, the task's detector while a scripted expert acts; or ``operator``, who moves
     # the robot and says when it has succeeded.
@@ -141,7 +141,9 @@ class CollectionOptions:
     def __post_init__(self) -> None:
         if self.labels not in (TASK, OPERATOR):
             raise RewardError(
-                "nobody of that name gives labels", got=self.labels, expected=f"{TASK}, {OPERATOR}"
+                "labels come from the task or from an operator",
+                got=self.labels,
+                expected=f"{TASK}, {OPERATOR}",
             )
         if self.reaction_s < 0:
             raise RewardError(
@@ -241,7 +243,7 @@ class StallingController:
         return decision
 
     def conclude(self, observation: Seen, active: Active = None) -> Conclusion:
-        """What the other concludes."""
+        """The conclusion of the other controller."""
         return self._controller.conclude(observation, active)
 
     def observe_override(self, executed: Executed, slots: Slots = None) -> None:

@@ -1,4 +1,4 @@
-"""What people say of an episode that is stored already becomes an annotation of its rows."""
+"""Labels that come after the end of an episode: they annotate its stored rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LateLabels:
 
     place: ReplayAddress  # where the server is; each label has a connection of its own
     session: Opened  # the actor's
-    note: Callable[[str], None]  # told of a label that is lost
+    note: Callable[[str], None]  # called when a label is lost
 
     def __post_init__(self) -> None:
         self._first = self._last = self.session.next_sequence
@@ -65,7 +65,7 @@ class LateLabels:
         while True:
             try:
                 with self.place.client() as client:
-                    # A later label has a larger version, whoever gives it.
+                    # A later label has a larger version, from any source.
                     place, now = self.session.place, time.time_ns()
                     client.annotate(Annotations(place, LABELS, now, rows, rewards))
                 return

@@ -31,7 +31,7 @@ class CameraOptions:
     height: int = 128
     depth: bool = False  # whether `images/<name>_depth` is observed as well
     points: int = 0  # number N of points of `points/<name>`; 0: they are not observed
-    # Lowest and highest corner (2, 3) of the box of which the points are [m, base frame].
+    # Lowest and highest corner (2, 3) of the box that the points are in [m, base frame].
     region: Sequence[Sequence[float]] = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
     noise: float = 0.0  # standard deviation of the noise on each value, of 255
 
@@ -144,7 +144,7 @@ class SceneRenderer:
         self._options.sitegroup[:] = 0
 
     def color(self, camera: str) -> npt.NDArray[np.uint8]:
-        """What a camera sees: uint8 (height, width, 3) RGB."""
+        """The view of a camera: uint8 (height, width, 3) RGB."""
         self._look_through(camera)
         return np.array(self._renderer.render())
 

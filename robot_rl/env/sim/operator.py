@@ -21,7 +21,7 @@ _LEAST_MOTION = 0.2
 
 @dataclass(frozen=True)
 class Habits:
-    """How the simulated person sees, notices, hesitates and drives."""
+    """How well the simulated person sees, notices, reacts and drives."""
 
     look_s: float  # time between two looks at where the goal is [s]
     look_noise: float  # standard deviation of a look's error, per horizontal axis [m]
@@ -69,7 +69,7 @@ class SimulatedOperator:
 
     It compares how the tool has moved in the last `patience_s` with how it would have moved it
     itself, or straight to where an object is taken or brought. Who watches and sees no progress
-    takes over after a reaction time, if there is none still. They let go when they have made
+    takes over after a reaction time, if there still is none. They let go when they have made
     progress for `correction_s`; but who has to help a second time in an episode finishes it. Where
     nobody could succeed any more, they say `failure`, a reaction time after they saw that.
 

@@ -46,7 +46,7 @@ class SimRobot:
     limits: CartesianLimits  # what the arm may be asked for
     gripper: GripperMotor  # what moves the fingers where the task's action has a gripper column
     cameras: Sequence[CameraOptions] = ()  # what it sees with
-    domain: Domain = IDEAL  # how it may differ from its model, in each episode anew
+    domain: Domain = IDEAL  # how it may differ from its model, drawn for each episode
     simulated = True
     opens_grippers = True
 
@@ -92,7 +92,7 @@ class SimRobot:
         if self._has_gripper:
             opening = 0.5 * (1.0 - float(action[-1])) * FINGER_STROKE
         self._pending.append(_Command(target, opening, self._delay))
-        if motion.any():  # one that is asked to stay keeps its brakes on
+        if motion.any():  # an arm that stays keeps its brakes on
             self.world.set_braking(False)
         return action
 
@@ -129,7 +129,7 @@ class SimRobot:
         return seen
 
     def picture(self) -> npt.NDArray[np.uint8]:
-        """What a bystander sees: uint8 (240, 320, 3) RGB, from the overview camera."""
+        """The view of a bystander: uint8 (240, 320, 3) RGB, from the overview camera."""
         if self._bystander is None:
             self._bystander = SceneRenderer(self.world, 320, 240)
         return self._bystander.color("overview")
@@ -137,7 +137,7 @@ class SimRobot:
     def hold(self) -> None:
         """Brake and stay where the arm is; actions that have not taken effect yet are dropped.
 
-        The gripper keeps what it was told last: it may be holding something.
+        The gripper keeps its last command: it may be holding something.
         """
         self._pending.clear()
         self._send(_Command(self.limiter.reset(self.world.tcp_pose()), self._opening))

@@ -208,7 +208,7 @@ class World:
         return float(self.data.qpos[self._finger_qpos].sum())
 
     def finger_speed(self) -> float:
-        """How fast that distance grows [m/s]."""
+        """Speed at which that distance grows [m/s]."""
         return float(self.data.qvel[self._finger_dofs].sum())
 
     def set_finger_opening(self, opening: float) -> None:
@@ -232,7 +232,7 @@ class World:
         self._wrench = np.zeros(6)
 
     def steps(self, duration: float) -> int:
-        """How many physics steps so many seconds are."""
+        """Number of physics steps in so many seconds."""
         return round(duration * self.physics_rate_hz)
 
     def step(self, duration: float, events: Iterable[Event] = ()) -> None:
@@ -264,7 +264,7 @@ class World:
         mujoco.mj_forward(self.model, self.data)
 
     def _brightness(self) -> list[Vector]:
-        """What of the model is brightness: views of its numbers."""
+        """Views of all brightness values of the model."""
         lamp = self.model.vis.headlight
         return [self.model.light_ambient, self.model.light_diffuse, lamp.ambient, lamp.diffuse]
 
