@@ -23,7 +23,7 @@ from robot_rl.env.robot import watchers_of
 from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.env.session import EpisodeResult
 from robot_rl.errors import in_shell
-from robot_rl.evaluation.evaluate import TAKEN_BACK, without_training_aids
+from robot_rl.evaluation.evaluator import TAKEN_BACK, without_training_aids
 from robot_rl.evaluation.ledger import open_policy
 from robot_rl.processes.signals import StopEvent, stop_event
 from robot_rl.run import ATTEMPTS, RunDirectory

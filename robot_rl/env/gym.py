@@ -270,7 +270,7 @@ class GymRobot:
         return f"{self.id}, in step {self._steps} after reset(seed={self._seed}),"
 
     def picture(self) -> npt.NDArray[np.uint8]:
-        """A picture that the environment draws: uint8 (height, width, 3) RGB, cut to an even size."""
+        """A picture from the environment: uint8 (height, width, 3) RGB, cut to an even size."""
         if self._env.render_mode != _FILMED:
             raise GymError(
                 f"the environment {self.id} cannot be filmed",

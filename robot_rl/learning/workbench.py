@@ -32,7 +32,7 @@ from robot_rl.env.factory import make_session, observed_widths
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.rollout import Seeds, rollout, training_seed
 from robot_rl.env.session import EpisodeResult, Session
-from robot_rl.evaluation.evaluate import Evaluator
+from robot_rl.evaluation.evaluator import Evaluator
 from robot_rl.evaluation.ledger import load_policy
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.algorithms.base import Batch

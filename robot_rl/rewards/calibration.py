@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.intervals import clopper_pearson
-from robot_rl.rewards.classifier import Decision
+from robot_rl.rewards.classifier import Calibration
 from robot_rl.rewards.examples import FrameLabels
 
 Values = npt.NDArray[np.float64]
@@ -70,12 +70,12 @@ def fit_platt(logits: Values, labels: npt.NDArray[np.bool_]) -> tuple[float, flo
     return float(found.x[0]), float(found.x[1])
 
 
-def calibrate(episodes: Sequence[Scored], limits: Limits) -> Decision:
+def calibrate(episodes: Sequence[Scored], limits: Limits) -> Calibration:
     """Choose calibration and threshold on held-out episodes, which have logits as scores."""
     scale, offset = fit_platt(*known_frames(episodes))
-    decision = Decision(scale, offset)
+    decision = Calibration(scale, offset)
     scored = [Scored(e.index, decision.probability(e.scores), e.labels) for e in episodes]
-    return Decision(scale, offset, choose_threshold(scored, limits))
+    return Calibration(scale, offset, choose_threshold(scored, limits))
 
 
 def known_frames(episodes: Sequence[Scored]) -> tuple[Values, npt.NDArray[np.bool_]]:
@@ -189,12 +189,8 @@ def validate(episodes: Sequence[Scored], threshold: float, consecutive: int) -> 
 
 def first_success(shown: npt.NDArray[np.bool_], consecutive: int) -> int | None:
     """Frame at which so many in a row have shown success, None if they never do."""
-    run = 0
-    for index, success in enumerate(shown.tolist()):
-        run = run + 1 if success else 0
-        if run == consecutive:
-            return index
-    return None
+    ends = np.flatnonzero(np.convolve(shown, np.ones(consecutive)) == consecutive)
+    return int(ends[0]) if ends.size else None
 
 
 def weaknesses(result: Validation, limits: Limits) -> list[str]:

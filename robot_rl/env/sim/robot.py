@@ -16,7 +16,7 @@ from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, state_fields
 from robot_rl.env.sim.cameras import CameraOptions, RenderedCamera, SceneRenderer
 from robot_rl.env.sim.domain import IDEAL, Domain
 from robot_rl.env.sim.task import put_in_world
-from robot_rl.env.sim.world import Event, GripperMotor
+from robot_rl.env.sim.world import GripperMotor, WorldEvent
 from robot_rl.env.task import Task
 from robot_rl.safety import ActionLimiter, CartesianLimits, rotations
 
@@ -99,14 +99,14 @@ class SimRobot:
     def advance(self, period: float) -> None:
         """Simulate one control period [s]; what is late takes effect when it is due."""
         steps = max(1, self.world.steps(period))
-        events: list[Event] = []
+        events: list[WorldEvent] = []
         while self._pending and self._pending[0].due < steps:
             command = self._pending.popleft()
-            events.append(Event(command.due, partial(self._send, command)))
+            events.append(WorldEvent(command.due, partial(self._send, command)))
         self._pending = deque(c._replace(due=c.due - steps) for c in self._pending)
         if self._latency:
             after = steps - self._latency % steps
-            events += [Event(after, camera.shoot) for camera in self._cameras]
+            events += [WorldEvent(after, camera.shoot) for camera in self._cameras]
         self.world.step(period, events)
 
     def observe(self) -> Observation:

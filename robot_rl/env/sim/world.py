@@ -36,7 +36,7 @@ _BRAKE = 8.0
 _BAND = 0.004
 
 
-class Event(NamedTuple):
+class WorldEvent(NamedTuple):
     """Something that happens while the world is stepped."""
 
     after: int  # physics steps from the beginning
@@ -235,7 +235,7 @@ class World:
         """Number of physics steps in so many seconds."""
         return round(duration * self.physics_rate_hz)
 
-    def step(self, duration: float, events: Iterable[Event] = ()) -> None:
+    def step(self, duration: float, events: Iterable[WorldEvent] = ()) -> None:
         """Let `duration` seconds pass, or one physics step, and meanwhile let the events happen."""
         steps = max(1, self.steps(duration))
         samples = min(_WRENCH_SAMPLES, steps)

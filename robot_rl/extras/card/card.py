@@ -17,7 +17,7 @@ from policies.behaviour import Behaviour
 from robot_rl.config import changed_settings
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import RowSchema
-from robot_rl.evaluation.evaluate import conditions
+from robot_rl.evaluation.evaluator import conditions
 from robot_rl.evaluation.ledger import (
     CHECKSUM,
     load_policy,

@@ -19,7 +19,7 @@ from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.env.session import EpisodeResult
 from robot_rl.env.task import HUMAN_VERSION
 from robot_rl.errors import RobotRLError
-from robot_rl.evaluation.evaluate import without_training_aids
+from robot_rl.evaluation.evaluator import without_training_aids
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.workbench import Workbench, make_watched_session
 from robot_rl.processes.progress_display import WorkProgress
