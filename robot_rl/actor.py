@@ -128,7 +128,8 @@ def _act(
         check_fit(first.behaviour, session.schema)
         schema = stored_schema(session.schema, first.behaviour)
         _check_spool(config, session, schema)
-        alone = config.clock == "stepped" and config.actors == 1
+        stepped = config.clock == "stepped"
+        alone = stepped and config.actors == 1
         repeats = alone and place.address is None and not start_over
         opened = client.open_session(schema, number, owner=_OWNER if repeats else None)
         step, append, finished = online_steps(client), client.append, 0
@@ -138,7 +139,15 @@ def _act(
             step, append, finished = step - again.steps, again.append, again.finished
             folder = run.spool(number).with_suffix(".weights")
             kept = KeptWeights(folder, receiver, session.task.time_limit_steps)
-        source = _weight_source(config, client, receiver, place, first, stop, kept)
+        source: WeightSource
+        if not stepped:
+            version = first.behaviour.version
+            source = RealtimeWeights(place.client(), receiver, version, _note)
+        elif alone:
+            source = SteppedWeights(client, receiver, first, stop, kept, _note)
+        else:
+            every = max(1, int(config.block_steps) // int(config.actors))
+            source = SharedWeights(client, receiver, first, stop, note=_note, every_steps=every)
         device = compute_device(config.device)
         runner = ActingRunner(first.behaviour, source, step, device)
         stream = SeedStream.ACTING + opened.session + (number - 1) * _SESSIONS
@@ -216,11 +225,10 @@ def _spooling_client(
     config: DictConfig, run: RunDirectory, place: ReplayAddress, session: Session, stop: StopEvent
 ) -> Iterator[ReplayClient]:
     """A client whose rows outlive the actor; those that an earlier one left are sent first."""
-    size, path = int(config.replay.spool_bytes), run.spool(_number(config))
-    _check_spool(
-        config, session, session.schema
-    )  # early; what the policy adds to a row is not known yet
-    client = place.client(spool_path=path, spool_bytes=size)
+    # Early: the columns that the policy adds to a row are not known yet.
+    _check_spool(config, session, session.schema)
+    path = run.spool(_number(config))
+    client = place.client(spool_path=path, spool_bytes=int(config.replay.spool_bytes))
     try:
         if client.unacknowledged:
             print(f"actor: first sending the {client.unacknowledged} rows in {path}", flush=True)
@@ -266,24 +274,6 @@ def _first_behaviour(
         got=f"none within {_FIRST_WEIGHTS_SECONDS:g} s",
         hint=f"start the learner of this run: {in_shell('robot-rl', 'learner', run.path)}",
     )
-
-
-def _weight_source(
-    config: DictConfig,
-    client: ReplayClient,
-    receiver: WeightsReceiver,
-    place: ReplayAddress,
-    first: Published,
-    stop: StopEvent,
-    kept: KeptWeights | None,
-) -> WeightSource:
-    if config.clock == "stepped" and config.actors == 1:
-        return SteppedWeights(client, receiver, first, stop, kept, _note)
-    if config.clock == "stepped":
-        every = max(1, int(config.block_steps) // int(config.actors))
-        return SharedWeights(client, receiver, first, stop, note=_note, every_steps=every)
-    version = first.behaviour.version
-    return RealtimeWeights(place.client(), receiver, version, _note)
 
 
 def _seeds(

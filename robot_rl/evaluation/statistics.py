@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -21,12 +21,6 @@ NOISE_LEVEL = 0.05
 THRESHOLD = 0.97  # success rate that counts as solved
 # Of the beta distribution over a coin's bias: larger is quicker to see small biases.
 _PRIOR = 2.0
-
-
-def longest_run(successes: Iterable[bool]) -> int:
-    """Length of the longest run of successes in a row."""
-    runs = itertools.groupby(successes)
-    return max((len(list(run)) for success, run in runs if success), default=0)
 
 
 def first_confirmed(
@@ -306,6 +300,7 @@ class EvaluationResult:
         duration = np.asarray(seconds, np.float64)
         count, total = int(won.sum()), len(won)
         low, high = clopper_pearson(count, total)
+        runs = itertools.groupby(won.tolist())
         return cls(
             episodes=total,
             successes=count,
@@ -313,7 +308,7 @@ class EvaluationResult:
             confidence_low=low,
             confidence_high=high,
             mean_seconds_to_success=float(duration[won].mean()) if count else None,
-            longest_success_run=longest_run(won.tolist()),
+            longest_success_run=max(len(list(run)) if success else 0 for success, run in runs),
             failures=tuple(np.flatnonzero(~won).tolist()),
             **facts,
         )
