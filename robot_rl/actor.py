@@ -153,7 +153,7 @@ def _act(
         stream = SeedStream.ACTING + opened.session + (number - 1) * _SESSIONS
         console = ConsoleFeed(session, run, number)
         seeds = _seeds(int(config.seed), stream, client, session, stop, finished)
-        free = session.once_free(seeds, _note, stop.is_set)
+        free = session.when_free(seeds, _note, stop.is_set)
         labels = LateLabels(place, opened, _note)
 
         def send(row: Row, episode: EpisodeResult) -> None:

@@ -24,7 +24,7 @@ from robot_rl.env.robot import (
     RobotInterrupted,
     gripper_columns,
     joint_columns,
-    watchers_of,
+    work_report_of,
 )
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.run import FAULTS, RunDirectory
@@ -65,7 +65,7 @@ class Operator:
         devices: Sequence[InputDevice] = (),
         starting_s: float = 0.0,
     ) -> None:
-        self._robot, self._report = env.robot, watchers_of(env.robot)
+        self._robot, self._report = env.robot, work_report_of(env.robot)
         self.inbox, self.devices = inbox, tuple(devices)
         self._names = env.schema.action_names
         self._gripper_columns = gripper_columns(self._names)

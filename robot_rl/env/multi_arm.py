@@ -33,7 +33,7 @@ class MultiArm:
         self._ends = np.cumsum([len(arm.action_names) for arm in self.arms.values()])[:-1]
         self.simulated = all(arm.simulated for arm in self.arms.values())
         # In the namespace of the first.
-        self.watchers = next((arm.watchers for arm in self._servers()), None)
+        self.work_report = next((arm.work_report for arm in self._servers()), None)
         self.opens_grippers = all(arm.opens_grippers for arm in self.arms.values())
 
     def reset(self, start_pose: Vector, rng: np.random.Generator) -> None:

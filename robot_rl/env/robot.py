@@ -146,7 +146,7 @@ class OperatorServer(Protocol):
     It also has a stop of its own, so that an operator's stop need not wait for the loop.
     """
 
-    watchers: Any  # a `robot_rl.ros.operator_services.WorkReport`; none of its methods waits
+    work_report: Any  # a `robot_rl.ros.operator_services.WorkReport`; none of its methods waits
 
     def check_free(self) -> None:
         """Raise `RobotInterrupted`, which says what a person has to do, if it may not move."""
@@ -162,6 +162,6 @@ class OperatorServer(Protocol):
         """Which parts of the robot are missing, in words; empty where none is."""
 
 
-def watchers_of(robot: Robot) -> Any:
-    """The `watchers` of a robot; None where nobody can watch it."""
-    return robot.watchers if isinstance(robot, OperatorServer) else None
+def work_report_of(robot: Robot) -> Any:
+    """The `work_report` of a robot; None where nobody can watch it."""
+    return robot.work_report if isinstance(robot, OperatorServer) else None

@@ -15,7 +15,7 @@ from robot_rl.env.coach import Coach
 from robot_rl.env.input_device import InputDevice
 from robot_rl.env.intervention import Operator
 from robot_rl.env.operator import OperatorEvent, OperatorInbox, OperatorInput
-from robot_rl.env.robot import Action, OperatorServer, RobotInterrupted, watchers_of
+from robot_rl.env.robot import Action, OperatorServer, RobotInterrupted, work_report_of
 from robot_rl.env.robot_env import IN_PLACE, ResetResult, RobotEnv, StepResult
 from robot_rl.env.task import HUMAN_VERSION, TASK_VERSION, Outcome, RewardError, RewardSource
 from robot_rl.errors import RobotRLError
@@ -192,7 +192,7 @@ class Session:
         self._reset = Reset() if reset is None else reset
         self._coach, self.run = coach, run
         self.watcher = Watcher()
-        self._report = watchers_of(env.robot)  # to those who watch the robot over ROS
+        self._report = work_report_of(env.robot)  # to those who watch the robot over ROS
         self.observation: Observation = {}
         self.first_observation: Observation = {}
         self.stamp = self.faults = 0
@@ -328,7 +328,7 @@ class Session:
         observation, *_, info = self._act(action, self.operator.overhear())
         return observation, info
 
-    def once_free(
+    def when_free(
         self,
         seeds: Iterable[int],
         note: Callable[[str], None],

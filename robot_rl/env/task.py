@@ -161,7 +161,7 @@ class RobotTask:
 
 
 @dataclass(eq=False)
-class Tracked:
+class TrackedTask:
     """A task on a robot, whose objects, if any, are tracked from outside: by cameras and markers.
 
     Observations and actions are those of the simulated task, so that a policy that was trained on

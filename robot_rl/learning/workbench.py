@@ -187,7 +187,7 @@ class Workbench:
             progress.phase(words)
             progress.note(_announcement(session, episodes - done, acting, words))
             progress.update(done)
-            free, note = session.once_free(seeds, progress.note), progress.note
+            free, note = session.when_free(seeds, progress.note), progress.note
             for result in rollout([session], runner, free, recorder=recorder, note=note):
                 if not result.steps or result.ended_by is OperatorEvent.DISCARD:
                     seeds.again(result.seed)

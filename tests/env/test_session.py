@@ -210,7 +210,7 @@ def test_what_is_missing_is_told_once_however_long_it_lasts(inbox, monkeypatch):
     ages, notes = iter(range(1, 9)), []
     served = {
         "simulated": False,
-        "watchers": None,
+        "work_report": None,
         "check_free": lambda: None,
         "serve_operator": lambda inbox, attend: None,
         "missing": lambda: f"the camera's newest picture is {next(ages)}.3 s old",

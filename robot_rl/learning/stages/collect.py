@@ -100,7 +100,7 @@ def _collect(settings: Settings, run: RunDirectory, progress: WorkProgress) -> N
         attempts, failures = first, 0
         progress.update(len(writer))
         note = progress.note
-        free = session.once_free(seeds, note)
+        free = session.when_free(seeds, note)
         while len(writer) < wanted:
             result = next(rollout([session], controller, free, recorder=recorder, note=note))
             attempts += 1
