@@ -44,7 +44,7 @@ from robot_rl.wire.messages import (
     refusal,
 )
 
-# An event that is older when the loop gets it is not what the operator wants now [s].
+# An older event is not what the operator wants now [s].
 MOST_EVENT_AGE_SECONDS = 2.0
 # A console that has not said hello for so long is closed [s].
 LEASE_SECONDS = 2.0
@@ -280,7 +280,7 @@ class ConsoleLink:
             self._listener.send(console, frames)
 
     def _take(self, console: bytes, frames: list[Frame]) -> None:
-        """Do what one message of a console asks for; the console hears of what cannot be done."""
+        """Do what one message of a console asks for, or answer with a refusal."""
         message = None
         try:
             message, _ = self._decoder.decode(frames)
@@ -308,7 +308,7 @@ class ConsoleLink:
 
 
 def _check_age(at: float, most_seconds: float) -> None:
-    """Refuse what lay in a queue while the process hung or a connection was made: ages are in s."""
+    """Refuse a message that waited in a queue for longer than this [s]."""
     age = time.monotonic() - at
     if age > most_seconds:
         raise ConsoleError(

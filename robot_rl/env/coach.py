@@ -16,11 +16,11 @@ _LEAST, _FAILS = 6, 0.7
 class Coach:
     """Compares the running episode with the last ones; it has no influence on the robot.
 
-    It says "help now" where most of the episodes failed in which the policy had acted for as long
-    as it has now: since the episode began, or since the operator handed back. Only those count that
-    nobody helped or cut short. `note` is called with what it says, each time that it begins to.
+    It says "help now" where most earlier episodes failed once the policy had acted for as long as
+    now: since the episode began, or since the operator handed back. Episodes with help, or cut
+    short, do not count. `note` is called with new advice.
 
-    `episodes` are records of those before, with ``success`` and `facts`.
+    `episodes` are records of earlier episodes, with ``success`` and `facts`.
     """
 
     def __init__(

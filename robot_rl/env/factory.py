@@ -1,4 +1,4 @@
-"""From a configuration to an environment: the one place that joins task, robot and clock."""
+"""Makes environments and sessions from a configuration: task, robot, clock, operator, reward."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def make_session(
         resets: Whether the configured reset begins the episodes; else the one who drives does.
         cameras: Further cameras, as `observation.cameras`; None: those of the configured reward,
             which only the source sees. One of a name that is there already is not added.
-        source: Who judges; None: the configured reward.
+        source: The reward source; None: the configured one.
         coach: See `Session`.
         episodes: See `Session`.
         stopped: Says when the process is to end, which ends the motion of a reset too.

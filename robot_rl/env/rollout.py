@@ -72,7 +72,7 @@ def training_seed(run_seed: int, stream: int, episode: int) -> int:
 
 
 class Seeds(Iterator[int]):
-    """Seeds of episodes, in their order; an episode that says nothing can be run again."""
+    """Seeds of episodes, in their order; an episode can be repeated."""
 
     def __init__(self, seeds: Iterable[int]) -> None:
         self._left = deque(seeds)
@@ -86,11 +86,11 @@ class Seeds(Iterator[int]):
         return self._left.popleft()
 
     def again(self, seed: int) -> None:
-        """Let this seed be the next one."""
+        """Make this seed the next one."""
         self._left.appendleft(seed)
 
     def end(self) -> None:
-        """Let no episode begin any more."""
+        """Drop all seeds that are left."""
         self._left.clear()
 
 
@@ -115,7 +115,7 @@ def rollout(
         on_row: Called with each finished row. Without it a result keeps its rows.
         on_late_label: Called with what the operator says of an episode after its end.
         stop: Asked at each step; when true, running episodes end as truncated.
-        note: Called with what a robot waits for that cannot begin an episode yet.
+        note: Called with the reason why a robot cannot begin an episode yet.
     """
     active, stopped = np.zeros(len(sessions), bool), False
 

@@ -139,29 +139,28 @@ class Session:
 
     Args:
         env: The environment; it must be able to go on after its task's own success.
-        inbox: Where the operator writes; without one nobody is heard.
+        inbox: The operator's input; without one there is no operator.
         hand_back_s: Time without motion after which the policy acts again [s].
         devices: What the operator uses in this process; each is asked before every step.
         starting_s: Time from now in which the robot's own nodes may still be starting [s].
-        source: Who judges; by default the task's own detector.
-        hidden: Observation names that are there for the source alone: neither the policy nor the
-            rows see them.
-        reset: How it comes to the start of an episode.
-        coach: Who gives the operator advice, if anybody.
-        run: Where faults are written, if anywhere.
-        episodes: How many episodes were before the first one of this process.
+        source: The reward source; by default the task's own detector.
+        hidden: Names of observations for the source alone: they are hidden from policy and rows.
+        reset: Brings it to the start of an episode.
+        coach: Advises the operator.
+        run: Keeps the faults.
+        episodes: Number of episodes before this process.
 
     Attributes:
         schema: Columns of the rows, without what only the source sees.
-        operator: What the robot waits for, and what is said between two episodes.
-        inbox: Where the operator writes.
-        watcher: It sees what happens, until the session closes it.
+        operator: The operator: what the robot waits for, and the input between two episodes.
+        inbox: The operator's input.
+        watcher: Sees what happens, until the session closes it.
         observation: The newest, as the policy sees it.
         stamp: When that was [ns].
-        first_observation: That of the episode's begin, with what only the source sees.
+        first_observation: The first of the episode, hidden ones included.
         result: The present or last episode.
         episode: Its number, from 1.
-        faults: How many faults were written so far, see `FaultLog`.
+        faults: Number of faults written so far, see `FaultLog`.
     """
 
     def __init__(
@@ -263,7 +262,7 @@ class Session:
             observation, reward, terminated, truncated, info = self.env.step(action)
         self.operator.show(observation)
         info |= {"intervened": intervened, "operator": said}
-        # Even where the task says that it is done: who judges otherwise would let it go on.
+        # A halt ends the episode even at the goal: another reward source would let it go on.
         truncated = halted or (truncated and not terminated)
         return observation, float(reward), terminated, truncated, info
 
@@ -294,7 +293,7 @@ class Session:
                         hint="name the cameras of the reward with reward.cameras",
                     )
                 self._source.reset(observation)
-        except RobotInterrupted:  # a person who puts the scene back looks at it meanwhile
+        except RobotInterrupted:  # meanwhile a person may be looking at the scene
             self.look()
             raise
         self._task_success = self._driven = False
@@ -390,7 +389,7 @@ class Session:
     def close(self) -> None:
         """Release the watcher, hold and release the robot, then its devices; may be called again.
 
-        One that cannot be closed keeps none of the others open.
+        All of them are closed, even where one raises.
         """
         with ExitStack() as parts:  # the last to be added is the first to be closed
             for device in self.operator.devices:

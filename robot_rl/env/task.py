@@ -29,7 +29,7 @@ class Outcome(NamedTuple):
 
     reward: float
     terminated: bool  # the episode is over and nothing can follow: no bootstrapping
-    truncated: bool  # it is cut, the task's own time limit apart, which `RobotEnv` keeps
+    truncated: bool  # it is cut; `RobotEnv` adds the task's time limit
     success: bool  # whether the goal is reached now
 
 
@@ -55,7 +55,7 @@ class Task(Protocol):
         """The task's own part of the observation, keyed by `observation_fields`."""
 
     def outcome(self) -> Outcome:
-        """Judge where the last step has led, or before the first one where the episode begins."""
+        """Judge the present state: after a step, or at the begin of the episode."""
 
 
 class RewardError(RobotRLError):
@@ -88,9 +88,9 @@ class RewardSource:
         return task
 
     def label(self, events: Sequence[OperatorEvent]) -> bool | None:
-        """Success or failure, as the operator said last; None if they said neither.
+        """The operator's last `success` or `failure`; None if there is neither.
 
-        A label ends the episode, with a reward of 1 or 0, whatever the source says of the step.
+        A label ends the episode with a reward of 1 or 0, in place of the source's verdict.
         """
         labels = [e for e in events if e in (OperatorEvent.SUCCESS, OperatorEvent.FAILURE)]
         return labels[-1] is OperatorEvent.SUCCESS if labels else None

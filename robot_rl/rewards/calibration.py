@@ -88,11 +88,10 @@ def known_frames(episodes: Sequence[Scored]) -> tuple[Values, npt.NDArray[np.boo
 def choose_threshold(episodes: Sequence[Scored], limits: Limits) -> float:
     """The threshold halfway, in logits, from the worst mistake to be avoided to the successes.
 
-    Of a success one run of frames must be seen, not each frame: what is missed is seen a step
-    later, and what is seen wrongly ends an episode with a reward that nobody has earned. So the
-    success that counts is the weakest episode's best run. Of those no better than the worst mistake
-    none can be kept. Where there is too little data to show that the limits hold, no mistake is
-    allowed. The episodes have probabilities as scores.
+    A success needs one run of frames above it, not every frame: a miss costs a step, but a mistake
+    ends the episode with a false reward. So the success that counts is the best run of the weakest
+    episode; episodes whose best run is below the worst mistake are given up. With too little data
+    to show that the limits hold, no mistake is allowed. The scores are probabilities.
     """
     negatives = np.sort(np.concatenate([e.negatives for e in episodes]))[::-1]
     failed = [e for e in episodes if not e.labels.succeeds]

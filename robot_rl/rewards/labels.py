@@ -24,11 +24,11 @@ _PASSING = (AnnotationRefused, ServerUnreachable, StoreFull)  # rows may still b
 
 @dataclass(eq=False)
 class LateLabels:
-    """Annotates the episode that an actor has sent last, without keeping its loop waiting.
+    """Annotates the last episode of an actor, without a wait in its loop.
 
-    What somebody says becomes the annotation `reward` of the episode's rows. Learning that asks for
-    it (`reward.annotation=reward`) takes the newest: 1 at the last action after a success, which
-    then ends the episode as one that is said in time does, else 0.
+    A label becomes the annotation `reward` of the episode's rows: 1 at the last action of a
+    success, which then ends the episode like a label in time; else 0. Learning takes the newest
+    with `reward.annotation=reward`.
     """
 
     place: ReplayAddress  # where the server is; each label has a connection of its own
@@ -45,7 +45,7 @@ class LateLabels:
         self._last = sequence
 
     def tell(self, success: bool) -> None:
-        """Take what somebody says of the last episode; never waits."""
+        """Take a label of the last episode; never waits."""
         rows = np.arange(self._first, self._last + 1)
         thread = threading.Thread(
             target=self._store, args=(rows, success), name="late-label", daemon=True

@@ -67,11 +67,11 @@ class SimulatedOperator:
     feels how the peg fits (`robot_rl.env.sim.tasks.insertion_by_feel`). An operator who knew what
     the policy cannot observe would teach it what it cannot do.
 
-    It compares how the tool has moved in the last `patience_s` with how it would have moved it
-    itself, or straight to where an object is taken or brought. Who watches and sees no progress
-    takes over after a reaction time, if there still is none. They let go when they have made
-    progress for `correction_s`; but who has to help a second time in an episode finishes it. Where
-    nobody could succeed any more, they say `failure`, a reaction time after they saw that.
+    It compares the motion of the tool in the last `patience_s` with its own motion, or with the
+    straight way to where an object is taken or brought. While it watches and sees no progress, it
+    takes over after a reaction time. It lets go after `correction_s` of progress; the second time
+    in an episode it finishes the task. Where success is impossible, it says `failure` after a
+    reaction time.
 
     All is drawn from the episode's seed, and time is counted in control steps: on the stepped clock
     a run with it is repeatable.
