@@ -92,6 +92,7 @@ class GymRobot:
     Box. It is made with the render mode "rgb_array" if it has that.
 
     Attributes:
+        env: The environment itself.
         control_rate_hz: The environment's own steps per second, and `rate_source` what says so:
             its `dt`, or "render_fps" in its metadata; 10 where it says nothing.
         success_from: Key that the newest info has reported success with; None while there is none.
@@ -140,20 +141,20 @@ class GymRobot:
         self._judge, key = (first, rest.strip()) if known else (LAST, first)
         self._success_keys = (key,) if key else _SUCCESS_KEYS
         self.success_from: str | None = None
-        self._env = _make(self.id, self.arguments)
+        self.env = _make(self.id, self.arguments)
         try:
             self._look()
         except BaseException:
-            self._env.close()
+            self.env.close()
             raise
 
     def _look(self) -> None:
         """Take from the environment what it observes, how it acts, and how long."""
         id, task = self.id, self.task
-        self._spaces = _spaces(self._env)
+        self._spaces = _spaces(self.env)
         self._columns = columns_of(id, self._spaces[0], self.cameras)
         self._low, self._high = bounds_of(id, self._spaces[1])
-        self.control_rate_hz, self.rate_source = _own_rate(self._env)
+        self.control_rate_hz, self.rate_source = _own_rate(self.env)
         count, given = self._low.size, self.action_scale
         self._scale = np.ones(count) if given is None else np.asarray(given, np.float64)
         fits = self._scale.shape == (count,) and ((self._scale >= 0.0) & (self._scale <= 1.0)).all()
@@ -167,7 +168,7 @@ class GymRobot:
         self.action_names = tuple(f"action_{index}" for index in self._used)
         self.observation_fields = tuple(column.field for column in self._columns)
         self._action = np.zeros(count)
-        spec = self._env.spec
+        spec = self.env.spec
         task.time_limit_steps = task.time_limit_steps or (spec and spec.max_episode_steps) or 0
         if not task.time_limit_steps:
             raise GymError(
@@ -186,9 +187,9 @@ class GymRobot:
     def goal_reward(self) -> GoalReward | None:
         """Its own rewards (n,) of goals (n, g) and what was reached; None where it knows none."""
         fields = {field.name for field in self.observation_fields}
-        if not {ACHIEVED, DESIRED} <= fields or not self._env.has_wrapper_attr("compute_reward"):
+        if not {ACHIEVED, DESIRED} <= fields or not self.env.has_wrapper_attr("compute_reward"):
             return None
-        function = self._env.get_wrapper_attr("compute_reward")
+        function = self.env.get_wrapper_attr("compute_reward")
 
         def rewards(achieved: Goals, desired: Goals) -> npt.NDArray[np.float64]:
             try:
@@ -211,14 +212,14 @@ class GymRobot:
         state = np.random.get_state()
         np.random.seed(self._seed)
         try:
-            given = self._called(f"reset of {self.id}", lambda: self._env.reset(seed=self._seed))
+            given = self._called(f"reset of {self.id}", lambda: self.env.reset(seed=self._seed))
         finally:
             np.random.set_state(state)
         self.last_observation: Any = parts_of(f"reset of {self.id}", given, "observation, info")[0]
-        if _spaces(self._env) != self._spaces:
+        if _spaces(self.env) != self._spaces:
             raise GymError(
                 f"the spaces of {self.id} change from one episode to the next",
-                got=_spaces(self._env),
+                got=_spaces(self.env),
                 expected=self._spaces,
                 hint=CORRECT_IT,
             )
@@ -235,12 +236,12 @@ class GymRobot:
         """Step the environment once; how long that is, it knows itself."""
         share = 0.5 * (1.0 + self._scale * self._action)
         target = (self._low + share * (self._high - self._low)).clip(self._low, self._high)
-        space = self._env.action_space
+        space = self.env.action_space
         whole = np.issubdtype(space.dtype, np.integer)
         action = (np.rint(target) if whole else target).reshape(space.shape).astype(space.dtype)
         self._steps += 1
         now = self._now
-        stepped = self._called(f"step of {now}", lambda: self._env.step(action))
+        stepped = self._called(f"step of {now}", lambda: self.env.step(action))
         self.last_observation, given, *ends, info = parts_of(f"step of {now}", stepped, _STEPPED)
         terminated = flag_of(f"terminated of {now}", ends[0])
         truncated = flag_of(f"truncated of {now}", ends[1])
@@ -271,14 +272,14 @@ class GymRobot:
 
     def picture(self) -> npt.NDArray[np.uint8]:
         """A picture from the environment: uint8 (height, width, 3) RGB, cut to an even size."""
-        if self._env.render_mode != _FILMED:
+        if self.env.render_mode != _FILMED:
             raise GymError(
                 f"the environment {self.id} cannot be filmed",
-                got=f"render_mode {self._env.render_mode}",
+                got=f"render_mode {self.env.render_mode}",
                 expected=f"render_mode {_FILMED}",
             )
         try:
-            drawn: Any = self._env.render()
+            drawn: Any = self.env.render()
         except Exception as error:  # whatever its own renderer does
             raise GymError(
                 f"the environment {self.id} cannot be drawn",
@@ -300,7 +301,7 @@ class GymRobot:
 
     def close(self) -> None:
         """Close the environment."""
-        self._env.close()
+        self.env.close()
 
     def _called(self, what: str, call: Callable[[], Any]) -> Any:
         """Call the environment's own code; its errors become ours."""
