@@ -43,11 +43,6 @@ LAST, ANY, REWARDED, TERMINATED, NO_SUCCESS = "last", "any", "rewarded", "termin
 ACHIEVED, DESIRED = "state/achieved_goal", "state/desired_goal"
 _FILMED = "rgb_array"  # the render mode
 _STEPPED = "observation, reward, terminated, truncated, info"
-
-Goals = npt.NDArray[Any]
-GoalReward = Callable[[Goals, Goals], npt.NDArray[np.float64]]
-
-
 # Packages of environments that the extra `gym` installs.
 _PEERS = ("gym_hil", "gymnasium_robotics")
 
@@ -184,25 +179,10 @@ class GymRobot:
         return np.stack([middle - half, middle + half])[:, self._used]
 
     @property
-    def goal_reward(self) -> GoalReward | None:
-        """Its own rewards (n,) of goals (n, g) and what was reached; None where it knows none."""
+    def has_goals(self) -> bool:
+        """Whether it observes goals, and can give the reward of any goal."""
         fields = {field.name for field in self.observation_fields}
-        if not {ACHIEVED, DESIRED} <= fields or not self.env.has_wrapper_attr("compute_reward"):
-            return None
-        function = self.env.get_wrapper_attr("compute_reward")
-
-        def rewards(achieved: Goals, desired: Goals) -> npt.NDArray[np.float64]:
-            try:
-                pairs = zip(achieved, desired, strict=True)
-                return np.array([float(function(a, d, {})) for a, d in pairs])
-            except Exception as error:  # whatever its own code does
-                raise GymError(
-                    f"compute_reward of {self.id} does not give a reward for other goals",
-                    got=repr(error),
-                    hint="correct it, or do without: algorithm.schedule.hindsight_share=0",
-                ) from error
-
-        return rewards
+        return {ACHIEVED, DESIRED} <= fields and self.env.has_wrapper_attr("compute_reward")
 
     def reset(self, start_pose: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
         """Reset the environment with a seed from `rng`; it starts where it likes."""
