@@ -21,8 +21,6 @@ from robot_rl.safety.rotations import Vector as Vector
 
 # Fingers that come closer than this have nothing between them [m].
 _EMPTY = 0.01
-# How much higher or lower than meant an object may be held, and how much narrower or wider [m].
-_OFF_GRASP, _OFF_WIDTH = 0.03, 0.006
 
 
 @dataclass(kw_only=True, eq=False)
@@ -302,19 +300,6 @@ class TopGrasp:
         self.held = self._closing > self.close_steps
         lift = 0.0 if self._descending else self.hover
         return np.concatenate([grasp[:3] + np.array([0.0, 0.0, lift]), grasp[3:]])
-
-    def see(self, expert: ScriptedExpert, grasp: Vector, width: float) -> None:
-        """Look at what the fingers hold, if somebody else may have closed or opened them.
-
-        The object, so wide [m], is in the fingers where the TCP is at `grasp` (7,), base frame.
-        """
-        world = expert.task.world
-        beside = float(np.linalg.norm(grasp[:3] - world.tcp_pose()[:3])) > _OFF_GRASP
-        has_it = not beside and abs(world.finger_opening() - width) < _OFF_WIDTH
-        if has_it and not self._closing:
-            self._closing, self.held, expert.gripper = self.close_steps + 1, True, 1.0
-        elif self.held and not has_it:
-            self.reset()
 
     def lost(self, expert: ScriptedExpert) -> bool:
         """Whether the fingers are closed on nothing; the expert then looks again."""
