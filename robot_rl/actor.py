@@ -22,6 +22,7 @@ from robot_rl.env.factory import make_session
 from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.env.session import EpisodeResult, Session
 from robot_rl.errors import RobotRLError, in_shell
+from robot_rl.evaluation.ledger import load_policy
 from robot_rl.learning.blocks import ScheduleError
 from robot_rl.learning.weights import (
     KeptWeights,
@@ -101,15 +102,24 @@ def act(config: DictConfig, run: RunDirectory, stop: StopEvent) -> Acted:
         yield from _act(config, run, stop)
     except PlayedDifferently as problem:
         _note(f"the unfinished episode is cut, and another one begins: {problem}")
-        yield from _act(config, run, stop, anew=True)
+        yield from _act(config, run, stop, start_over=True)
 
 
-def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool = False) -> Acted:
+def _act(
+    config: DictConfig, run: RunDirectory, stop: StopEvent, *, start_over: bool = False
+) -> Acted:
     torch.set_num_threads(1)
     total, number = int(config.environment_steps), _number(config)
     past = _episodes_before(run, number)
     coach = Coach(past, _note) if config.clock == "realtime" else Coach(past)
-    session = make_session(config, run, coach=coach, episodes=len(past), stopped=stop.is_set)
+    session = make_session(
+        config,
+        run,
+        coach=coach,
+        episodes=len(past),
+        stopped=stop.is_set,
+        load_policy=load_policy,
+    )
     place = ReplayAddress.of(run, config.replay.connect, config.replay["keys"])
     place.wait(stop)
     with closing(session), _spooling_client(config, run, place, session, stop) as client:
@@ -118,8 +128,9 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
         check_fit(first.behaviour, session.schema)
         schema = stored_schema(session.schema, first.behaviour)
         _check_spool(config, session, schema)
-        alone = config.clock == "stepped" and config.actors == 1
-        repeats = alone and place.address is None and not anew
+        stepped = config.clock == "stepped"
+        alone = stepped and config.actors == 1
+        repeats = alone and place.address is None and not start_over
         opened = client.open_session(schema, number, owner=_OWNER if repeats else None)
         step, append, finished = online_steps(client), client.append, 0
         kept: KeptWeights | None = None
@@ -128,13 +139,21 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
             step, append, finished = step - again.steps, again.append, again.finished
             folder = run.spool(number).with_suffix(".weights")
             kept = KeptWeights(folder, receiver, session.task.time_limit_steps)
-        source = _weight_source(config, client, receiver, place, first, stop, kept)
+        source: WeightSource
+        if not stepped:
+            version = first.behaviour.version
+            source = RealtimeWeights(place.client(), receiver, version, _note)
+        elif alone:
+            source = SteppedWeights(client, receiver, first, stop, kept, _note)
+        else:
+            every = max(1, int(config.block_steps) // int(config.actors))
+            source = SharedWeights(client, receiver, first, stop, note=_note, every_steps=every)
         device = compute_device(config.device)
         runner = ActingRunner(first.behaviour, source, step, device)
         stream = SeedStream.ACTING + opened.session + (number - 1) * _SESSIONS
         console = ConsoleFeed(session, run, number)
         seeds = _seeds(int(config.seed), stream, client, session, stop, finished)
-        free = session.once_free(seeds, _note, stop.is_set)
+        free = session.when_free(seeds, _note, stop.is_set)
         labels = LateLabels(place, opened, _note)
 
         def send(row: Row, episode: EpisodeResult) -> None:
@@ -149,7 +168,7 @@ def _act(config: DictConfig, run: RunDirectory, stop: StopEvent, *, anew: bool =
             """Whether the episode is truncated; one that can be played again is left as it is."""
             return runner.run_steps >= total or (stop.is_set() and not repeats)
 
-        with ExitStack() as parts:  # one that cannot be closed keeps none of the others open
+        with ExitStack() as parts:  # closes all, also where one of them raises
             parts.callback(source.close)
             parts.callback(labels.close)
             parts.callback(session.close)  # the robot first
@@ -206,11 +225,10 @@ def _spooling_client(
     config: DictConfig, run: RunDirectory, place: ReplayAddress, session: Session, stop: StopEvent
 ) -> Iterator[ReplayClient]:
     """A client whose rows outlive the actor; those that an earlier one left are sent first."""
-    size, path = int(config.replay.spool_bytes), run.spool(_number(config))
-    _check_spool(
-        config, session, session.schema
-    )  # early; what the policy adds to a row is not known yet
-    client = place.client(spool_path=path, spool_bytes=size)
+    # Early: the columns that the policy adds to a row are not known yet.
+    _check_spool(config, session, session.schema)
+    path = run.spool(_number(config))
+    client = place.client(spool_path=path, spool_bytes=int(config.replay.spool_bytes))
     try:
         if client.unacknowledged:
             print(f"actor: first sending the {client.unacknowledged} rows in {path}", flush=True)
@@ -256,24 +274,6 @@ def _first_behaviour(
         got=f"none within {_FIRST_WEIGHTS_SECONDS:g} s",
         hint=f"start the learner of this run: {in_shell('robot-rl', 'learner', run.path)}",
     )
-
-
-def _weight_source(
-    config: DictConfig,
-    client: ReplayClient,
-    receiver: WeightsReceiver,
-    place: ReplayAddress,
-    first: Published,
-    stop: StopEvent,
-    kept: KeptWeights | None,
-) -> WeightSource:
-    if config.clock == "stepped" and config.actors == 1:
-        return SteppedWeights(client, receiver, first, stop, kept, _note)
-    if config.clock == "stepped":
-        every = max(1, int(config.block_steps) // int(config.actors))
-        return SharedWeights(client, receiver, first, stop, note=_note, every_steps=every)
-    version = first.behaviour.version
-    return RealtimeWeights(place.client(), receiver, version, _note)
 
 
 def _seeds(

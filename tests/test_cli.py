@@ -19,7 +19,7 @@ from robot_rl.commands.runs import compare_run, compose_for_run, load_resolved, 
 from robot_rl.commands.table import COMMANDS, commands
 from robot_rl.config import ConfigError, compose, flatten, group_choices
 from robot_rl.env.rollout import training_seed
-from robot_rl.evaluation.evaluate import first_scene, name_of_domain
+from robot_rl.evaluation.evaluator import first_scene, name_of_domain
 from robot_rl.plugins import Command
 from robot_rl.processes.machine import describe_machine, package_version
 from robot_rl.processes.progress_display import WorkProgress

@@ -20,7 +20,7 @@ from robot_rl.commands.runs import (
 )
 from robot_rl.commands.teach import start_lines
 from robot_rl.config import ConfigError, compose, composed, read_cell
-from robot_rl.env.task import Tracked
+from robot_rl.env.task import TrackedTask
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.group import ProcessDied, ProcessGroup
 from robot_rl.processes.resources import find_resource
@@ -406,7 +406,7 @@ def test_a_written_task_asks_only_for_what_the_lab_knows_and_says_what_success_i
         assert config.reward.source.get("pose") == config.task.get("goal_pose")
         if reward == "classifier":
             assert config.reward.cameras == config.observation.cameras
-        task = registry.make(config.task.tracked, Tracked)
+        task = registry.make(config.task.tracked, TrackedTask)
         assert task.action_names[6:] == (("gripper",) if gripper == "moves" else ())
         assert (task.gripper_closed, task.instruction) == (gripper == "closed", words[1][12:])
     (lab / "configs/task/tight.yaml").write_text(

@@ -21,7 +21,7 @@ from robot_rl.data.intervals import anytime_interval
 from robot_rl.env.rollout import Seeds
 from robot_rl.env.session import EpisodeResult
 from robot_rl.errors import RobotRLError
-from robot_rl.evaluation.evaluate import Evaluator, conditions, summarised
+from robot_rl.evaluation.evaluator import Evaluator, conditions, summarised
 from robot_rl.evaluation.ledger import open_policy
 from robot_rl.evaluation.statistics import Comparison, EvaluationResult
 from robot_rl.run import RunDirectory
@@ -51,7 +51,7 @@ class Contest:
     def __init__(
         self, rivals: Sequence[Rival], proof: ProofSection, conditions: Mapping[str, Any]
     ) -> None:
-        self._conditions = conditions  # of the scenes: see `robot_rl.evaluation.evaluate`
+        self._conditions = conditions  # of the scenes: see `robot_rl.evaluation.evaluator`
         self.first, *self.others = rivals
         self._open = list(self.others)
         self._level = (1.0 - proof.confidence) / len(self.others)

@@ -19,11 +19,11 @@ from robot_rl.config.sections import DeploymentSection
 from robot_rl.console.feed import ConsoleFeed
 from robot_rl.data.policy_columns import check_fit
 from robot_rl.env.factory import make_session
-from robot_rl.env.robot import watchers_of
+from robot_rl.env.robot import work_report_of
 from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.env.session import EpisodeResult
 from robot_rl.errors import in_shell
-from robot_rl.evaluation.evaluate import TAKEN_BACK, without_training_aids
+from robot_rl.evaluation.evaluator import TAKEN_BACK, without_training_aids
 from robot_rl.evaluation.ledger import open_policy
 from robot_rl.processes.signals import StopEvent, stop_event
 from robot_rl.run import ATTEMPTS, RunDirectory
@@ -74,7 +74,7 @@ class Deployment:
         self._config, self._run, self._stop = config, run, stop
         self._session = make_session(without_training_aids(config), run, stopped=stop.is_set)
         ConsoleFeed(self._session, run)
-        self._watchers = watchers_of(self._session.robot)
+        self._work_report = work_report_of(self._session.robot)
 
     def close(self) -> None:
         """Hold the robot and release it."""
@@ -90,7 +90,7 @@ class Deployment:
         for result in rollout(
             [self._session],
             PolicyRunner(ready(behaviour.exploring("mean"), self._config.device)),
-            self._session.once_free(self._seeds(), self._note, self._stop.is_set),
+            self._session.when_free(self._seeds(), self._note, self._stop.is_set),
             on_late_label=lambda success: self._note("a label came too late to count"),
             stop=self._stop.is_set,
             note=self._note,
@@ -134,14 +134,14 @@ class Deployment:
         how = how if result.interrupted is None else f"cut ({result.interrupted})"
         print(f"{how} after {result.seconds:.1f} s; {self.counters}", flush=True)
         self._run.append_jsonl(ATTEMPTS, record)
-        if self._watchers is not None and result.interrupted is None:
-            self._watchers.tell_outcome(result.success)
+        if self._work_report is not None and result.interrupted is None:
+            self._work_report.tell_outcome(result.success)
 
     def _report(self) -> None:
         """Publish the counters, and what the robot waits for, on ROS."""
         self.counters.faults = self._session.faults
-        if self._watchers is not None:
-            self._watchers.tell_counters(asdict(self.counters), self._session.operator.waiting())
+        if self._work_report is not None:
+            self._work_report.tell_counters(asdict(self.counters), self._session.operator.waiting())
 
 
 def run(config: DictConfig, overrides: Sequence[str], paths: Sequence[str]) -> None:

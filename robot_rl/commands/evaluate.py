@@ -19,7 +19,7 @@ from robot_rl.commands.preparation import check_robot, robot_nodes, try_environm
 from robot_rl.config import ConfigError, Settings, on_stepped_clock, section
 from robot_rl.config.sections import EvaluationSection, ProofSection
 from robot_rl.data.intervals import clopper_pearson, failures_allowed, trials_needed
-from robot_rl.evaluation.evaluate import Evaluator, first_scene
+from robot_rl.evaluation.evaluator import Evaluator, first_scene
 from robot_rl.evaluation.ledger import (
     CHECKSUM,
     began_with,

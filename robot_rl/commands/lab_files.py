@@ -268,7 +268,7 @@ task:
   value_range: [0.0, 1.0]    # of the returns: the reward is 1 at success, and 0 before it
 {goal}\
   tracked:
-    _target_: robot_rl.env.task.Tracked
+    _target_: robot_rl.env.task.TrackedTask
     # Where episodes start, after the reset of the cell: the position is drawn about this TCP pose.
     # robot-rl teach part=start prints both lines.
     start_pose: {start}          # m, xyzw, base frame

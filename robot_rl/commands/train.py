@@ -16,10 +16,9 @@ from robot_rl.commands.preparation import check_robot, robot_nodes, try_environm
 from robot_rl.commands.runs import SAME_COMMAND, save_resolved, working_run
 from robot_rl.config import ConfigError, Settings
 from robot_rl.env.factory import make_source
-from robot_rl.env.policy_inputs import PolicyInputs
 from robot_rl.errors import in_shell
 from robot_rl.evaluation.ledger import read_ledger, steps_behind
-from robot_rl.evaluation.records import inputs_of
+from robot_rl.evaluation.records import PolicyInputs, inputs_of
 from robot_rl.evaluation.report import write_report
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.demonstrations import check_demonstrations, open_demonstrations

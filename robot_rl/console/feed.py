@@ -1,4 +1,4 @@
-"""What the operator's console sees of a session: every moment of it becomes a snapshot."""
+"""Snapshots of a session for the operator's consoles."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ConsoleFeed(Watcher):
         """Show it with what was seen last."""
         self._show_again(activity=Activity.RESETTING)
 
-    def begun(self, observation: Observation, info: dict[str, Any]) -> None:
+    def began(self, observation: Observation, info: dict[str, Any]) -> None:
         """Show the first observation."""
         self.wanted_scene = None
         stamp = int(info["stamp_observation"])
@@ -120,7 +120,7 @@ class ConsoleFeed(Watcher):
         self._link.publish(self._newest)
 
     def _halted(self) -> Activity | None:
-        """How the operator has halted the robot, if so."""
+        """Whether the robot is stopped or paused; None where it is neither."""
         waits_for = self._session.operator.waits_for
         if OperatorEvent.CLEAR_ERRORS in waits_for:
             return Activity.STOPPED

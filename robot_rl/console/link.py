@@ -2,7 +2,7 @@
 
 The loop only swaps a reference. A thread beside it listens on loopback, passes what operators say
 to the loop's inbox, and sends the newest snapshot to each console that has asked within the last
-seconds; while there is none it sleeps. Whoever can read the folder of `loop_folder` may move the
+seconds; while there is none it sleeps. All who can read the folder of `loop_folder` may move the
 robot; other users of the machine, who reach the port too, do not know the secret.
 
     console → loop   Hello | Event | Jog
@@ -44,7 +44,7 @@ from robot_rl.wire.messages import (
     refusal,
 )
 
-# An event that is older when the loop gets it is not what the operator wants now [s].
+# An older event is not what the operator wants now [s].
 MOST_EVENT_AGE_SECONDS = 2.0
 # A console that has not said hello for so long is closed [s].
 LEASE_SECONDS = 2.0
@@ -66,7 +66,7 @@ class ConsoleError(RobotRLError):
 
 
 class Activity(StrEnum):
-    """What the loop is doing; members equal their text."""
+    """The activity of the loop; members equal their text."""
 
     ACTING = "acting"  # an episode runs
     RESETTING = "resetting"  # the robot is being brought to the next start
@@ -101,7 +101,7 @@ class Situation:
     policy_version: int = 0  # gradient updates behind the acting policy
     decision_seconds: float = 0.0  # from the tick to the sending of the last action [s]
     lateness_seconds: float = 0.0  # how late the last tick was reached [s]
-    instruction: str = ""  # what the robot is told to do
+    instruction: str = ""  # what the robot is to do, in words
     advice: str = ""  # what the coach tells the operator
     # Seed of the scene that a person is to put back, where the run has pictures of it.
     wanted_scene: int | None = None
@@ -159,7 +159,7 @@ class Hello(Message):
 
 
 class Event(Numbered):
-    """What the operator wants, and when it was said, on the steady clock of the machine [s]."""
+    """An event of the operator, and its time on the machine's steady clock [s]."""
 
     event: Name
     at: float
@@ -182,7 +182,7 @@ class Taken(Numbered):
 
 
 def loop_folder(run: RunDirectory, actor: int) -> Path:
-    """The folder in which an actor, or who has its robot instead, says where it listens."""
+    """The folder in which the process that has an actor's robot says where it listens."""
     return run.path / "console" / f"actor-{actor}"
 
 
@@ -220,7 +220,7 @@ class ConsoleLink:
 
     @property
     def open_consoles(self) -> int:
-        """How many consoles listen at present."""
+        """Number of consoles that listen now."""
         return len(self._leases)
 
     def publish(self, snapshot: Snapshot) -> None:
@@ -247,8 +247,13 @@ class ConsoleLink:
                     self._take(*received)
                 now = time.monotonic()
                 self._leases = {c: end for c, end in self._leases.items() if end > now}
-                if self._leases:
-                    self._tell(now)
+                if self._leases and self._newest is not self._sent and now >= self._next_snapshot:
+                    self._send_newest()
+                    self._next_snapshot = now + 1.0 / MOST_SNAPSHOTS_HZ
+                    self._next_alive = now + ALIVE_SECONDS
+                elif self._leases and now >= self._next_alive:
+                    self._send_all(encode(Alive()))
+                    self._next_alive = now + ALIVE_SECONDS
             self._send_newest()
         except Exception as error:  # surfaces in the loop, at its next snapshot
             self._problem = error
@@ -260,18 +265,9 @@ class ConsoleLink:
         if not self._leases:
             return _IDLE_SECONDS
         if self._newest is self._sent:
-            # New ones are looked for: to be told of them would cost the loop a system call.
+            # This thread looks for new ones: to wake it would cost the loop a system call.
             return _LOOK_SECONDS
         return max(0.0, self._next_snapshot - time.monotonic())
-
-    def _tell(self, now: float) -> None:
-        if self._newest is not self._sent and now >= self._next_snapshot:
-            self._send_newest()
-            self._next_snapshot = now + 1.0 / MOST_SNAPSHOTS_HZ
-            self._next_alive = now + ALIVE_SECONDS
-        elif now >= self._next_alive:
-            self._send_all(encode(Alive()))
-            self._next_alive = now + ALIVE_SECONDS
 
     def _send_newest(self) -> None:
         newest = self._newest
@@ -284,12 +280,20 @@ class ConsoleLink:
             self._listener.send(console, frames)
 
     def _take(self, console: bytes, frames: list[Frame]) -> None:
-        """Do what one message of a console asks for; the console hears of what cannot be done."""
+        """Do what one message of a console asks for, or answer with a refusal."""
         message = None
         try:
             message, _ = self._decoder.decode(frames)
             if isinstance(message, Hello):
-                self._lease(console)
+                if console not in self._leases and len(self._leases) >= _MOST_CONSOLES:
+                    raise ConsoleError(
+                        "too many consoles are open",
+                        got=len(self._leases) + 1,
+                        expected=_MOST_CONSOLES,
+                    )
+                if console not in self._leases:
+                    self._sent = None  # so that a new console gets the newest snapshot at once
+                self._leases[console] = time.monotonic() + LEASE_SECONDS
             elif isinstance(message, Event):
                 if message.event != OperatorEvent.STOP:  # a stop never comes too late
                     _check_age(message.at, MOST_EVENT_AGE_SECONDS)
@@ -302,18 +306,9 @@ class ConsoleLink:
             problem = error if isinstance(error, RobotRLError) else ConsoleError(str(error))
             self._listener.send(console, encode(refusal(problem, message)))
 
-    def _lease(self, console: bytes) -> None:
-        if console not in self._leases:
-            if len(self._leases) >= _MOST_CONSOLES:
-                raise ConsoleError(
-                    "too many consoles are open", got=len(self._leases) + 1, expected=_MOST_CONSOLES
-                )
-            self._sent = None  # the new one is told at once where the others are
-        self._leases[console] = time.monotonic() + LEASE_SECONDS
-
 
 def _check_age(at: float, most_seconds: float) -> None:
-    """Refuse what lay in a queue while the process hung or a connection was made: ages are in s."""
+    """Refuse a message that waited in a queue for longer than this [s]."""
     age = time.monotonic() - at
     if age > most_seconds:
         raise ConsoleError(

@@ -16,11 +16,11 @@ _LEAST, _FAILS = 6, 0.7
 class Coach:
     """Compares the running episode with the last ones; it has no influence on the robot.
 
-    It says "help now" where most of the episodes failed in which the policy had acted for as long
-    as it has now: since the episode began, or since the operator handed back. Only those count that
-    nobody helped or cut short. `note` is called with what it says, each time that it begins to.
+    It says "help now" where most earlier episodes failed once the policy had acted for as long as
+    now: since the episode began, or since the operator handed back. Episodes with help, or cut
+    short, do not count. `note` is called with new advice.
 
-    `episodes` are records of those before, with ``success`` and `facts`.
+    `episodes` are records of earlier episodes, with ``success`` and `facts`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Coach:
 
     @property
     def facts(self) -> dict[str, object]:
-        """What is to be recorded of an episode.
+        """Facts to record of an episode.
 
         ``advices``: how often the coach began to say something. ``alone_steps``: the length of an
         episode that nobody helped or cut short; 0 of any other.
@@ -53,9 +53,9 @@ class Coach:
         self._advice = ""
 
     def step(self, *, intervened: bool, over: bool, success: bool) -> str:
-        """What the operator had better do after a step; empty for nothing.
+        """Advice to the operator after a step; empty for none.
 
-        `over` says that the episode has come to its end, by itself.
+        `over`: the episode has come to its end by itself.
         """
         self._steps += 1
         self._since = 0 if intervened else self._since + 1

@@ -1,4 +1,4 @@
-"""Who decides in the one loop where no policy does."""
+"""Controllers without a policy: a scripted expert, or none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def decided(action: npt.NDArray[np.float32]) -> Decision:
 
 
 class _WithoutPolicy:
-    """Decides in one environment, without a base, and looks at everything anew at every step."""
+    """Decides one step at a time in one environment, without a base policy."""
 
     def reset(
         self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
@@ -64,7 +64,7 @@ class ExpertController(_WithoutPolicy):
 
 
 class IdleController(_WithoutPolicy):
-    """Keeps arms where they are and grippers as told last: all that happens a person does."""
+    """Keeps arms where they are and grippers at their last command; a person does the rest."""
 
     def __init__(self, action_names: Sequence[str]) -> None:
         self._names = tuple(action_names)

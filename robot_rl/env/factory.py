@@ -1,4 +1,4 @@
-"""From a configuration to an environment: the one place that joins task, robot and clock."""
+"""Makes environments and sessions from a configuration: task, robot, clock, operator, reward."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from robot_rl.run import RunDirectory
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from policies.behaviour import Behaviour
 
 _STARTING_SECONDS = 15.0  # in which the nodes that a command starts may come up
 _FOR_ARMS = (
@@ -119,7 +121,7 @@ def _task_and_domain(config: Mapping[str, Any]) -> tuple[Task, Domain]:
 
 def task_form(config: Mapping[str, Any]) -> str:
     """Which section of the task the robot needs; `RobotRLError` where the task has none."""
-    # A simulated task is in a world; one on topics is told where its objects are.
+    # A simulated task is in a world; one on topics hears where its objects are.
     form = str(config["robot"].get("task", "environment"))
     if form not in config["task"]:
         raise RobotRLError(
@@ -222,23 +224,24 @@ def make_session(
     coach: Coach | None = None,
     episodes: int = 0,
     stopped: Callable[[], bool] = lambda: False,
+    load_policy: Callable[[RunDirectory], tuple[Behaviour, int]] | None = None,
 ) -> Session:
     """Make the configured environment with operator, reward and reset: the one place that does.
 
     Args:
         config: The whole configuration.
         run: Where faults are written.
-        operated: Whether an operator is heard: configured ones and devices, whoever writes to the
-            inbox, and on ROS topics the clients of its services.
+        operated: Whether an operator is heard: the configured ones and devices, all that write to
+            the inbox, and on ROS topics the clients of its services.
         inbox: Where they are heard; None: a new one.
-        resets: Whether the configured reset begins the episodes of a policy; else whoever drives
-            begins them.
+        resets: Whether the configured reset begins the episodes; else the one who drives does.
         cameras: Further cameras, as `observation.cameras`; None: those of the configured reward,
             which only the source sees. One of a name that is there already is not added.
-        source: Who judges; None: the configured reward.
+        source: The reward source; None: the configured one.
         coach: See `Session`.
         episodes: See `Session`.
         stopped: Says when the process is to end, which ends the motion of a reset too.
+        load_policy: Loads the policy of the run `reset.run`, which undoes each episode.
 
     Raises:
         RewardError: The model of the configured reward cannot be read.
@@ -260,7 +263,7 @@ def make_session(
     if resets and config["reset"]["strategy"] is not None:
         from robot_rl.env.reset import make_reset  # late: loads torch
 
-        reset = make_reset(config, env, stopped)
+        reset = make_reset(config, env, stopped, load_policy)
     return Session(
         env,
         inbox,

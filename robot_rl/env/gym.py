@@ -22,7 +22,7 @@ from gymnasium.envs.registration import load_env_creator
 from policies import places
 from robot_rl.data.schema import Field, Observation
 from robot_rl.env.gym_spaces import (
-    MEND,
+    CORRECT_IT,
     bounds_of,
     columns_of,
     flag_of,
@@ -39,15 +39,10 @@ from robot_rl.errors import RobotRLError, installing
 _SUCCESS_KEYS = ("success", "is_success", "succeed")  # in an info; the first that is there counts
 # What `GymRobot.success` may be beside a key: see there.
 LAST, ANY, REWARDED, TERMINATED, NO_SUCCESS = "last", "any", "rewarded", "terminated", "none"
-# Where the observation of an environment with goals holds what is reached, and what is wanted.
+# Where the observation of an environment with goals holds what is reached, and the goal.
 ACHIEVED, DESIRED = "state/achieved_goal", "state/desired_goal"
 _FILMED = "rgb_array"  # the render mode
 _STEPPED = "observation, reward, terminated, truncated, info"
-
-Goals = npt.NDArray[Any]
-GoalReward = Callable[[Goals, Goals], npt.NDArray[np.float64]]
-
-
 # Packages of environments that the extra `gym` installs.
 _PEERS = ("gym_hil", "gymnasium_robotics")
 
@@ -77,7 +72,7 @@ class GymTask:
         return {}
 
     def outcome(self) -> Outcome:
-        """What the environment said of the last step."""
+        """The environment's own verdict on the last step."""
         return self.robot.last_outcome
 
 
@@ -92,6 +87,7 @@ class GymRobot:
     Box. It is made with the render mode "rgb_array" if it has that.
 
     Attributes:
+        env: The environment itself.
         control_rate_hz: The environment's own steps per second, and `rate_source` what says so:
             its `dt`, or "render_fps" in its metadata; 10 where it says nothing.
         success_from: Key that the newest info has reported success with; None while there is none.
@@ -140,20 +136,20 @@ class GymRobot:
         self._judge, key = (first, rest.strip()) if known else (LAST, first)
         self._success_keys = (key,) if key else _SUCCESS_KEYS
         self.success_from: str | None = None
-        self._env = _make(self.id, self.arguments)
+        self.env = _make(self.id, self.arguments)
         try:
             self._look()
         except BaseException:
-            self._env.close()
+            self.env.close()
             raise
 
     def _look(self) -> None:
         """Take from the environment what it observes, how it acts, and how long."""
         id, task = self.id, self.task
-        self._spaces = _spaces(self._env)
+        self._spaces = _spaces(self.env)
         self._columns = columns_of(id, self._spaces[0], self.cameras)
         self._low, self._high = bounds_of(id, self._spaces[1])
-        self.control_rate_hz, self.rate_source = _own_rate(self._env)
+        self.control_rate_hz, self.rate_source = _own_rate(self.env)
         count, given = self._low.size, self.action_scale
         self._scale = np.ones(count) if given is None else np.asarray(given, np.float64)
         fits = self._scale.shape == (count,) and ((self._scale >= 0.0) & (self._scale <= 1.0)).all()
@@ -167,7 +163,7 @@ class GymRobot:
         self.action_names = tuple(f"action_{index}" for index in self._used)
         self.observation_fields = tuple(column.field for column in self._columns)
         self._action = np.zeros(count)
-        spec = self._env.spec
+        spec = self.env.spec
         task.time_limit_steps = task.time_limit_steps or (spec and spec.max_episode_steps) or 0
         if not task.time_limit_steps:
             raise GymError(
@@ -178,30 +174,15 @@ class GymRobot:
 
     @property
     def action_range(self) -> npt.NDArray[np.float64]:
-        """What -1 and 1 of each action column are to the environment, (2, d)."""
+        """The environment's values for -1 and 1 of each action column, (2, d)."""
         middle, half = (self._low + self._high) / 2, self._scale * (self._high - self._low) / 2
         return np.stack([middle - half, middle + half])[:, self._used]
 
     @property
-    def goal_reward(self) -> GoalReward | None:
-        """Its own rewards (n,) by goals (n, g) reached, and wanted; None where it knows none."""
+    def has_goals(self) -> bool:
+        """Whether it observes goals, and can give the reward of any goal."""
         fields = {field.name for field in self.observation_fields}
-        if not {ACHIEVED, DESIRED} <= fields or not self._env.has_wrapper_attr("compute_reward"):
-            return None
-        function = self._env.get_wrapper_attr("compute_reward")
-
-        def rewards(achieved: Goals, desired: Goals) -> npt.NDArray[np.float64]:
-            try:
-                pairs = zip(achieved, desired, strict=True)
-                return np.array([float(function(a, d, {})) for a, d in pairs])
-            except Exception as error:  # whatever its own code does
-                raise GymError(
-                    f"compute_reward of {self.id} does not give a reward for other goals",
-                    got=repr(error),
-                    hint="mend it, or do without: algorithm.schedule.hindsight_share=0",
-                ) from error
-
-        return rewards
+        return {ACHIEVED, DESIRED} <= fields and self.env.has_wrapper_attr("compute_reward")
 
     def reset(self, start_pose: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
         """Reset the environment with a seed from `rng`; it starts where it likes."""
@@ -211,16 +192,16 @@ class GymRobot:
         state = np.random.get_state()
         np.random.seed(self._seed)
         try:
-            begun = self._called(f"reset of {self.id}", lambda: self._env.reset(seed=self._seed))
+            given = self._called(f"reset of {self.id}", lambda: self.env.reset(seed=self._seed))
         finally:
             np.random.set_state(state)
-        self.last_observation: Any = parts_of(f"reset of {self.id}", begun, "observation, info")[0]
-        if _spaces(self._env) != self._spaces:
+        self.last_observation: Any = parts_of(f"reset of {self.id}", given, "observation, info")[0]
+        if _spaces(self.env) != self._spaces:
             raise GymError(
                 f"the spaces of {self.id} change from one episode to the next",
-                got=_spaces(self._env),
+                got=_spaces(self.env),
                 expected=self._spaces,
-                hint=MEND,
+                hint=CORRECT_IT,
             )
 
     def resume(self, rng: np.random.Generator) -> None:
@@ -234,13 +215,13 @@ class GymRobot:
     def advance(self, period: float) -> None:
         """Step the environment once; how long that is, it knows itself."""
         share = 0.5 * (1.0 + self._scale * self._action)
-        wanted = (self._low + share * (self._high - self._low)).clip(self._low, self._high)
-        space = self._env.action_space
+        target = (self._low + share * (self._high - self._low)).clip(self._low, self._high)
+        space = self.env.action_space
         whole = np.issubdtype(space.dtype, np.integer)
-        action = (np.rint(wanted) if whole else wanted).reshape(space.shape).astype(space.dtype)
+        action = (np.rint(target) if whole else target).reshape(space.shape).astype(space.dtype)
         self._steps += 1
         now = self._now
-        stepped = self._called(f"step of {now}", lambda: self._env.step(action))
+        stepped = self._called(f"step of {now}", lambda: self.env.step(action))
         self.last_observation, given, *ends, info = parts_of(f"step of {now}", stepped, _STEPPED)
         terminated = flag_of(f"terminated of {now}", ends[0])
         truncated = flag_of(f"truncated of {now}", ends[1])
@@ -255,7 +236,7 @@ class GymRobot:
         self.last_outcome = Outcome(reward, terminated, truncated, success)
 
     def observe(self) -> Observation:
-        """What the environment returned last."""
+        """The newest observation of the environment."""
         now, last = self._now, self.last_observation
         return {column.field.name: column.read(now, last) for column in self._columns}
 
@@ -270,15 +251,15 @@ class GymRobot:
         return f"{self.id}, in step {self._steps} after reset(seed={self._seed}),"
 
     def picture(self) -> npt.NDArray[np.uint8]:
-        """What the environment draws: uint8 (height, width, 3) RGB, cut to an even size."""
-        if self._env.render_mode != _FILMED:
+        """A picture from the environment: uint8 (height, width, 3) RGB, cut to an even size."""
+        if self.env.render_mode != _FILMED:
             raise GymError(
                 f"the environment {self.id} cannot be filmed",
-                got=f"render_mode {self._env.render_mode}",
+                got=f"render_mode {self.env.render_mode}",
                 expected=f"render_mode {_FILMED}",
             )
         try:
-            drawn: Any = self._env.render()
+            drawn: Any = self.env.render()
         except Exception as error:  # whatever its own renderer does
             raise GymError(
                 f"the environment {self.id} cannot be drawn",
@@ -300,10 +281,10 @@ class GymRobot:
 
     def close(self) -> None:
         """Close the environment."""
-        self._env.close()
+        self.env.close()
 
     def _called(self, what: str, call: Callable[[], Any]) -> Any:
-        """What the environment's own code returns, whose errors become ours."""
+        """Call the environment's own code; its errors become ours."""
         try:
             return call()
         except RobotRLError:
@@ -339,15 +320,12 @@ class GymRobot:
         return self._judge == REWARDED and terminated and reward > 0.0
 
 
-def _package_of(id: str) -> str | None:
-    """The module that is imported before an environment of this id is made, if any."""
-    module, namespace = id.rpartition(":")[0], id.partition("/")[0]
-    return module or (namespace if namespace != id and id not in gymnasium.registry else None)
-
-
 def _make(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     choose_backend()  # some make a renderer even where no image is asked for
-    package = _package_of(id)
+    # Importing `module:id`'s module, or the namespace of an unknown `namespace/id`, registers it.
+    package, namespace = id.rpartition(":")[0], id.partition("/")[0]
+    if not package and namespace != id and id not in gymnasium.registry:
+        package = namespace
     if package and package.partition(".")[0] not in _PEERS and not places.may_import(package):
         raise GymError(
             f"the environment {id!r} is of a package that this command does not name",
@@ -406,9 +384,9 @@ def _spaces(env: gymnasium.Env[Any, Any]) -> tuple[Any, Any]:
 def _own_rate(env: gymnasium.Env[Any, Any]) -> tuple[float, str | None]:
     # A wrapper that repeats actions can have its own dt.
     step = env.get_wrapper_attr("dt") if env.has_wrapper_attr("dt") else None
-    for source, told in (("dt", step), ("render_fps", (env.metadata or {}).get("render_fps"))):
-        if isinstance(told, Real) and 0.0 < float(told) < math.inf:
-            return (round(1.0 / float(told), 6) if source == "dt" else float(told)), source
+    for source, said in (("dt", step), ("render_fps", (env.metadata or {}).get("render_fps"))):
+        if isinstance(said, Real) and 0.0 < float(said) < math.inf:
+            return (round(1.0 / float(said), 6) if source == "dt" else float(said)), source
     return 10.0, None
 
 
@@ -451,6 +429,6 @@ class GymHilPickExpert:
         elif not self._descending:
             way = way + np.array([0.0, 0.0, self.hover])
         motion = np.clip(way / self.step, -self._speed, self._speed)
-        wanted = np.array([*motion, 1.0 if self._closing else -1.0])
-        noisy = wanted + rng.normal(0.0, self.action_noise, wanted.shape)
+        action = np.array([*motion, 1.0 if self._closing else -1.0])
+        noisy = action + rng.normal(0.0, self.action_noise, action.shape)
         return np.clip(noisy, -1.0, 1.0).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What a Gymnasium environment takes and gives, as columns: one look at its spaces, and checks."""
+"""The spaces of a Gymnasium environment as columns, and checks of what it returns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from robot_rl.data.pictures import PictureError, PictureForm, picture_form
 from robot_rl.data.schema import Field
 from robot_rl.errors import RobotRLError
 
-MEND = "correct the environment, or wrap it and register what you made"
+CORRECT_IT = "correct the environment, or wrap it and register what you made"
 _WRAP = "wrap the environment, and register what you made"
 # A bound beyond this says nothing of what an action may be, as if it were infinite: float32's
 # largest number stands in many spaces.
@@ -41,7 +41,7 @@ class Column:
 
     @property
     def stored(self) -> str:
-        """What the space has, in a word."""
+        """The kind of value in the space, in a word."""
         return "numbers" if self.picture is None else self.picture.stored
 
     def read(self, now: str, observation: Any) -> npt.NDArray[Any]:
@@ -61,12 +61,12 @@ class Column:
                 f"{self.field.name} of {now} is not what its observation space declares",
                 got=error if isinstance(error, PictureError) else repr(error),
                 expected=None if isinstance(error, PictureError) else f"{self.stored} {self.shape}",
-                hint=MEND,
+                hint=CORRECT_IT,
             ) from error
         with np.errstate(over="ignore"):  # what float32 cannot hold is not finite
             value = np.array(given, self.field.dtype).reshape(self.field.shape)
         if not np.isfinite(value).all():
-            raise GymError(f"{self.field.name} of {now} is not finite", got=value, hint=MEND)
+            raise GymError(f"{self.field.name} of {now} is not finite", got=value, hint=CORRECT_IT)
         return value
 
 
@@ -96,9 +96,9 @@ def columns_of(
         )
     if cameras is None:
         return found
-    wanted = {f"images/{camera.name}" for camera in cameras}
+    chosen = {f"images/{camera.name}" for camera in cameras}
     known = {column.field.name for column in found if column.picture is not None}
-    if not wanted <= known or any(camera != type(camera)(camera.name) for camera in cameras):
+    if not chosen <= known or any(camera != type(camera)(camera.name) for camera in cameras):
         plain = ", ".join(f"{{name: {key.removeprefix('images/')}}}" for key in sorted(known))
         asked = [
             {k: v for k, v in vars(c).items() if v != getattr(type(c), k, None)} for c in cameras
@@ -108,7 +108,7 @@ def columns_of(
             got=asked,
             expected=f"some of [{plain}]: pictures are taken as they are",
         )
-    return [c for c in found if c.picture is None or c.field.name in wanted]
+    return [c for c in found if c.picture is None or c.field.name in chosen]
 
 
 def _columns(id: str, space: spaces.Space[Any], path: tuple[Any, ...]) -> list[Column]:
@@ -165,7 +165,7 @@ def number_of(what: str, given: Any) -> float:
             number = float(value.item())
     if not math.isfinite(number):
         got = "NaN" if value.dtype.kind == "f" and np.isnan(value).any() else repr(given)
-        raise GymError(f"{what} is no finite number", got=got, hint=MEND)
+        raise GymError(f"{what} is no finite number", got=got, hint=CORRECT_IT)
     return number
 
 
@@ -173,12 +173,12 @@ def flag_of(what: str, given: Any) -> bool:
     """True or false, or an array with one; `GymError` where it is something else."""
     value = np.asarray(given)
     if value.size != 1 or value.dtype.kind not in "biuf" or np.isnan(value).any():
-        raise GymError(f"{what} is neither true nor false", got=repr(given), hint=MEND)
+        raise GymError(f"{what} is neither true nor false", got=repr(given), hint=CORRECT_IT)
     return bool(value.item())
 
 
 def parts_of(what: str, given: Any, names: str) -> tuple[Any, ...]:
-    """What a reset or a step returned: a tuple with the parts of these names, the last a dict.
+    """Check what a reset or a step returned: a tuple with these parts, the last a dict.
 
     Raises:
         GymError: It returned something else.
@@ -194,7 +194,7 @@ def parts_of(what: str, given: Any, names: str) -> tuple[Any, ...]:
         f"{what} does not return what gymnasium.Env describes",
         got=got,
         expected=f"{names}, and info a dict",
-        hint=MEND,
+        hint=CORRECT_IT,
     )
 
 

@@ -1,4 +1,4 @@
-"""What an operator uses in the loop's own process, as a session asks it."""
+"""Input devices of an operator, read in the loop's own process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from robot_rl.safety import rotations
 
 
 class InputDevice(Protocol):
-    """What the operator uses in the loop's own process; or the operator, where simulated."""
+    """A device in the loop's own process, or a simulated operator."""
 
     def begin(self, seed: int) -> None:
         """An episode begins."""
@@ -25,7 +25,7 @@ class InputDevice(Protocol):
         """Before a step: look at the robot or at a device, and write to the inbox.
 
         Raises:
-            RobotInterrupted: Nobody watches any more; the robot holds still.
+            RobotInterrupted: The device has failed; the robot holds still.
         """
 
     def listen(self, observation: Observation) -> None:
@@ -36,7 +36,7 @@ class InputDevice(Protocol):
 
 
 class Device(Protocol):
-    """What a person drives a robot with: of `drivers.teleop.base` or `drivers.teleop.leader`."""
+    """A driver for such a device, of `drivers.teleop.base` or `drivers.teleop.leader`."""
 
     events: Mapping[str, str]  # what its buttons say
 
@@ -44,7 +44,7 @@ class Device(Protocol):
         """Open it."""
 
     def read(self) -> Any:
-        """What the person does now; never waits."""
+        """The present input of the person; never waits."""
 
     def close(self) -> None:
         """Release it."""
@@ -62,7 +62,7 @@ class TeleopInput:
         device.connect()
 
     def begin(self, seed: int) -> None:
-        """Connect the device anew if it was lost."""
+        """Connect the device again if it was lost."""
         if self._lost:
             self._or_lost(self._device.connect)
             self._lost = False
@@ -78,7 +78,7 @@ class TeleopInput:
         self._inbox.jog(state.motion, state.gripper, source="device")
 
     def listen(self, observation: Observation) -> None:
-        """As `watch`; a device that was lost is connected anew first."""
+        """As `watch`; a device that was lost is connected again first."""
         self.begin(0)
         # Unknown before the first episode; any orientation tells whether the operator moves.
         downward = np.concatenate([np.zeros(3), rotations.DOWNWARD])
@@ -129,7 +129,7 @@ class LeaderInput(TeleopInput):
         self._inbox.lead(state.motion, state.gripper, source="device")
 
     def listen(self, observation: Observation) -> None:
-        """Look whether the leader is there; between episodes nobody moves the robot with it."""
+        """Check that the leader is there; between episodes it does not move the robot."""
         if self._lost:
             self.begin(0)
         self._or_lost(self._device.read)

@@ -1,4 +1,4 @@
-"""Interventions: an operator acts in place of the policy, and says what else is to happen."""
+"""Interventions: an operator acts in place of the policy, halts the robot and starts it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from robot_rl.env.robot import (
     RobotInterrupted,
     gripper_columns,
     joint_columns,
-    watchers_of,
+    work_report_of,
 )
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.run import FAULTS, RunDirectory
@@ -42,7 +42,7 @@ class _Halted(RobotInterrupted):
 
 
 class Operator:
-    """The operator as a session hears them: who acts, what the robot waits for, and its faults.
+    """The operator of a session: who acts, what the robot waits for, and its faults.
 
     Args:
         env: The environment that is operated.
@@ -65,7 +65,7 @@ class Operator:
         devices: Sequence[InputDevice] = (),
         starting_s: float = 0.0,
     ) -> None:
-        self._robot, self._report = env.robot, watchers_of(env.robot)
+        self._robot, self._report = env.robot, work_report_of(env.robot)
         self.inbox, self.devices = inbox, tuple(devices)
         self._names = env.schema.action_names
         self._gripper_columns = gripper_columns(self._names)
@@ -78,7 +78,7 @@ class Operator:
         self.observation: Observation = {}
         self.ended_by: OperatorEvent | None = None
         self.faults = FaultLog()
-        self.let_go()
+        self._kept, self._moved_steps = False, 0  # whether they keep the robot; see `let_go`
         inbox.unmovable = unmovable_columns(self._names)
         inbox.joints = joint_columns(self._names)
         inbox.missing = self._missing
@@ -95,10 +95,18 @@ class Operator:
         return self._polled()
 
     def decide(self, action: Action, said: OperatorInput) -> tuple[Action, bool, bool]:
-        """Whose action is sent, whether it is theirs, and whether they have halted the robot."""
+        """The action to send, whether it is theirs, and whether they have halted the robot."""
         self.ended_by = next((event for event in said.events if event in _ENDS), None)
         halted = bool(self._waits_for) or self.ended_by is not None
-        intervened = self._takes_over(said) and not halted  # who halts the robot teaches nothing
+        for event in said.events:
+            if event is OperatorEvent.TAKE_OVER:
+                self._kept = True
+            elif event is OperatorEvent.HAND_BACK:
+                self.let_go()
+        holding = self._moved_steps > 0
+        self._moved_steps = self._hold_steps if said.moving else self._moved_steps - holding
+        drives = said.moving or self._kept or holding
+        intervened = drives and not halted  # a halt is no demonstration
         if halted:
             self._robot.hold()
             said = said._replace(motion=np.zeros_like(said.motion), gripper=None)
@@ -109,7 +117,7 @@ class Operator:
         return action, intervened, halted
 
     def show(self, observation: Observation) -> None:
-        """Let devices know what was observed last, and what the one gripper was told last."""
+        """Let devices know the newest observation, and the last command of the one gripper."""
         self.observation = observation
         if len(self._gripper_columns) == 1:  # for devices whose button opens and closes in turn
             self.inbox.gripper = float(observation[LAST_COMMAND][self._gripper_columns[0]])
@@ -152,16 +160,16 @@ class Operator:
         return said._replace(events=events)
 
     def let_go(self) -> None:
-        """End what they did in the last episode: from now on the policy acts."""
+        """Let the policy act from now on."""
         self._kept, self._moved_steps = False, 0
 
     def hear(self) -> OperatorInput:
-        """What they have said and do now."""
+        """Their input since the last time."""
         self._ask(lambda device: device.listen(self.observation))
         return self._polled()
 
     def overhear(self) -> OperatorInput:
-        """As `hear`, but what is said is told by `begin` too."""
+        """As `hear`; `begin` returns these events again."""
         said = self.hear()
         self._unread += said.events
         return said
@@ -180,11 +188,11 @@ class Operator:
 
     @property
     def waits_for(self) -> frozenset[OperatorEvent]:
-        """What they must say before anything moves again."""
+        """The events without which nothing moves again."""
         return frozenset(self._waits_for)
 
     def waiting(self) -> str:
-        """What the robot waits for and why, in words; empty where it may move."""
+        """Why the robot waits and what ends it, in words; empty where it may move."""
         return str(self._halted()) if self._waits_for else ""
 
     def wait_for_start(self, why: str) -> None:
@@ -204,7 +212,7 @@ class Operator:
             raise
 
     def _polled(self) -> OperatorInput:
-        """Read the inbox, and note what the robot waits for from now on."""
+        """Read the inbox, and keep what the robot waits for from now on."""
         said = self.inbox.poll()
         for event in said.events:
             self._tell(f"operator: {event}")
@@ -218,39 +226,24 @@ class Operator:
                     self._waits_for.setdefault(OperatorEvent.START, why)
             elif event is OperatorEvent.PAUSE:
                 self._waits_for[OperatorEvent.RESUME] = _PAUSED
-            elif event is not OperatorEvent.START or self._may_start():
+            elif event is not OperatorEvent.START or (
+                len(self._waits_for) == 1 and not self._missing()
+            ):
                 ended = self._waits_for.pop(event, None)
                 if ended and self._waits_for.get(OperatorEvent.START) == ended:
                     self._waits_for[OperatorEvent.START] = f"before it was cleared: {ended}"
         return said
 
-    def _may_start(self) -> bool:
-        return len(self._waits_for) == 1 and not self._missing()
-
     def _missing(self) -> str:
-        """What the robot itself says of what is not there."""
+        """Which of its parts the robot misses."""
         return robot.missing() if isinstance(robot := self._robot, OperatorServer) else ""
-
-    def _takes_over(self, said: OperatorInput) -> bool:
-        """Who acts in this step, from what was said and done until now."""
-        for event in said.events:
-            if event is OperatorEvent.TAKE_OVER:
-                self._kept = True
-            elif event is OperatorEvent.HAND_BACK:
-                self.let_go()
-        if said.moving:
-            self._moved_steps = self._hold_steps
-            return True
-        holding = self._moved_steps > 0
-        self._moved_steps -= holding
-        return self._kept or holding
 
     def _note_fault(self, kind: str, problem: str, age_s: float = 0.0) -> None:
         if self.faults.note(kind, problem, age_s):
             self._tell(f"{FAULT}{kind}: {problem}")
 
     def _tell(self, words: str) -> None:
-        """Say it to those who watch the robot over ROS."""
+        """Publish it over ROS."""
         if self._report is not None:
             self._report.tell_event(words)
 
@@ -258,7 +251,7 @@ class Operator:
         if not self._waits_for:
             return _Halted(
                 "the operator has halted the robot",
-                hint="it was taken back: what was interrupted begins anew",
+                hint="it was taken back: what was interrupted begins again",
             )
         words = sorted(self._waits_for)  # `start` after all others
         why = "; ".join(dict.fromkeys(self._waits_for.values()))
@@ -277,7 +270,7 @@ class Operator:
 
 
 class FaultLog:
-    """What kept the robot from going on, until it is written to the run's `faults.jsonl`.
+    """Faults that kept the robot from going on, until they are written to `faults.jsonl`.
 
     Each fault has a ``time`` (ISO 8601) at which it began, a ``kind``, the name of the error's
     class, and the ``problem`` in words. One that lasts, or ends every attempt to begin an episode,
@@ -305,7 +298,7 @@ class FaultLog:
         return True
 
     def forget_last(self) -> None:
-        """An episode has begun: the same fault is a new one now."""
+        """An episode begins: from now on the same fault counts as a new one."""
         self._last = ""
 
     def write(self, run: RunDirectory) -> int:

@@ -33,7 +33,7 @@ class MultiArm:
         self._ends = np.cumsum([len(arm.action_names) for arm in self.arms.values()])[:-1]
         self.simulated = all(arm.simulated for arm in self.arms.values())
         # In the namespace of the first.
-        self.watchers = next((arm.watchers for arm in self._servers()), None)
+        self.work_report = next((arm.work_report for arm in self._servers()), None)
         self.opens_grippers = all(arm.opens_grippers for arm in self.arms.values())
 
     def reset(self, start_pose: Vector, rng: np.random.Generator) -> None:
@@ -64,7 +64,7 @@ class MultiArm:
             arm.advance(period)
 
     def observe(self) -> Observation:
-        """What each measures, under its name."""
+        """The measured state of each, under its name."""
         return _joined(zip(self.arms, self._each(lambda arm: arm.observe()), strict=True))
 
     def hold(self) -> None:
@@ -88,7 +88,7 @@ class MultiArm:
             arm.serve_operator(inbox, attend)
 
     def missing(self) -> str:
-        """What each of them misses."""
+        """The missing parts of each."""
         return "; ".join(missing for arm in self._servers() if (missing := arm.missing()))
 
     def _servers(self) -> list[OperatorServer]:
@@ -123,7 +123,7 @@ class MultiArmTask:
             task.resume(rng)
 
     def observe(self) -> Observation:
-        """What each task shows, under its arm's name."""
+        """The observations of each task, under its arm's name."""
         return _joined((arm, task.observe()) for arm, task in self.tasks.items())
 
     def outcome(self) -> Outcome:

@@ -1,4 +1,4 @@
-"""What an operator tells the robot's loop: events and motion, from whichever source they come.
+"""Operator input on its way to the robot's loop: events and motion, from any source.
 
 Keyboard, SpaceMouse, console, ROS services and the simulated operator write to an `OperatorInbox`
 from their own threads; the loop that moves the robot polls it once a tick and never waits for it.
@@ -26,11 +26,11 @@ _MOST_UNREAD = 256
 
 
 class OperatorError(RobotRLError):
-    """Something that no operator can have meant, or that no loop listens to."""
+    """An operator input that is impossible, or that no loop reads."""
 
 
 class OperatorEvent(StrEnum):
-    """What an operator can say, beside moving the robot; members equal their text."""
+    """An event that an operator can send; members equal their text."""
 
     SUCCESS = "success"  # the episode has reached its goal, and ends
     FAILURE = "failure"  # the episode has failed, and ends
@@ -51,14 +51,14 @@ HALTS = {OperatorEvent.STOP: OperatorEvent.CLEAR_ERRORS, OperatorEvent.PAUSE: Op
 
 
 class OperatorInput(NamedTuple):
-    """What the operator did since the last poll."""
+    """The operator's input since the last poll."""
 
     events: tuple[OperatorEvent, ...]  # in the order in which they came
     # (6,) float64 in [-1, 1], translation and rotation vector in the base frame, in units of the
     # largest action; zero without motion. Of an arm that takes joint targets, of each joint (n,).
     motion: Motion
-    gripper: float | None  # what it was told anew, -1 open to +1 closed; None: leave it as it is
-    moving: bool  # whether the operator moves the arm or has told the gripper something
+    gripper: float | None  # a new command, -1 open to +1 closed; None: leave it as it is
+    moving: bool  # whether the operator moves the arm or commands the gripper
 
 
 NOTHING = OperatorInput((), np.zeros(6), None, moving=False)
@@ -76,7 +76,7 @@ class OperatorInbox:
         clock: A steady clock, in seconds.
 
     Attributes:
-        gripper: What the gripper was told last, -1 open to +1 closed, by whomever; the loop sets
+        gripper: The gripper's last command, -1 open to +1 closed, of any source; the loop sets
             it, for buttons that open and close in turn.
         advice: What a coach tells the operator now; empty where it says nothing.
         unmovable: Action columns that no operator can move by a motion of the tool; the loop sets
@@ -105,7 +105,7 @@ class OperatorInbox:
         self.missing: Callable[[], str] = str
 
     def listen(self, listener: Callable[[OperatorEvent], None]) -> None:
-        """Let every event that is posted be told at once too, before the loop polls.
+        """Call this for every event as it is posted, before the loop polls.
 
         The listener is called in the writer's thread, and must neither wait nor raise.
         """
@@ -168,7 +168,7 @@ class OperatorInbox:
     def note_stopped(self, arm: str, why: str | None) -> None:
         """Let the loop hear that an arm has been stopped, and why, or (None) that it no longer is.
 
-        Those who `listen` are not told: they would pass it on to this or another arm.
+        Listeners do not hear it: they would pass it on to this or another arm.
         """
         with self._noting:
             if why is not None:
@@ -181,12 +181,12 @@ class OperatorInbox:
                 self._events.append(OperatorEvent.CLEAR_ERRORS)
 
     def why_stopped(self) -> str:
-        """What the arms that are stopped say of it; empty where none is, as far as is known."""
+        """The reasons of the arms that are stopped; empty where none is known to be."""
         reasons = [why for why, _ in tuple(self._stopped.values())]
         return f"the arm is stopped: {'; '.join(reasons)}" if reasons else ""
 
     def stopped_for(self) -> float:
-        """How long ago the arm that was stopped last was [s]; 0 where none is."""
+        """Time since the last stop of an arm that is still stopped [s]; 0 where none is."""
         return min((self._clock() - at for _, at in tuple(self._stopped.values())), default=0.0)
 
     def jog(
@@ -223,7 +223,7 @@ class OperatorInbox:
         if gripper is not None:
             if not abs(gripper) <= 1.0:
                 raise OperatorError(
-                    f"{source} told the gripper something that it cannot do",
+                    f"{source} sent an impossible command to the gripper",
                     got=gripper,
                     expected="a number from -1, open, to +1, closed",
                 )
@@ -231,7 +231,7 @@ class OperatorInbox:
         self._jogs[source] = values, self._clock()
 
     def poll(self) -> OperatorInput:
-        """What came since the last poll, and the motion as of now. For the one reader."""
+        """The events since the last poll, and the present motion. For the one reader."""
         events, grippers = _drained(self._events), _drained(self._grippers)
         motion = np.zeros(len(self.joints)) if self.joints else NOTHING.motion
         newest = self._clock() - self._timeout

@@ -1,19 +1,19 @@
-"""How training comes back to a start between two episodes, where that is not the robot's own reset.
+"""How training comes back to a start between two episodes, where the robot's own reset does not.
 
-None of these motions is stored. What brought an episode about is in ``info["facts"]`` of its reset,
-and so among the facts that are recorded of it.
+These motions are not stored. ``info["facts"]`` of a reset says how the episode came about, and is
+recorded with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
 
 from policies import registry
+from policies.behaviour import Behaviour
 from policies.compute import compute_device
 from policies.runner import PolicyRunner
 from robot_rl.config import ConfigError
@@ -21,12 +21,11 @@ from robot_rl.data.policy_columns import check_fit
 from robot_rl.env.controllers import ExpertController
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import RobotInterrupted
-from robot_rl.env.robot_env import Begun, PoseSigns, RobotEnv
+from robot_rl.env.robot_env import PoseSigns, ResetResult, RobotEnv
 from robot_rl.env.rollout import Controller
 from robot_rl.env.session import Reset, Session
 from robot_rl.env.sim.task import SimTask
-from robot_rl.env.task import Expert, Task
-from robot_rl.evaluation.ledger import load_policy
+from robot_rl.env.task import Expert
 from robot_rl.run import RunDirectory
 
 _SEED_STREAM = 7
@@ -37,7 +36,7 @@ class HumanReset(Reset):
 
     by_person = True
 
-    def begin(self, session: Session, seed: int) -> Begun:
+    def begin(self, session: Session, seed: int) -> ResetResult:
         """Begin an episode; `RobotInterrupted`, with the robot at rest, before a `start`."""
         said = session.operator.overhear()
         session.operator.check_free()
@@ -51,16 +50,16 @@ class HumanReset(Reset):
 class NoReset(Reset):
     """Begins every episode but the first where the last one ended.
 
-    One whose goal is then reached already begins with the robot's own reset instead.
+    If its goal is reached there already, it begins with the robot's own reset.
     """
 
-    _begun = False
+    _in_place = False
 
-    def begin(self, session: Session, seed: int) -> Begun:
+    def begin(self, session: Session, seed: int) -> ResetResult:
         """Begin an episode."""
-        begun = session.put_back(seed, in_place=self._begun)
-        self._begun = True
-        return begun
+        first = session.put_back(seed, in_place=self._in_place)
+        self._in_place = True
+        return first
 
 
 class BackwardReset(Reset):
@@ -77,29 +76,29 @@ class BackwardReset(Reset):
 
     def __init__(
         self,
-        task: Task,
+        task: SimTask,
         controller: Controller,
         attempts: int,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._task, self._controller = task, controller
         self._attempts, self._stopped = attempts, stopped
-        self._begun = False
+        self._may_undo = False
         self._steps = 0
 
-    def begin(self, session: Session, seed: int) -> Begun:
+    def begin(self, session: Session, seed: int) -> ResetResult:
         """Undo the last episode, then begin one.
 
         `RobotInterrupted`, with the robot at rest, where the operator has halted it, a measurement
         is missing, or the process is to end.
         """
         _check_free(session)
-        brought_back = self._begun and any(
+        brought_back = self._may_undo and any(
             self._bring_back(session, seed, attempt) for attempt in range(self._attempts)
         )
         observation, info = session.put_back(seed, in_place=brought_back)
         facts = {"reset_steps": self._steps, "put_back": not info["in_place"]}
-        self._begun, self._steps = True, 0
+        self._may_undo, self._steps = True, 0
         return observation, {**info, "facts": facts}
 
     def _bring_back(self, session: Session, seed: int, attempt: int) -> bool:
@@ -133,39 +132,30 @@ def _check_free(session: Session) -> None:
     session.operator.check_free()
 
 
-def make_reset(config: DictConfig, env: RobotEnv, stopped: Callable[[], bool]) -> Reset:
-    """Make the configured reset, of those that are not the robot's own.
+def make_reset(
+    config: DictConfig,
+    env: RobotEnv,
+    stopped: Callable[[], bool],
+    load_policy: Callable[[RunDirectory], tuple[Behaviour, int]] | None,
+) -> Reset:
+    """Make the configured reset, where it is not the robot's own.
 
     Raises:
-        ConfigError: The backward task does not undo the task, or not on this robot.
+        ConfigError: The backward task does not undo the task, or not on this robot; or its policy
+            is one of a run, and this command loads none.
         PolicyError: The backward policy was made for another task, rate or observation.
     """
     reset = config["reset"]
-    further: dict[str, Any] = {}
-    if "backward" in reset:
-        task = _backward_task(reset["backward"], env.task)
-        controller: Controller
-        if reset["run"] is None:
-            expert = registry.make(reset["backward"]["expert"], Expert, task=task)
-            controller = ExpertController(expert)
-        else:
-            schema = env.schema.with_fields(task.observation_fields)
-            run = RunDirectory.open(reset["run"], config["runs_directory"])
-            behaviour, _ = load_policy(run)
-            check_fit(behaviour, replace(schema, task=task.name))
-            controller = PolicyRunner(behaviour.exploring("mean").to(compute_device(config.device)))
-        further = {"task": task, "controller": controller, "stopped": stopped}
-    return registry.make(reset["strategy"], Reset, **further)
-
-
-def _backward_task(backward: Mapping[str, Any], forward: Task) -> SimTask:
+    if "backward" not in reset:
+        return registry.make(reset["strategy"], Reset)
+    forward = env.task
     if not isinstance(forward, SimTask):
         raise ConfigError(
             "a backward policy needs the scene of the simulation",
             got=f"a task of {type(forward).__module__}",
             hint="add robot=sim, or take reset=human",
         )
-    task = registry.make(backward["environment"], SimTask)
+    task = registry.make(reset["backward"]["environment"], SimTask)
     task.attach(forward.world)
     if task.action_names != forward.action_names:
         raise ConfigError(
@@ -174,4 +164,20 @@ def _backward_task(backward: Mapping[str, Any], forward: Task) -> SimTask:
             expected=", ".join(forward.action_names),
             hint="take reset=scripted, or another task with task@reset.backward=TASK",
         )
-    return task
+    controller: Controller
+    if reset["run"] is None:
+        controller = ExpertController(registry.make(reset["backward"]["expert"], Expert, task=task))
+    elif load_policy is None:
+        raise ConfigError(
+            "no policy can put the scene back here",
+            got=f"reset.run={reset['run']}",
+            hint="take reset=scripted or human",
+        )
+    else:
+        behaviour, _ = load_policy(RunDirectory.open(reset["run"], config["runs_directory"]))
+        schema = env.schema.with_fields(task.observation_fields)
+        check_fit(behaviour, replace(schema, task=task.name))
+        controller = PolicyRunner(behaviour.exploring("mean").to(compute_device(config.device)))
+    return registry.make(
+        reset["strategy"], Reset, task=task, controller=controller, stopped=stopped
+    )

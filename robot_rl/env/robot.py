@@ -32,9 +32,9 @@ def state_fields(
     gripper: bool = True,
     by_joints: bool = False,
 ) -> tuple[Field, ...]:
-    """What an arm with so many joints observes of itself, if it measures these: SI, base frame.
+    """The state fields of an arm with so many joints, if it measures these: SI, base frame.
 
-    One that takes joint targets observes how far these lead it, `by_joints`.
+    `by_joints`: it takes joint targets, and observes how far these lead it.
     """
     widths = {
         "state/tcp_pose": 7 * pose,  # position [m], quaternion xyzw
@@ -86,24 +86,21 @@ class PersonNeeded(RobotRLError):
 
 
 class Robot(Protocol):
-    """What `RobotEnv` needs of a robot. All poses are in the base frame, units are SI.
-
-    It has the columns of what it observes, and of its actions.
-    """
+    """A robot, as `RobotEnv` needs it. All poses are in the base frame, units are SI."""
 
     observation_fields: tuple[Field, ...]
     action_names: tuple[str, ...]
 
     @property
     def simulated(self) -> bool:
-        """Whether nobody can stand in its way.
+        """Whether it is a simulation, so that nobody can stand in its way.
 
         Only such a robot moves without a person's `start`; see `robot_rl.env.intervention`.
         """
 
     @property
     def opens_grippers(self) -> bool:
-        """Whether its grippers are open after `reset`; if not, they are as they were told last."""
+        """Whether its grippers are open after `reset`; if not, they keep their last command."""
 
     @property
     def clamped(self) -> bool:
@@ -149,7 +146,7 @@ class OperatorServer(Protocol):
     It also has a stop of its own, so that an operator's stop need not wait for the loop.
     """
 
-    watchers: Any  # a `robot_rl.ros.operator_services.WorkReport`; none of its methods waits
+    work_report: Any  # a `robot_rl.ros.operator_services.WorkReport`; none of its methods waits
 
     def check_free(self) -> None:
         """Raise `RobotInterrupted`, which says what a person has to do, if it may not move."""
@@ -162,9 +159,9 @@ class OperatorServer(Protocol):
         """
 
     def missing(self) -> str:
-        """Who of those that the robot consists of is not there, in words; empty where all are."""
+        """Which parts of the robot are missing, in words; empty where none is."""
 
 
-def watchers_of(robot: Robot) -> Any:
-    """The `watchers` of a robot; None where nobody can watch it."""
-    return robot.watchers if isinstance(robot, OperatorServer) else None
+def work_report_of(robot: Robot) -> Any:
+    """The `work_report` of a robot; None where nobody can watch it."""
+    return robot.work_report if isinstance(robot, OperatorServer) else None

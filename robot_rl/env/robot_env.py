@@ -23,8 +23,8 @@ from robot_rl.safety import check_action, rotations
 
 # Options of a reset, and what it and a step return, as Gymnasium has them.
 Options = dict[str, Any] | None
-Begun = tuple[Observation, dict[str, Any]]
-Stepped = tuple[Observation, float, bool, bool, dict[str, Any]]
+ResetResult = tuple[Observation, dict[str, Any]]
+StepResult = tuple[Observation, float, bool, bool, dict[str, Any]]
 # Option of a reset that moves neither the robot nor the scene.
 IN_PLACE: dict[str, Any] = {"in_place": True}
 _open: weakref.WeakSet[RobotEnv] = weakref.WeakSet()
@@ -104,8 +104,8 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
     tick after the action [s], and ``decision_seconds`` from the tick before it to its sending.
 
     ``last_command`` (d,), which is observed too, is what was sent in the step before. At an
-    episode's first step that is no motion, and of each gripper what it was told last: -1 where the
-    reset has opened it, and where it is measured if this process has told it nothing yet.
+    episode's first step that is no motion, and each gripper's last command: -1 where the reset has
+    opened it, and its measured position if this process has not commanded it yet.
 
     With `task_state` the task's own fields are observed, such as poses of objects, which a robot
     with cameras alone does not know. The sign of a quaternion never jumps within an episode; see
@@ -129,20 +129,20 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
         self._gripper_columns = gripper_columns(robot.action_names)
         self._signs = PoseSigns(fields)
         self._last_command = self._at_rest(GRIPPER_OPEN)
-        self._has_told_grippers = False
+        self._grippers_known = False
         self._step = 0
         self._closed = False
         _open.add(self)
         _close_first()
 
-    def reset(self, *, seed: int | None = None, options: Options = None) -> Begun:
+    def reset(self, *, seed: int | None = None, options: Options = None) -> ResetResult:
         """Begin an episode.
 
         Args:
             seed: It alone decides the scene and the start pose.
             options: `IN_PLACE` begins it with robot and scene as they are, unless the goal is
-                reached already; the seed then decides only what is drawn anew, such as errors of
-                what is seen.
+                reached already; the seed then decides only what each episode draws, such as errors
+                of what is seen.
 
         Returns:
             The first observation, and an info with ``success``, ``stamp_observation`` [ns] and
@@ -162,11 +162,11 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
             self.robot.reset(self.task.reset(self.np_random), self.np_random)
         if self.robot.opens_grippers and not in_place:
             self._last_command = self._at_rest(GRIPPER_OPEN)
-        elif self._has_told_grippers:
+        elif self._grippers_known:
             self._last_command = self._at_rest(self._last_command[self._gripper_columns])
         else:
             self._last_command = self._at_rest(self._measured_grippers())
-        self._has_told_grippers = True
+        self._grippers_known = True
         self.clock.start()
         self._step = 0
         self._signs.forget()
@@ -178,7 +178,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
             "in_place": in_place,
         }
 
-    def step(self, action: Action) -> Stepped:
+    def step(self, action: Action) -> StepResult:
         """Send the action, let one control period pass, then observe and judge.
 
         Raises:
@@ -210,7 +210,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
     def close(self) -> None:
         """Hold the robot and release it; may be called again.
 
-        One that nobody has closed is closed as the interpreter ends.
+        An open environment is closed as the interpreter ends.
         """
         if self._closed:
             return
@@ -221,7 +221,7 @@ class RobotEnv(gymnasium.Env[Observation, Action]):
             self.robot.close()
 
     def observe(self) -> Observation:
-        """What can be observed now, beside the steps: between episodes, for a person."""
+        """Observe outside of a step: between episodes, for a person."""
         seen = {**self.robot.observe(), LAST_COMMAND: self._last_command}
         return self._signs.kept({**seen, **self.task.observe()} if self._task_state else seen)
 

@@ -27,7 +27,7 @@ _RETRY_SECONDS, _REMIND_SECONDS = 0.2, 10.0
 
 @unique
 class SeedStream(IntEnum):
-    """What episodes are run for: each purpose has seeds of its own."""
+    """The purpose of episodes: each has seeds of its own."""
 
     DEMONSTRATIONS = 0
     ACTING = 1  # of the first session of the first actor, and counted on from there
@@ -41,7 +41,7 @@ class SeedStream(IntEnum):
 
 
 class Controller(Protocol):
-    """Who decides: a policy runner, or a scripted expert. Slots are episodes side by side."""
+    """A policy runner or a scripted expert. Slots are episodes side by side."""
 
     def reset(
         self, slots: Slots = None, *, seeds: Sequence[int], instructions: Instructions = None
@@ -52,7 +52,7 @@ class Controller(Protocol):
         """Decide one step from observations (slots, …); inactive slots are not read."""
 
     def conclude(self, observation: Seen, active: Active = None) -> Conclusion:
-        """What belongs to final observations (slots, …), which are not acted on."""
+        """The proposals for final observations (slots, …), which are not acted on."""
 
     def observe_override(self, executed: Executed, slots: Slots = None) -> None:
         """Hear that an operator's actions (slots given, d) were executed in place of its own."""
@@ -72,7 +72,7 @@ def training_seed(run_seed: int, stream: int, episode: int) -> int:
 
 
 class Seeds(Iterator[int]):
-    """Seeds of episodes, in their order; an episode that says nothing can be run again."""
+    """Seeds of episodes, in their order; an episode can be repeated."""
 
     def __init__(self, seeds: Iterable[int]) -> None:
         self._left = deque(seeds)
@@ -86,11 +86,11 @@ class Seeds(Iterator[int]):
         return self._left.popleft()
 
     def again(self, seed: int) -> None:
-        """Let this seed be the next one."""
+        """Make this seed the next one."""
         self._left.appendleft(seed)
 
     def end(self) -> None:
-        """Let no episode begin any more."""
+        """Drop all seeds that are left."""
         self._left.clear()
 
 
@@ -115,7 +115,7 @@ def rollout(
         on_row: Called with each finished row. Without it a result keeps its rows.
         on_late_label: Called with what the operator says of an episode after its end.
         stop: Asked at each step; when true, running episodes end as truncated.
-        note: Called with what a robot waits for that cannot begin an episode yet.
+        note: Called with the reason why a robot cannot begin an episode yet.
     """
     active, stopped = np.zeros(len(sessions), bool), False
 
@@ -192,7 +192,7 @@ def _begun(
 
 
 def _stacked(sessions: Sequence[Session]) -> Observation:
-    """What is observed in all slots; those that have not begun repeat another."""
+    """The observations of all slots; a slot without an episode repeats another's."""
     if len(sessions) == 1:  # a robot's pictures are not copied for it
         return {name: value[None] for name, value in sessions[0].observation.items()}
     filled = next(session.observation for session in sessions if session.observation)

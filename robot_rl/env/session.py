@@ -15,8 +15,8 @@ from robot_rl.env.coach import Coach
 from robot_rl.env.input_device import InputDevice
 from robot_rl.env.intervention import Operator
 from robot_rl.env.operator import OperatorEvent, OperatorInbox, OperatorInput
-from robot_rl.env.robot import Action, OperatorServer, RobotInterrupted, watchers_of
-from robot_rl.env.robot_env import IN_PLACE, Begun, RobotEnv, Stepped
+from robot_rl.env.robot import Action, OperatorServer, RobotInterrupted, work_report_of
+from robot_rl.env.robot_env import IN_PLACE, ResetResult, RobotEnv, StepResult
 from robot_rl.env.task import HUMAN_VERSION, TASK_VERSION, Outcome, RewardError, RewardSource
 from robot_rl.errors import RobotRLError
 from robot_rl.run import RunDirectory
@@ -30,7 +30,7 @@ _AGE = re.compile(r"[\d.]+ m?s\b")
 
 @dataclass
 class EpisodeResult:
-    """How an episode went."""
+    """The course of an episode."""
 
     seed: int
     steps: int = 0  # actions taken
@@ -54,7 +54,7 @@ class EpisodeResult:
     # Why attempts at it before were made again, and how often.
     made_again: Counter[str] = field(default_factory=Counter)
     facts: dict[str, object] = field(default_factory=dict)  # what else is to be recorded of it
-    instruction: str = ""  # what the robot was told to do
+    instruction: str = ""  # what the robot was to do, in words
 
     def keep(self, writer: EpisodeWriter, source: int) -> None:
         """Add the episode to a dataset; `source` is one of the codes of `data.schema`."""
@@ -68,7 +68,7 @@ class EpisodeResult:
 
 
 class Reset:
-    """How a session comes to the start of an episode; here by the robot's own reset.
+    """Brings a session to the start of an episode; here by the robot's own reset.
 
     Attributes:
         by_person: Whether a person puts the scene back.
@@ -76,7 +76,7 @@ class Reset:
 
     by_person = False
 
-    def begin(self, session: Session, seed: int) -> Begun:
+    def begin(self, session: Session, seed: int) -> ResetResult:
         """Begin an episode with `Session.put_back`; what it adds to ``info["facts"]`` is recorded.
 
         Raises:
@@ -86,13 +86,13 @@ class Reset:
 
 
 class Watcher:
-    """Sees what happens in a session, and has no say in it. None of its methods waits."""
+    """Sees what happens in a session, without any influence. None of its methods waits."""
 
     def resetting(self) -> None:
         """The robot is about to be brought to a start."""
 
-    def begun(self, observation: Observation, info: dict[str, Any]) -> None:
-        """An episode has begun."""
+    def began(self, observation: Observation, info: dict[str, Any]) -> None:
+        """An episode began."""
 
     def stepped(self, observation: Observation, reward: float, info: dict[str, Any]) -> None:
         """A step of it was taken."""
@@ -139,29 +139,28 @@ class Session:
 
     Args:
         env: The environment; it must be able to go on after its task's own success.
-        inbox: Where the operator writes; without one nobody is heard.
+        inbox: The operator's input; without one there is no operator.
         hand_back_s: Time without motion after which the policy acts again [s].
         devices: What the operator uses in this process; each is asked before every step.
         starting_s: Time from now in which the robot's own nodes may still be starting [s].
-        source: Who judges; by default the task's own detector.
-        hidden: Observation names that are there for the source alone: neither the policy nor the
-            rows see them.
-        reset: How it comes to the start of an episode.
-        coach: Who gives the operator advice, if anybody.
-        run: Where faults are written, if anywhere.
-        episodes: How many episodes were before the first one of this process.
+        source: The reward source; by default the task's own detector.
+        hidden: Names of observations for the source alone: they are hidden from policy and rows.
+        reset: Brings it to the start of an episode.
+        coach: Advises the operator.
+        run: Keeps the faults.
+        episodes: Number of episodes before this process.
 
     Attributes:
         schema: Columns of the rows, without what only the source sees.
-        operator: What the robot waits for, and what is said between two episodes.
-        inbox: Where the operator writes.
-        watcher: It sees what happens, until the session closes it.
+        operator: The operator: what the robot waits for, and the input between two episodes.
+        inbox: The operator's input.
+        watcher: Sees what happens, until the session closes it.
         observation: The newest, as the policy sees it.
         stamp: When that was [ns].
-        first_observation: That of the episode's begin, with what only the source sees.
+        first_observation: The first of the episode, hidden ones included.
         result: The present or last episode.
         episode: Its number, from 1.
-        faults: How many faults were written so far, see `FaultLog`.
+        faults: Number of faults written so far, see `FaultLog`.
     """
 
     def __init__(
@@ -192,7 +191,7 @@ class Session:
         self._reset = Reset() if reset is None else reset
         self._coach, self.run = coach, run
         self.watcher = Watcher()
-        self._report = watchers_of(env.robot)  # to those who watch the robot over ROS
+        self._report = work_report_of(env.robot)  # to those who watch the robot over ROS
         self.observation: Observation = {}
         self.first_observation: Observation = {}
         self.stamp = self.faults = 0
@@ -202,7 +201,7 @@ class Session:
 
     # -- the tick ---------------------------------------------------------------------------------
 
-    def step(self, action: Action) -> Stepped:
+    def step(self, action: Action) -> StepResult:
         """Send the operator's action, if there is one, else the policy's; observe, judge and tell.
 
         Raises:
@@ -256,20 +255,20 @@ class Session:
         self.watcher.stepped(self.observation, outcome.reward, info)
         return self.observation, outcome.reward, outcome.terminated, truncated, info
 
-    def _act(self, action: Action, said: OperatorInput) -> Stepped:
+    def _act(self, action: Action, said: OperatorInput) -> StepResult:
         """Decide who acts, then send, wait and observe with the environment."""
         action, intervened, halted = self.operator.decide(action, said)
         with self.operator.faults_noted():
             observation, reward, terminated, truncated, info = self.env.step(action)
         self.operator.show(observation)
         info |= {"intervened": intervened, "operator": said}
-        # Even where the task says that it is done: who judges otherwise would let it go on.
+        # A halt ends the episode even at the goal: another reward source would let it go on.
         truncated = halted or (truncated and not terminated)
         return observation, float(reward), terminated, truncated, info
 
     # -- between episodes -------------------------------------------------------------------------
 
-    def reset(self, *, seed: int) -> Begun:
+    def reset(self, *, seed: int) -> ResetResult:
         """Begin an episode with the policy acting.
 
         Raises:
@@ -294,7 +293,7 @@ class Session:
                         hint="name the cameras of the reward with reward.cameras",
                     )
                 self._source.reset(observation)
-        except RobotInterrupted:  # a person who puts the scene back looks at it meanwhile
+        except RobotInterrupted:  # meanwhile a person may be looking at the scene
             self.look()
             raise
         self._task_success = self._driven = False
@@ -307,10 +306,10 @@ class Session:
         self.observation = self._visible(observation)
         if self._report is not None:
             self._report.tell_event(f"episode {self.episode} begins with seed {seed}")
-        self.watcher.begun(self.observation, info)
+        self.watcher.began(self.observation, info)
         return self.observation, info
 
-    def put_back(self, seed: int, *, in_place: bool = False) -> Begun:
+    def put_back(self, seed: int, *, in_place: bool = False) -> ResetResult:
         """For a `Reset`: bring robot and scene to a start, or begin `in_place`; see `RobotEnv`.
 
         Raises:
@@ -323,12 +322,12 @@ class Session:
         said = self.operator.begin(seed, observation)
         return observation, {**info, "intervened": False, "operator": said}
 
-    def move(self, action: Action) -> Begun:
+    def move(self, action: Action) -> ResetResult:
         """A step of a reset motion, between episodes, in which the operator is heard as ever."""
         observation, *_, info = self._act(action, self.operator.overhear())
         return observation, info
 
-    def once_free(
+    def when_free(
         self,
         seeds: Iterable[int],
         note: Callable[[str], None],
@@ -390,7 +389,7 @@ class Session:
     def close(self) -> None:
         """Release the watcher, hold and release the robot, then its devices; may be called again.
 
-        One that cannot be closed keeps none of the others open.
+        All of them are closed, even where one raises.
         """
         with ExitStack() as parts:  # the last to be added is the first to be closed
             for device in self.operator.devices:
@@ -405,7 +404,7 @@ class Session:
         return {name: v for name, v in observation.items() if name not in self._hidden}
 
     def _verdicts(self, label: bool | None, detected: bool) -> dict[str, Any]:
-        """What is recorded of an episode after a step: who called it a success, and the advice."""
+        """Facts to record after a step: who called the episode a success, and the advice."""
         facts: dict[str, Any] = {"operator_success": label}
         if self._source.version != HUMAN_VERSION:
             facts["detector_success"] = detected

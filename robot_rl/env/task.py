@@ -1,4 +1,4 @@
-"""What a task owns: where an episode starts, what it adds to the observation, and its end.
+"""Tasks: where an episode starts, what they add to the observation, and how they judge it.
 
 A reward source may judge in place of the task; `robot_rl.rewards` has them.
 """
@@ -25,11 +25,11 @@ FIRST_MODEL = 1 << 16
 
 
 class Outcome(NamedTuple):
-    """What the last step brought."""
+    """The verdict on the last step."""
 
     reward: float
     terminated: bool  # the episode is over and nothing can follow: no bootstrapping
-    truncated: bool  # it is cut, the task's own time limit apart, which `RobotEnv` keeps
+    truncated: bool  # it is cut; `RobotEnv` adds the task's time limit
     success: bool  # whether the goal is reached now
 
 
@@ -45,7 +45,7 @@ class Task(Protocol):
         """Randomise the scene; returns the TCP pose (7,) to start from, in the base frame."""
 
     def resume(self, rng: np.random.Generator) -> None:
-        """Begin an episode with robot and scene as they are; draws what each episode has anew.
+        """Begin an episode with robot and scene as they are; draw what changes with each episode.
 
         Raises:
             RobotRLError: The task can only begin from a scene that was put back.
@@ -55,7 +55,7 @@ class Task(Protocol):
         """The task's own part of the observation, keyed by `observation_fields`."""
 
     def outcome(self) -> Outcome:
-        """Judge where the last step has led, or before the first one where the episode begins."""
+        """Judge the present state: after a step, or at the begin of the episode."""
 
 
 class RewardError(RobotRLError):
@@ -88,16 +88,16 @@ class RewardSource:
         return task
 
     def label(self, events: Sequence[OperatorEvent]) -> bool | None:
-        """Success or failure, as the operator said last; None if they said neither.
+        """The operator's last `success` or `failure`; None if there is neither.
 
-        A label ends the episode, with a reward of 1 or 0, whatever the source says of the step.
+        A label ends the episode with a reward of 1 or 0, in place of the source's verdict.
         """
         labels = [e for e in events if e in (OperatorEvent.SUCCESS, OperatorEvent.FAILURE)]
         return labels[-1] is OperatorEvent.SUCCESS if labels else None
 
 
 class TaskView(Protocol):
-    """What a policy sees of a task, worked out from where its objects are: simulated or tracked."""
+    """The observations that a policy has of a task, from the poses of its objects."""
 
     name: str  # see `Task`, as the two below
     instruction: str
@@ -106,7 +106,7 @@ class TaskView(Protocol):
     action_names: tuple[str, ...]  # columns of the action
 
     def see(self, object_poses: Vector, tcp_pose: Vector) -> dict[str, Vector]:
-        """What is seen beside the objects' poses (k, 7), with the TCP (7,) there; base frame."""
+        """Further observations, from the poses of objects (k, 7) and TCP (7,) in the base frame."""
 
 
 def seen(view: TaskView, object_poses: Vector, tcp_pose: Vector) -> Observation:
@@ -161,7 +161,7 @@ class RobotTask:
 
 
 @dataclass(eq=False)
-class Tracked:
+class TrackedTask:
     """A task on a robot, whose objects, if any, are tracked from outside: by cameras and markers.
 
     Observations and actions are those of the simulated task, so that a policy that was trained on
@@ -210,7 +210,7 @@ class Tracked:
 
     @property
     def objects(self) -> int:
-        """How many objects are tracked."""
+        """Number of tracked objects."""
         poses = (f for f in self.observation_fields if f.name == "state/object_poses")
         return next((field.shape[0] for field in poses), 0)
 

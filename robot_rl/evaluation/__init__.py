@@ -1,1 +1,1 @@
-"""How good is the policy: rollouts, their statistics, and the report of a run."""
+"""Evaluation of policies: episodes, their statistics, and the report of a run."""

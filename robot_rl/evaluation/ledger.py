@@ -63,7 +63,7 @@ class Entry:
 
     @property
     def count(self) -> str:
-        """How often it succeeded, or its return where no success is counted."""
+        """Its number of successes, or its return where no success is counted."""
         if self.successes is None:
             return "not evaluated"
         if self.mean_return is not None:
@@ -91,7 +91,7 @@ class Ledger:
         return chosen.successes / chosen.episodes
 
     def verdict(self, policy: str) -> str:
-        """What was decided about a policy; empty where nothing was."""
+        """The decision about a policy; empty where there is none."""
         return self.entries[policy].verdict if policy in self.entries else ""
 
     def __str__(self) -> str:
@@ -294,7 +294,7 @@ def policy_checksum(folder: Path) -> str:
 
 
 def _other_format(folder: Path) -> str | None:
-    """What loads the policy in a folder, where it is no checkpoint: see `Plugin.policy_formats`."""
+    """The loader of a folder in another format than a checkpoint; see `Plugin.policy_formats`."""
     formats: dict[str, str] = added("policy_formats")
     return next((load for marker, load in formats.items() if (folder / marker).is_file()), None)
 

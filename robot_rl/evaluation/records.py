@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.data.schema import RowSchema
-from robot_rl.env.policy_inputs import PolicyInputs
+from robot_rl.data.schema import LAST_COMMAND, RowSchema
 from robot_rl.evaluation.ledger import Ledger, read_ledger
 from robot_rl.evaluation.statistics import Comparison, EvaluationResult
 from robot_rl.run import ATTEMPTS, CLONED, FAULTS, UNTRAINED, RunDirectory, RunError
@@ -26,7 +25,7 @@ VIDEOS, CLIPS = "videos", "clips.json"
 
 @dataclass(frozen=True)
 class RunRecords:
-    """What a run has written so far."""
+    """The records of a run so far."""
 
     summary: dict[str, Any]  # `summary.json`, empty while the run goes on
     ledger: Ledger  # which policy is deployed; empty as long as the run has not decided
@@ -82,16 +81,13 @@ class RunRecords:
         return acted
 
     def work(self) -> str:
-        """How `robot-rl run` went, in words; empty where it made no attempt."""
+        """The attempts of `robot-rl run` in words; empty where it made none."""
         if not self.attempts:
             return ""
         made = [each for each in self.attempts if each["interrupted"] is None]
         successes = sum(bool(each["success"]) for each in made)
-        cut = (
-            f", {len(self.attempts) - len(made)} cut by a fault"
-            if len(made) < len(self.attempts)
-            else ""
-        )
+        faults = len(self.attempts) - len(made)
+        cut = f", {faults} cut by a fault" if faults else ""
         return (
             f"robot-rl run: {successes} of {len(made)} attempts succeeded{cut};"
             f" {self.attempts[0]['time']} to {self.attempts[-1]['time']}"
@@ -100,6 +96,33 @@ class RunRecords:
     def periodic(self) -> list[EvaluationResult]:
         """Return the evaluations of the learning curve, the cloned policy's at step 0 included."""
         return [e for e in self.evaluations if e.seed_set == "periodic"]
+
+
+class PolicyInputs(NamedTuple):
+    """The observations of a schema that a policy sees, and the others, in the schema's order.
+
+    The last command is in neither: it is no observation of the robot.
+    """
+
+    seen: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    @classmethod
+    def of(cls, observed: Collection[str], schema: RowSchema) -> PolicyInputs:
+        """Sort the columns of a schema by whether a policy sees them: `observed`."""
+        names = [name for name in schema.observation_names if name != LAST_COMMAND]
+        seen = tuple(name for name in names if name in observed)
+        return cls(seen, tuple(name for name in names if name not in observed))
+
+    @property
+    def pictures(self) -> bool:
+        """Whether pictures or point clouds are among what it sees."""
+        return any(name.startswith(("images/", "points/")) for name in self.seen)
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        left = f", and leaves out {', '.join(self.left_out)}" if self.left_out else ", which is all"
+        return f"the policy sees {', '.join(self.seen) or 'nothing'}{left}"
 
 
 def rolling_mean(values: Sequence[float], window: int) -> list[float]:
@@ -116,12 +139,12 @@ def intervention_rates(episodes: Sequence[Record], window: int) -> list[tuple[fl
 
     Gives environment steps and share in [0, 1]; nothing where nobody ever intervened.
     """
-    told = [e for e in episodes if "intervened_steps" in e and e.get("length")]
-    if not any(e["intervened_steps"] for e in told):
+    counted = [e for e in episodes if "intervened_steps" in e and e.get("length")]
+    if not any(e["intervened_steps"] for e in counted):
         return []
     names = ("intervened_steps", "length")
-    taken, steps = (rolling_mean([e[name] for e in told], window) for name in names)
-    ends = (float(e["environment_steps"]) for e in told)
+    taken, steps = (rolling_mean([e[name] for e in counted], window) for name in names)
+    ends = (float(e["environment_steps"]) for e in counted)
     return [(at, a / b) for at, a, b in zip(ends, taken, steps, strict=True)]
 
 
@@ -148,7 +171,7 @@ def read_run(run: RunDirectory) -> RunRecords:
 
 
 def inputs_of(run: RunDirectory, dataset: str | None) -> PolicyInputs | None:
-    """What the policy of a run sees of what was observed when its first episodes were recorded.
+    """The inputs of a run's policy, among the observations of its first recorded episodes.
 
     None where the run has no policy, or no longer the episodes.
     """
@@ -163,6 +186,7 @@ def inputs_of(run: RunDirectory, dataset: str | None) -> PolicyInputs | None:
 def recorded_schema(run: RunDirectory, dataset: str | None) -> RowSchema | None:
     """The schema of the first episodes that a run has recorded; None where it has none."""
     given = [Path(dataset)] if dataset else []
-    places = (path for path in (*given, run.demonstrations, run.exploration) if path.exists())
-    found = next(places, None)
-    return None if found is None else EpisodeDataset(found).schema
+    for path in (*given, run.demonstrations, run.exploration):
+        if path.exists():
+            return EpisodeDataset(path).schema
+    return None

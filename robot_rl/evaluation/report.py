@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
@@ -17,12 +17,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from robot_rl.env.policy_inputs import PolicyInputs
 from robot_rl.evaluation import charts
 from robot_rl.evaluation.charts import Series
 from robot_rl.evaluation.records import (
     CLIPS,
     VIDEOS,
+    PolicyInputs,
     Record,
     RunRecords,
     intervention_rates,
@@ -82,21 +82,12 @@ def write_page(path: Path, template: str, content: Mapping[str, Any]) -> Path:
 def _content(directory: RunDirectory) -> dict[str, Any]:
     run = read_run(directory)
     summary = run.summary
-    told = dict.fromkeys(e.domain for e in run.evaluations if e.domain)
-    domain = f", domain {' and '.join(told)}" if told else ""
+    domains = dict.fromkeys(e.domain for e in run.evaluations if e.domain)
+    domain = f", domain {' and '.join(domains)}" if domains else ""
     return {
         "title": f"{summary['task']} · {summary['algorithm']}",
         "subtitle": f"Run {directory.path.name}, seed {summary['seed']}{domain}",
-        "notes": [
-            *([f"{PolicyInputs(**inputs)}."] if (inputs := summary.get("inputs")) else []),
-            *_setbacks(summary["worse_than_start"], run),
-            *(
-                f"gate, {verdict['candidate']}: {verdict['decision']}, {verdict['reason']}"
-                for verdict in directory.read_jsonl("gate")
-            ),
-            *_conduct(run),
-            *_at_work(run),
-        ],
+        "notes": list(_notes(directory, run)),
         "policies": _policies(run),
         "decision": str(run.ledger),
         "figures": _figures(run),
@@ -115,6 +106,41 @@ def _content(directory: RunDirectory) -> dict[str, Any]:
     }
 
 
+def _notes(directory: RunDirectory, run: RunRecords) -> Iterator[str]:
+    """What a reader should know before the figures: what went wrong, and what people did."""
+    if inputs := run.summary.get("inputs"):
+        yield f"{PolicyInputs(**inputs)}."
+    if steps := run.summary["worse_than_start"]:
+        held = {e.environment_steps for e in run.periodic() if e.deployed is False}
+        back = [at for at in steps if at in held]
+        meanwhile = f" Training held it back after {_listed(back)} steps." if back else ""
+        yield (
+            "The learned policy was worse than what it began with, by more than noise, after"
+            f" {_listed(steps)} steps (one-sided sign test on the same scenes, at"
+            f" {100 * NOISE_LEVEL:.0f} % for all evaluations of the run together).{meanwhile}"
+        )
+    for verdict in directory.read_jsonl("gate"):
+        yield f"gate, {verdict['candidate']}: {verdict['decision']}, {verdict['reason']}"
+    for evaluation in run.evaluations:
+        if evaluation.conduct:
+            yield f"{evaluation.name}: {evaluation.conduct}"
+    ended = Counter(e["ended_by"] for e in run.episodes if e.get("ended_by"))
+    ended["cut"] = sum(e.get("interrupted") is not None for e in run.episodes)
+    training = [f"{count} episodes ended by {why}" for why, count in ended.items() if count]
+    training += filter(None, [str(Labels.of(run.episodes) or "")])
+    if training:
+        yield f"training: {', '.join(training)}"
+    if run.attempts:
+        yield run.work()
+    kinds = Counter(fault["kind"] for fault in run.faults if "part_of" not in fault)
+    if kinds:
+        counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        yield f"faults: {counted}; the latest:"
+        for fault in run.faults[-_LATEST_FAULTS:]:
+            part = "with it " if "part_of" in fault else ""
+            yield f"{fault['time']} {part}{fault['kind']}: {fault['problem']}"
+
+
 def _clips(folder: Path) -> list[dict[str, Any]]:
     listed = folder / CLIPS
     if not listed.exists():
@@ -128,50 +154,8 @@ def _clips(folder: Path) -> list[dict[str, Any]]:
     return clips
 
 
-def _setbacks(steps: Sequence[int], run: RunRecords) -> list[str]:
-    if not steps:
-        return []
-    back = [e.environment_steps for e in run.periodic() if e.deployed is False]
-    back = [at for at in steps if at in back]
-    meanwhile = f" Training held it back after {_listed(back)} steps." if back else ""
-    return [
-        "The learned policy was worse than what it began with, by more than noise, after"
-        f" {_listed(steps)} steps (one-sided sign test on the same scenes, at"
-        f" {100 * NOISE_LEVEL:.0f} % for all evaluations of the run together).{meanwhile}"
-    ]
-
-
 def _listed(steps: Sequence[int]) -> str:
     return ", ".join(f"{at:,}" for at in steps)
-
-
-def _conduct(run: RunRecords) -> list[str]:
-    """Say which attempts of evaluations and training were made again, ended or judged by people."""
-    told = [f"{e.name}: {e.conduct}" for e in run.evaluations if e.conduct]
-    ended = Counter(e["ended_by"] for e in run.episodes if e.get("ended_by"))
-    ended["cut"] = sum(e.get("interrupted") is not None for e in run.episodes)
-    training = [f"{count} episodes ended by {why}" for why, count in ended.items() if count]
-    labels = Labels.of(run.episodes)
-    training += [str(labels)] if labels and str(labels) else []
-    return [*told, *([f"training: {', '.join(training)}"] if training else [])]
-
-
-def _at_work(run: RunRecords) -> list[str]:
-    """Say how `robot-rl run` went, and what kept the robot from going on.
-
-    That is how often each kind was the cause, and the latest in full, with its parts.
-    """
-    work = [run.work()] if run.attempts else []
-    kinds = Counter(fault["kind"] for fault in run.faults if "part_of" not in fault)
-    latest = [
-        f"{fault['time']} {'with it ' * ('part_of' in fault)}{fault['kind']}: {fault['problem']}"
-        for fault in run.faults
-    ]
-    counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    return [
-        *work,
-        *([f"faults: {counted}; the latest:", *latest[-_LATEST_FAULTS:]] if kinds else []),
-    ]
 
 
 def _policies(run: RunRecords) -> list[dict[str, str]]:
@@ -259,7 +243,7 @@ def _charts(run: RunRecords) -> list[dict[str, Any]]:
     ]
 
 
-def _metrics(learner: Sequence[Record]) -> Iterable[tuple[str, list[Series]]]:
+def _metrics(learner: Sequence[Record]) -> Iterator[tuple[str, list[Series]]]:
     """Group the learner's numbers: Q values share a chart, every other metric has its own."""
     names = {k for r in learner for k, v in r.items() if type(v) in (int, float)} - _NOT_METRICS
     groups: dict[str, list[str]] = {}

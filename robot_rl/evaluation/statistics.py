@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -21,12 +21,6 @@ NOISE_LEVEL = 0.05
 THRESHOLD = 0.97  # success rate that counts as solved
 # Of the beta distribution over a coin's bias: larger is quicker to see small biases.
 _PRIOR = 2.0
-
-
-def longest_run(successes: Iterable[bool]) -> int:
-    """Length of the longest run of successes in a row."""
-    runs = itertools.groupby(successes)
-    return max((len(list(run)) for success, run in runs if success), default=0)
 
 
 def first_confirmed(
@@ -112,7 +106,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Labels:
-    """What detector and operator said of the episodes of an attended robot."""
+    """The labels of detector and operator for the episodes of an attended robot."""
 
     # Episodes that the detector, or another reward source, called a success; None where only the
     # operator judges.
@@ -237,12 +231,12 @@ class EvaluationResult:
 
     @property
     def score(self) -> tuple[int, float]:
-        """What orders policies on the same scenes: successes; where none is counted, the return."""
+        """Orders policies on the same scenes: by successes; where none is counted, by return."""
         return self.successes, self.mean_return or 0.0
 
     @property
     def count(self) -> str:
-        """How often it succeeded; where no success is counted, its mean return."""
+        """Its number of successes; where no success is counted, its mean return."""
         if self.mean_return is not None:
             return f"no success counted, mean return {self.mean_return:.4g}"
         return f"{self.successes} of {self.episodes}"
@@ -263,7 +257,7 @@ class EvaluationResult:
 
     @property
     def conduct(self) -> str:
-        """What else happened while it was made, in words; empty where nothing did."""
+        """Repeated attempts, interventions and labels in words; empty where there were none."""
         again = ", ".join(f"{count} {why}" for why, count in self.made_again.items())
         parts = (
             again and f"{sum(self.made_again.values())} attempts made again ({again})",
@@ -306,6 +300,7 @@ class EvaluationResult:
         duration = np.asarray(seconds, np.float64)
         count, total = int(won.sum()), len(won)
         low, high = clopper_pearson(count, total)
+        runs = itertools.groupby(won.tolist())
         return cls(
             episodes=total,
             successes=count,
@@ -313,15 +308,14 @@ class EvaluationResult:
             confidence_low=low,
             confidence_high=high,
             mean_seconds_to_success=float(duration[won].mean()) if count else None,
-            longest_success_run=longest_run(won.tolist()),
+            longest_success_run=max(len(list(run)) if success else 0 for success, run in runs),
             failures=tuple(np.flatnonzero(~won).tolist()),
             **facts,
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of this line, equal to what is read back from it."""
-        content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
-        return content
+        return dict(msgspec.json.decode(msgspec.json.encode(self)))
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> EvaluationResult:

@@ -38,7 +38,7 @@ class Filmable(Protocol):
     """A robot that can be filmed."""
 
     def picture(self) -> Picture:
-        """What a bystander sees now: uint8 (height, width, 3) RGB, even height and width."""
+        """The present view of a bystander: uint8 (height, width, 3) RGB, even height and width."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class _Camera(Watcher):
         self._robot = robot
         self.pictures: list[Picture] = []
 
-    def begun(self, observation: Observation, info: dict[str, Any]) -> None:
+    def began(self, observation: Observation, info: dict[str, Any]) -> None:
         """Begin a new film."""
         self.pictures = [self._robot.picture()]
 

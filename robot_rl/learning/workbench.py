@@ -32,7 +32,8 @@ from robot_rl.env.factory import make_session, observed_widths
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.rollout import Seeds, rollout, training_seed
 from robot_rl.env.session import EpisodeResult, Session
-from robot_rl.evaluation.evaluate import Evaluator
+from robot_rl.evaluation.evaluator import Evaluator
+from robot_rl.evaluation.ledger import load_policy
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.learning.algorithms.base import Batch
 from robot_rl.learning.demonstrations import open_demonstrations
@@ -186,7 +187,7 @@ class Workbench:
             progress.phase(words)
             progress.note(_announcement(session, episodes - done, acting, words))
             progress.update(done)
-            free, note = session.once_free(seeds, progress.note), progress.note
+            free, note = session.when_free(seeds, progress.note), progress.note
             for result in rollout([session], runner, free, recorder=recorder, note=note):
                 if not result.steps or result.ended_by is OperatorEvent.DISCARD:
                     seeds.again(result.seed)
@@ -347,7 +348,7 @@ def _announcement(session: Session, episodes: int, behaviour: Behaviour, words: 
 
 def make_watched_session(config: DictConfig, run: RunDirectory, *, resets: bool) -> Session:
     """Make the configured session, shown on the console of the run; see `make_session`."""
-    session = make_session(config, run, resets=resets)
+    session = make_session(config, run, resets=resets, load_policy=load_policy)
     observed_widths(config, session.schema)  # what cannot be seen is said before anybody starts
     ConsoleFeed(session, run)
     return session

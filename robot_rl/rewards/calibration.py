@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from robot_rl.data.intervals import clopper_pearson
-from robot_rl.rewards.classifier import Decision
+from robot_rl.rewards.classifier import Calibration
 from robot_rl.rewards.examples import FrameLabels
 
 Values = npt.NDArray[np.float64]
@@ -17,7 +17,7 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Scored:
-    """What a classifier made of the frames of an episode that it was not trained on."""
+    """The scores of a classifier for an episode that it was not trained on."""
 
     index: int  # of the episode in its dataset
     scores: Values  # (T + 1,), logits or probabilities
@@ -36,7 +36,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a threshold may lead to on held-out data: upper 95 % bounds."""
+    """Upper 95 % bounds that a threshold has to keep on held-out data."""
 
     frames: float  # of the rate of frames that show no success and are taken for one
     episodes: float  # of the rate of episodes without success in which it is seen all the same
@@ -70,12 +70,12 @@ def fit_platt(logits: Values, labels: npt.NDArray[np.bool_]) -> tuple[float, flo
     return float(found.x[0]), float(found.x[1])
 
 
-def calibrate(episodes: Sequence[Scored], limits: Limits) -> Decision:
+def calibrate(episodes: Sequence[Scored], limits: Limits) -> Calibration:
     """Choose calibration and threshold on held-out episodes, which have logits as scores."""
     scale, offset = fit_platt(*known_frames(episodes))
-    decision = Decision(scale, offset)
+    decision = Calibration(scale, offset)
     scored = [Scored(e.index, decision.probability(e.scores), e.labels) for e in episodes]
-    return Decision(scale, offset, choose_threshold(scored, limits))
+    return Calibration(scale, offset, choose_threshold(scored, limits))
 
 
 def known_frames(episodes: Sequence[Scored]) -> tuple[Values, npt.NDArray[np.bool_]]:
@@ -88,11 +88,10 @@ def known_frames(episodes: Sequence[Scored]) -> tuple[Values, npt.NDArray[np.boo
 def choose_threshold(episodes: Sequence[Scored], limits: Limits) -> float:
     """The threshold halfway, in logits, from the worst mistake to be avoided to the successes.
 
-    Of a success one run of frames must be seen, not each frame: what is missed is seen a step
-    later, and what is seen wrongly ends an episode with a reward that nobody has earned. So the
-    success that counts is the weakest episode's best run. Of those no better than the worst mistake
-    none can be kept. Where there is too little data to show that the limits hold, no mistake is
-    allowed. The episodes have probabilities as scores.
+    A success needs one run of frames above it, not every frame: a miss costs a step, but a mistake
+    ends the episode with a false reward. So the success that counts is the best run of the weakest
+    episode; episodes whose best run is below the worst mistake are given up. With too little data
+    to show that the limits hold, no mistake is allowed. The scores are probabilities.
     """
     negatives = np.sort(np.concatenate([e.negatives for e in episodes]))[::-1]
     failed = [e for e in episodes if not e.labels.succeeds]
@@ -143,7 +142,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Validation:
-    """What a threshold does to episodes."""
+    """The verdicts of a threshold on episodes."""
 
     true_positives: int  # frames of success that are seen
     false_negatives: int  # frames of success that are not
@@ -170,6 +169,7 @@ def validate(episodes: Sequence[Scored], threshold: float, consecutive: int) -> 
     solved = [(e.labels, found[e.index]) for e in episodes if e.labels.succeeds]
     seen = [(kind, at - int(kind.positive.argmax()), at) for kind, at in solved if at is not None]
     delays = [delay for _, delay, _ in seen if delay >= 0]
+    tenths = (scores * 10).astype(int).clip(0, 9)
     early = sum(delay < 0 and bool(kind.negative[at]) for kind, delay, at in seen)
     return Validation(
         true_positives=int((shown & labels).sum()),
@@ -179,18 +179,17 @@ def validate(episodes: Sequence[Scored], threshold: float, consecutive: int) -> 
         early_episodes=Rate.of(early, len(solved)),
         missed_episodes=Rate.of(len(solved) - len(seen), len(solved)),
         delay_frames=float(np.median(delays)) if delays else None,
-        bins=_bins(scores, labels),
+        bins=tuple(
+            (float(scores[part].mean()), float(labels[part].mean()), int(part.sum()))
+            for part in (tenths == tenth for tenth in np.unique(tenths))
+        ),
     )
 
 
 def first_success(shown: npt.NDArray[np.bool_], consecutive: int) -> int | None:
     """Frame at which so many in a row have shown success, None if they never do."""
-    run = 0
-    for index, success in enumerate(shown.tolist()):
-        run = run + 1 if success else 0
-        if run == consecutive:
-            return index
-    return None
+    ends = np.flatnonzero(np.convolve(shown, np.ones(consecutive)) == consecutive)
+    return int(ends[0]) if ends.size else None
 
 
 def weaknesses(result: Validation, limits: Limits) -> list[str]:
@@ -220,9 +219,3 @@ def weaknesses(result: Validation, limits: Limits) -> list[str]:
             " episodes that have it: too few to learn from. Record more successes."
         )
     return notes
-
-
-def _bins(scores: Values, labels: npt.NDArray[np.bool_]) -> tuple[tuple[float, float, int], ...]:
-    places = (scores * 10).astype(int).clip(0, 9)
-    parts = (places == place for place in np.unique(places))
-    return tuple((float(scores[p].mean()), float(labels[p].mean()), int(p.sum())) for p in parts)

@@ -106,8 +106,8 @@ class SuccessClassifier(nn.Module):
 
 
 @dataclass(frozen=True)
-class Decision:
-    """From a classifier's logit to its verdict, both chosen on held-out data."""
+class Calibration:
+    """Probability and threshold of a classifier's logits, both chosen on held-out data."""
 
     scale: float = 1.0  # probability = sigmoid(scale · logit + offset) (Platt 1999)
     offset: float = 0.0  # see `scale`
@@ -124,7 +124,7 @@ class TrainedClassifier:
     """A classifier and how to read it."""
 
     network: SuccessClassifier  # in evaluation mode
-    decision: Decision  # calibration and threshold
+    decision: Calibration  # calibration and threshold
     task: str  # task that it was trained on
 
     def save(self, folder: Path) -> None:
@@ -146,7 +146,7 @@ class TrainedClassifier:
             content = json.loads((place / DESCRIPTION_FILE).read_text(encoding="utf-8"))
             network = registry.build(SuccessClassifier, content["network"], generator=seeded(0))
             network.load_state_dict(load_tensors((place / TENSOR_FILE).read_bytes()))
-            decision = Decision(**{name: float(v) for name, v in content["decision"].items()})
+            decision = Calibration(**{name: float(v) for name, v in content["decision"].items()})
             task = str(content["task"])
         except _UNREADABLE as error:
             raise RewardError(

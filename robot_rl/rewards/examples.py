@@ -27,7 +27,7 @@ REACTION_FRAMES = "reaction_frames"
 
 @dataclass(frozen=True)
 class FrameLabels:
-    """What the frames of an episode show; of those that are neither, nobody knows."""
+    """The labels of an episode's frames; frames with neither label are unknown."""
 
     positive: npt.NDArray[np.bool_]  # bool (T + 1,), whether each shows success
     negative: npt.NDArray[np.bool_]  # bool (T + 1,), whether each shows that there is none yet
@@ -51,8 +51,8 @@ class ExampleEpisode:
 
         Of the consecutive observations, oldest first, those before the first repeat it.
         """
-        wanted = (rows[:, None] + np.arange(1 - frames, 1)).clip(0)
-        return {name: column[wanted] for name, column in self.images.items()}
+        seen = (rows[:, None] + np.arange(1 - frames, 1)).clip(0)
+        return {name: column[seen] for name, column in self.images.items()}
 
 
 class Examples:
@@ -69,15 +69,15 @@ class Examples:
     def __init__(self, dataset: EpisodeDataset, cameras: Sequence[str] | None = None) -> None:
         self.dataset = dataset
         colour = dataset.schema.colour_cameras
-        wanted = sorted(colour) if cameras is None else list(cameras)
-        if not wanted or not colour.keys() >= set(wanted):
+        names = sorted(colour) if cameras is None else list(cameras)
+        if not names or not colour.keys() >= set(names):
             raise RewardError(
                 f"{dataset.path} lacks images for a success classifier",
                 got=sorted(colour),
-                expected=wanted or "images of one camera or more",
+                expected=names or "images of one camera or more",
                 hint="record with classifier.cameras, as robot-rl collect-reward does",
             )
-        self.cameras = {name: colour[name] for name in wanted}
+        self.cameras = {name: colour[name] for name in names}
         self._reaction_frames = int(dataset.metadata.get(REACTION_FRAMES, 0))
 
     def __len__(self) -> int:
@@ -121,7 +121,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class CollectionOptions:
-    """What `robot-rl collect-reward` records."""
+    """The settings of `robot-rl collect-reward`."""
 
     # Whose: ``task``, the task's detector while a scripted expert acts; or ``operator``, who moves
     # the robot and says when it has succeeded.
@@ -141,7 +141,9 @@ class CollectionOptions:
     def __post_init__(self) -> None:
         if self.labels not in (TASK, OPERATOR):
             raise RewardError(
-                "nobody of that name gives labels", got=self.labels, expected=f"{TASK}, {OPERATOR}"
+                "labels come from the task or from an operator",
+                got=self.labels,
+                expected=f"{TASK}, {OPERATOR}",
             )
         if self.reaction_s < 0:
             raise RewardError(
@@ -241,7 +243,7 @@ class StallingController:
         return decision
 
     def conclude(self, observation: Seen, active: Active = None) -> Conclusion:
-        """What the other concludes."""
+        """The conclusion of the other controller."""
         return self._controller.conclude(observation, active)
 
     def observe_override(self, executed: Executed, slots: Slots = None) -> None:

@@ -1,4 +1,4 @@
-"""What people say of an episode that is stored already becomes an annotation of its rows."""
+"""Labels that come after the end of an episode: they annotate its stored rows."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _PASSING = (AnnotationRefused, ServerUnreachable, StoreFull)  # rows may still b
 
 @dataclass(eq=False)
 class LateLabels:
-    """Annotates the episode that an actor has sent last, without keeping its loop waiting.
+    """Annotates the last episode of an actor, without a wait in its loop.
 
-    What somebody says becomes the annotation `reward` of the episode's rows. Learning that asks for
-    it (`reward.annotation=reward`) takes the newest: 1 at the last action after a success, which
-    then ends the episode as one that is said in time does, else 0.
+    A label becomes the annotation `reward` of the episode's rows: 1 at the last action of a
+    success, which then ends the episode like a label in time; else 0. Learning takes the newest
+    with `reward.annotation=reward`.
     """
 
     place: ReplayAddress  # where the server is; each label has a connection of its own
     session: Opened  # the actor's
-    note: Callable[[str], None]  # told of a label that is lost
+    note: Callable[[str], None]  # called when a label is lost
 
     def __post_init__(self) -> None:
         self._first = self._last = self.session.next_sequence
@@ -45,7 +45,7 @@ class LateLabels:
         self._last = sequence
 
     def tell(self, success: bool) -> None:
-        """Take what somebody says of the last episode; never waits."""
+        """Take a label of the last episode; never waits."""
         rows = np.arange(self._first, self._last + 1)
         thread = threading.Thread(
             target=self._store, args=(rows, success), name="late-label", daemon=True
@@ -65,7 +65,7 @@ class LateLabels:
         while True:
             try:
                 with self.place.client() as client:
-                    # A later label has a larger version, whoever gives it.
+                    # A later label has a larger version, from any source.
                     place, now = self.session.place, time.time_ns()
                     client.annotate(Annotations(place, LABELS, now, rows, rewards))
                 return

@@ -21,7 +21,7 @@ from robot_rl.safety import rotations
 
 
 class TaskReward(RewardSource):
-    """What the task's own detector says, unchanged."""
+    """The verdict of the task's own detector, unchanged."""
 
 
 class SuccessReward(RewardSource):

@@ -21,7 +21,7 @@ from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.robot import GRIPPER_ACTION, Action, RobotInterrupted
 from robot_rl.env.sim.cameras import CameraOptions
 from robot_rl.env.sim.task import SimTask
-from robot_rl.env.task import Tracked
+from robot_rl.env.task import TrackedTask
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros import qos
@@ -55,7 +55,7 @@ class EpisodeStart(Protocol):
 
 @dataclasses.dataclass(eq=False)
 class RosRobot:
-    """One arm on topics, for a task `robot_rl.env.task.Tracked`.
+    """One arm on topics, for a task `robot_rl.env.task.TrackedTask`.
 
     `apply` integrates actions into a target as every robot of robot_rl does and publishes it; what
     the arm's node then makes of it is that node's business, and is in `clamped` by the next
@@ -64,7 +64,7 @@ class RosRobot:
     neither is called, the arm's node holds by itself.
     """
 
-    task: Tracked  # may need poses of objects and the success signal
+    task: TrackedTask  # may need poses of objects and the success signal
     clock: str  # must be `realtime`: a robot does not wait for a simulated one
     discovery_range: str | None  # see `robot_rl.ros.environment`
     control_rate_hz: float  # at which commands are published
@@ -104,11 +104,11 @@ class RosRobot:
                 expected="clock=realtime",
                 hint="leave clock=... out; robot=ros and robot=ros_sim set it",
             )
-        if not isinstance(task, Tracked):
+        if not isinstance(task, TrackedTask):
             raise RobotRLError(
                 f"a robot on ROS topics cannot do the task {task.name!r}",
                 got=type(task).__name__,
-                expected="robot_rl.env.task.Tracked",
+                expected="robot_rl.env.task.TrackedTask",
                 hint="give its configuration a section `tracked`, as configs/task/reach.yaml has",
             )
         if task.gripper_closed and not self.gripper:
@@ -150,7 +150,7 @@ class RosRobot:
         self._shown = 0.0  # when the arm's node last heard of this client [s]
         self._operator: OperatorServices | None = None
         self._attend: Callable[[], None] = lambda: None
-        self.watchers = WorkReport(client)
+        self.work_report = WorkReport(client)
 
     # -- Robot ------------------------------------------------------------------------------------
 

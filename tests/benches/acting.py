@@ -91,7 +91,7 @@ class _Timed(Watcher):
         self._lateness: list[float] = []  # of the tick [s]
         self._decisions: list[float] = []  # from the tick to the sending [s]
 
-    def begun(self, observation: Observation, info: dict[str, Any]) -> None:
+    def began(self, observation: Observation, info: dict[str, Any]) -> None:
         self._measured = dict(self._robot.measurements.stamps_ns)
 
     def stepped(self, observation: Observation, reward: float, info: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from policies import registry
 from policies.behaviour import Behaviour
 from robot_rl.config import Settings, compose
 from robot_rl.data.intervals import clopper_pearson
-from robot_rl.evaluation.evaluate import Evaluator
+from robot_rl.evaluation.evaluator import Evaluator
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.extras.zoo.model_gate import ModelGate
 from robot_rl.learning.algorithms.generative import Generative

@@ -205,7 +205,7 @@ def environment(id="tests/Point-v0", *overrides, **arguments):
 
 
 def inner(env):
-    return env.robot._env.unwrapped
+    return env.robot.env.unwrapped
 
 
 def tried(id, *overrides):

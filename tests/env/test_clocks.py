@@ -85,8 +85,3 @@ def test_a_clock_that_cannot_be_says_what_is_valid(name, rate, named):
         make_clock(name, rate)
     assert "got:" in str(problem.value)
     assert "expected:" in str(problem.value)
-
-
-def test_both_clocks_are_made_by_name():
-    assert isinstance(make_clock("stepped", 10.0), SteppedClock)
-    assert isinstance(make_clock("realtime", 10.0), RealtimeClock)

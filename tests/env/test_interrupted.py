@@ -21,7 +21,7 @@ from robot_rl.env.operator import OperatorInbox
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.rollout import rollout
 from robot_rl.env.session import Session
-from robot_rl.evaluation.evaluate import EvaluationError, Evaluator
+from robot_rl.evaluation.evaluator import EvaluationError, Evaluator
 from robot_rl.evaluation.statistics import Labels
 from robot_rl.replay.windows import SampleSpec, make_windows
 from robot_rl.ros.faults import SensorLate
@@ -200,7 +200,7 @@ def evaluated(failures, folder, monkeypatch):
         env.robot = Faulty(env.robot, failures)
         return env
 
-    monkeypatch.setattr("robot_rl.evaluation.evaluate.make_env", faulty_env)
+    monkeypatch.setattr("robot_rl.evaluation.evaluator.make_env", faulty_env)
     config = compose(["task=reach", "evaluation.episodes=1", "evaluation.slots=1"])
     with closing(Evaluator(config, RunDirectory(folder), noted.append)) as evaluator:
         behaviour = untrained(make_env(config).schema)
@@ -250,7 +250,7 @@ class Person:
 
 def test_what_people_do_and_say_during_an_evaluation_is_counted(tmp_path, monkeypatch):
     """Of an attended robot, which here is simulated on the stepped clock."""
-    place = "robot_rl.evaluation.evaluate"
+    place = "robot_rl.evaluation.evaluator"
     attended = SimpleNamespace(clock="realtime")
     monkeypatch.setattr(f"{place}.on_stepped_clock", lambda config: attended)
     monkeypatch.setattr(

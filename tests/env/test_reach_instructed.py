@@ -36,7 +36,7 @@ def test_the_other_marker_is_not_rewarded_and_nothing_observed_tells_which():
     expert.reset(np.random.default_rng(0))
     observation, _ = env.reset(seed=0)
     other.reset(seed=0)
-    env.task._wanted = 1 - env.task._wanted  # the same scene with the other wish
+    env.task._named = 1 - env.task._named  # the same scene with the other wish
     same = env.task.observe()
     for name, value in same.items():
         np.testing.assert_array_equal(value, observation[name])

@@ -143,7 +143,7 @@ def test_a_halt_between_two_episodes_lets_no_reset_begin(operated, inbox, event,
 def test_a_halt_during_a_reset_ends_it_even_if_it_is_taken_back(operated, inbox):
     inbox.post("stop")
     inbox.post("clear_errors")
-    with pytest.raises(RobotInterrupted, match="begins anew"):
+    with pytest.raises(RobotInterrupted, match="begins again"):
         operated.operator.attend()  # as a robot does that is being moved
     operated.reset(seed=5)
     assert not said(operated)[0]
@@ -210,7 +210,7 @@ def test_what_is_missing_is_told_once_however_long_it_lasts(inbox, monkeypatch):
     ages, notes = iter(range(1, 9)), []
     served = {
         "simulated": False,
-        "watchers": None,
+        "work_report": None,
         "check_free": lambda: None,
         "serve_operator": lambda inbox, attend: None,
         "missing": lambda: f"the camera's newest picture is {next(ages)}.3 s old",

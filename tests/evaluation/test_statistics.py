@@ -25,7 +25,6 @@ from robot_rl.evaluation.statistics import (
     Labels,
     StatisticsError,
     first_confirmed,
-    longest_run,
     worse_than_start,
 )
 from robot_rl.learning.stages.decide import decide
@@ -149,13 +148,6 @@ def test_a_claim_is_proved_wrongly_no_more_often_than_stated():
     n = trials_needed(0.9, 0.95, 2)
     wrongly = math.fsum(binomial(n, k, 0.1) for k in range(failures_allowed(n, 0.9) + 1))
     assert 0.04 < wrongly <= 0.05
-
-
-def test_longest_run_of_successes():
-    assert longest_run([]) == 0
-    assert longest_run([False, False]) == 0
-    assert longest_run([True, False, True, True, False, True]) == 2
-    assert longest_run([True] * 5) == 5
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from robot_rl import cli
 from robot_rl.commands.inspection import describe
 from robot_rl.config import compose, group_choices
 from robot_rl.data.schema import SOURCE_POLICY
-from robot_rl.evaluation.evaluate import conditions
+from robot_rl.evaluation.evaluator import conditions
 from robot_rl.evaluation.statistics import EvaluationResult
 
 

@@ -19,7 +19,7 @@ from robot_rl.processes.resources import find_resource
 def test_make_builds_nested_targets_and_takes_further_arguments():
     task = {"_target_": "robot_rl.env.task.RobotTask", "name": "plug", "instruction": "plug in"}
     task |= {"time_limit_steps": 50, "action_names": ["x"]}
-    config = {"_target_": "robot_rl.env.task.Tracked", "task": task, "reports_success": False}
+    config = {"_target_": "robot_rl.env.task.TrackedTask", "task": task, "reports_success": False}
     made = make(config, Task, start_pose=[0.4, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0], start_noise=0.0)
     assert (made.name, made.action_names) == ("plug", ("x",))
 

@@ -12,8 +12,8 @@ from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import Field, row_schema
 from robot_rl.learning.stages.reward import ClassifierTrainer, ClassifierTraining, score
 from robot_rl.rewards.classifier import (
+    Calibration,
     ClassifierReward,
-    Decision,
     SuccessClassifier,
     TrainedClassifier,
 )
@@ -119,14 +119,14 @@ def test_it_learns_what_success_looks_like(recording, frames):
 
 
 def test_what_is_saved_is_what_is_loaded_and_has_its_own_version(tmp_path):
-    one = TrainedClassifier(network().eval(), Decision(2.0, -1.0, 0.7), "slide")
+    one = TrainedClassifier(network().eval(), Calibration(2.0, -1.0, 0.7), "slide")
     one.save(tmp_path)
     same = TrainedClassifier.load(tmp_path)
     assert (same.decision, same.task, same.version) == (one.decision, "slide", one.version)
     images = {CAMERA: np.random.default_rng(0).integers(0, 256, (3, 1, HEIGHT, WIDTH, 3), "u1")}
     np.testing.assert_array_equal(same.logits(images), one.logits(images))
     others = [
-        TrainedClassifier(network().eval(), Decision(2.0, -1.0, 0.8), "slide"),
+        TrainedClassifier(network().eval(), Calibration(2.0, -1.0, 0.8), "slide"),
         TrainedClassifier(network(seed=1).eval(), one.decision, "slide"),
     ]
     assert len({one.version, *(other.version for other in others)}) == 3
@@ -135,7 +135,7 @@ def test_what_is_saved_is_what_is_loaded_and_has_its_own_version(tmp_path):
 
 @pytest.mark.parametrize("damage", ["absent", "cut", "other", "text"])
 def test_a_folder_that_is_no_classifier_is_refused(tmp_path, damage):
-    TrainedClassifier(network(), Decision(), "slide").save(tmp_path)
+    TrainedClassifier(network(), Calibration(), "slide").save(tmp_path)
     weights, text = tmp_path / "classifier.safetensors", tmp_path / "classifier.json"
     if damage == "absent":
         weights.unlink()
@@ -152,14 +152,14 @@ def test_a_folder_that_is_no_classifier_is_refused(tmp_path, damage):
 
 
 def test_as_a_reward_it_takes_frames_in_a_row_and_refuses_other_images(tmp_path):
-    threshold = TrainedClassifier(network(), Decision(), "slide")
+    threshold = TrainedClassifier(network(), Calibration(), "slide")
     threshold.save(tmp_path)
     rng = np.random.default_rng(0)
     seen = [{CAMERA: picture(rng, place)} for place in (2, 16)]
     low, high = sorted(
         threshold.logits({CAMERA: np.stack([s[CAMERA] for s in seen])[:, None]}).tolist()
     )
-    between = Decision(threshold=float(Decision().probability((low + high) / 2)))
+    between = Calibration(threshold=float(Calibration().probability((low + high) / 2)))
     TrainedClassifier(threshold.network, between, "slide").save(tmp_path)
     source = ClassifierReward(str(tmp_path), 2, 0.0)
     bright = max(seen, key=lambda s: threshold.logits({CAMERA: s[CAMERA][None, None]})[0])

@@ -16,7 +16,7 @@ from untrained_policy import untrained
 
 from robot_rl.config import compose
 from robot_rl.env.factory import make_env
-from robot_rl.evaluation.evaluate import Evaluator
+from robot_rl.evaluation.evaluator import Evaluator
 from robot_rl.evaluation.statistics import Labels
 from robot_rl.run import RunDirectory
 

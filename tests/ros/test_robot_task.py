@@ -27,7 +27,7 @@ from robot_rl.commands import teach
 from robot_rl.config import compose
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.env.factory import make_env
-from robot_rl.env.task import Tracked
+from robot_rl.env.task import TrackedTask
 from robot_rl.errors import RobotRLError
 from robot_rl.processes.waiting import wait_until
 from robot_rl.ros.nodes import node_table
@@ -288,13 +288,13 @@ def tracked(**changes):
         "action_names": ["x", "z"],
     }
     section = {"start_pose": START, "start_noise": NOISE, "reports_success": False}
-    section["_target_"] = "robot_rl.env.task.Tracked"
+    section["_target_"] = "robot_rl.env.task.TrackedTask"
     task |= {key: changes.pop(key) for key in set(changes) & set(task)}
     return section | changes | {"task": task}
 
 
 def test_a_start_is_drawn_in_a_region_that_may_differ_along_the_axes():
-    task = registry.make(tracked(start_noise=[0.1, 0.0, 0.02]), Tracked)
+    task = registry.make(tracked(start_noise=[0.1, 0.0, 0.02]), TrackedTask)
     starts = np.array([task.reset(np.random.default_rng(seed)) for seed in range(200)])
     spread = starts[:, :3] - START[:3]
     np.testing.assert_allclose(np.abs(spread).max(0), [0.1, 0.0, 0.02], rtol=0.05)
@@ -316,7 +316,7 @@ def test_a_start_is_drawn_in_a_region_that_may_differ_along_the_axes():
 )
 def test_a_task_that_cannot_be_is_refused(changes, said):
     with pytest.raises(RobotRLError) as refusal:
-        registry.make(tracked(**changes), Tracked)
+        registry.make(tracked(**changes), TrackedTask)
     assert said in str(refusal.value)
 
 
@@ -343,7 +343,7 @@ def test_taught_poses_are_the_start_and_the_goal_of_a_task():
     section = read("start", taught)
     assert list(section.start_pose) == [0.45, 0.15, 0.25, 1.0, 0.0, 0.0, 0.0]
     assert list(section.start_noise) == [0.05, 0.05, 0.05]
-    registry.make(tracked(**section), Tracked)
+    registry.make(tracked(**section), TrackedTask)
     alone = read("start", taught[:1])
     assert list(alone) == ["start_pose"]  # it says nothing of a region
     assert list(read("goal", taught).goal_pose) == [0.45, 0.2, 0.2, 1.0, 0.0, 0.0, 0.0]

@@ -17,8 +17,6 @@ from robot_rl.data.schema import Field, Observation
 from robot_rl.env.sim.world import World
 from robot_rl.errors import RobotRLError
 
-Cloud = npt.NDArray[np.float32]
-
 
 class CameraError(RobotRLError):
     """A camera that does not exist, or cannot be rendered on this machine."""
@@ -33,7 +31,7 @@ class CameraOptions:
     height: int = 128
     depth: bool = False  # whether `images/<name>_depth` is observed as well
     points: int = 0  # number N of points of `points/<name>`; 0: they are not observed
-    # Lowest and highest corner (2, 3) of the box of which the points are [m, base frame].
+    # Lowest and highest corner (2, 3) of the box that the points are in [m, base frame].
     region: Sequence[Sequence[float]] = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
     noise: float = 0.0  # standard deviation of the noise on each value, of 255
 
@@ -101,7 +99,12 @@ class RenderedCamera:
             if self._options.depth:
                 frame[f"images/{name}_depth"] = depth
             if self._options.points:
-                frame[f"points/{name}"] = self._cloud(image, depth)
+                low, high = np.asarray(self._options.region, float)
+                places = self._renderer.positions(name, depth)
+                inside = ((places >= low) & (places <= high)).all(-1) & (depth[..., 0] > 0)
+                cloud = np.concatenate([places[inside], image[inside] / 255.0], -1)
+                spread = _spread(cloud, self._options.points, self._rng)
+                frame[f"points/{name}"] = spread.astype(np.float32)
         self._frames.append((float(self._world.data.time), frame))
 
     def observe(self, latency: int) -> Observation:
@@ -113,14 +116,6 @@ class RenderedCamera:
         while len(self._frames) > 1 and self._frames[1][0] < arrived:
             self._frames.popleft()
         return self._frames[0][1]
-
-    def _cloud(self, image: npt.NDArray[np.uint8], depth: npt.NDArray[np.uint16]) -> Cloud:
-        """The points of the region: (N, 6)."""
-        low, high = np.asarray(self._options.region, float)
-        places = self._renderer.positions(self._options.name, depth)
-        inside = ((places >= low) & (places <= high)).all(-1) & (depth[..., 0] > 0)
-        cloud = np.concatenate([places[inside], image[inside] / 255.0], -1)
-        return _spread(cloud, self._options.points, self._rng).astype(np.float32)
 
     def close(self) -> None:
         """Release the renderer."""
@@ -149,7 +144,7 @@ class SceneRenderer:
         self._options.sitegroup[:] = 0
 
     def color(self, camera: str) -> npt.NDArray[np.uint8]:
-        """What a camera sees: uint8 (height, width, 3) RGB."""
+        """The view of a camera: uint8 (height, width, 3) RGB."""
         self._look_through(camera)
         return np.array(self._renderer.render())
 

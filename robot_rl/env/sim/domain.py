@@ -1,4 +1,4 @@
-"""How a real cell differs from the model of it: drawn for each episode from a domain's ranges.
+"""Differences of a real cell from its model: drawn for each episode from a domain's ranges.
 
 Domain randomisation (Tobin et al., IROS 2017; of dynamics: Peng et al., ICRA 2018).
 """
@@ -21,7 +21,7 @@ _POSITIVE = ("friction", "stiffness")
 
 
 class Conditions(NamedTuple):
-    """What one episode has drawn; units as in `Domain`."""
+    """The values that one episode has drawn; units as in `Domain`."""
 
     action_delay: float
     camera_latency: float
@@ -40,7 +40,7 @@ class Domain:
     """Ranges (low, high) that each episode draws from, uniformly; by default the model as it is.
 
     Raises:
-        RobotRLError: A range is none, or reaches where nothing physical is.
+        RobotRLError: A range is empty, or has impossible values.
     """
 
     action_delay: Sequence[float] = (0.0, 0.0)  # from an action to its effect [s]
@@ -78,14 +78,14 @@ class Domain:
 
 
 class Sensors:
-    """What sensors make of the truth under an episode's conditions; `rng` gives the noise."""
+    """Measures the true state with an episode's errors; `rng` gives the noise."""
 
     def __init__(self, conditions: Conditions, rng: np.random.Generator) -> None:
         self._conditions, self._rng = conditions, rng
         self._noise: dict[str, Vector] = {}
 
-    def measure_anew(self) -> None:
-        """Let the next step begin: until the next call a quantity is measured the same again."""
+    def next_step(self) -> None:
+        """Begin a step: until the next call a quantity is measured the same each time."""
         self._noise.clear()
 
     def tcp_pose(self, pose: Vector) -> Vector:

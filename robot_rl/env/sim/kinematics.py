@@ -23,7 +23,7 @@ def site_pose(data: mujoco.MjData, site: int) -> Vector:
 
 
 class Kinematics:
-    """How n joints move a site, both by their ids in a model; wherever the arm itself is.
+    """Forward and inverse kinematics of n joints and a site, by their ids in a model.
 
     Attributes:
         qpos: Places of the joints' positions in a state (n,).

@@ -16,7 +16,7 @@ from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION, Action, state_fields
 from robot_rl.env.sim.cameras import CameraOptions, RenderedCamera, SceneRenderer
 from robot_rl.env.sim.domain import IDEAL, Domain
 from robot_rl.env.sim.task import put_in_world
-from robot_rl.env.sim.world import Event, GripperMotor
+from robot_rl.env.sim.world import GripperMotor, WorldEvent
 from robot_rl.env.task import Task
 from robot_rl.safety import ActionLimiter, CartesianLimits, rotations
 
@@ -46,7 +46,7 @@ class SimRobot:
     limits: CartesianLimits  # what the arm may be asked for
     gripper: GripperMotor  # what moves the fingers where the task's action has a gripper column
     cameras: Sequence[CameraOptions] = ()  # what it sees with
-    domain: Domain = IDEAL  # how it may differ from its model, in each episode anew
+    domain: Domain = IDEAL  # how it may differ from its model, drawn for each episode
     simulated = True
     opens_grippers = True
 
@@ -92,21 +92,21 @@ class SimRobot:
         if self._has_gripper:
             opening = 0.5 * (1.0 - float(action[-1])) * FINGER_STROKE
         self._pending.append(_Command(target, opening, self._delay))
-        if motion.any():  # one that is asked to stay keeps its brakes on
+        if motion.any():  # an arm that stays keeps its brakes on
             self.world.set_braking(False)
         return action
 
     def advance(self, period: float) -> None:
         """Simulate one control period [s]; what is late takes effect when it is due."""
         steps = max(1, self.world.steps(period))
-        events: list[Event] = []
+        events: list[WorldEvent] = []
         while self._pending and self._pending[0].due < steps:
             command = self._pending.popleft()
-            events.append(Event(command.due, partial(self._send, command)))
+            events.append(WorldEvent(command.due, partial(self._send, command)))
         self._pending = deque(c._replace(due=c.due - steps) for c in self._pending)
         if self._latency:
             after = steps - self._latency % steps
-            events += [Event(after, camera.shoot) for camera in self._cameras]
+            events += [WorldEvent(after, camera.shoot) for camera in self._cameras]
         self.world.step(period, events)
 
     def observe(self) -> Observation:
@@ -129,7 +129,7 @@ class SimRobot:
         return seen
 
     def picture(self) -> npt.NDArray[np.uint8]:
-        """What a bystander sees: uint8 (240, 320, 3) RGB, from the overview camera."""
+        """The view of a bystander: uint8 (240, 320, 3) RGB, from the overview camera."""
         if self._bystander is None:
             self._bystander = SceneRenderer(self.world, 320, 240)
         return self._bystander.color("overview")
@@ -137,7 +137,7 @@ class SimRobot:
     def hold(self) -> None:
         """Brake and stay where the arm is; actions that have not taken effect yet are dropped.
 
-        The gripper keeps what it was told last: it may be holding something.
+        The gripper keeps its last command: it may be holding something.
         """
         self._pending.clear()
         self._send(_Command(self.limiter.reset(self.world.tcp_pose()), self._opening))

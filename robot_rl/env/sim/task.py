@@ -21,8 +21,6 @@ from robot_rl.safety.rotations import Vector as Vector
 
 # Fingers that come closer than this have nothing between them [m].
 _EMPTY = 0.01
-# How much higher or lower than meant an object may be held, and how much narrower or wider [m].
-_OFF_GRASP, _OFF_WIDTH = 0.03, 0.006
 
 
 @dataclass(kw_only=True, eq=False)
@@ -79,7 +77,7 @@ class SimTask(ABC):
         """Poses (k, 7) of the objects, with the task's own error about each; base frame."""
 
     def measured_poses(self) -> Vector:
-        """The same (k, 7) with the errors of the sensors; what is no object is told exactly."""
+        """The same (k, 7) with the errors of the sensors; goals are exact."""
         poses = self.seen_poses()
         objects = len(self.observed_objects) or len(poses)
         measured = self.world.sensors.object_poses(poses[:objects])
@@ -148,7 +146,7 @@ def downward(position: Vector) -> Vector:
 
 @dataclass(frozen=True)
 class Imperfections:
-    """How a scripted expert falls short of a perfect one, like a person at a SpaceMouse."""
+    """The flaws of a scripted expert, like those of a person at a SpaceMouse."""
 
     offset: float  # standard deviation of its error about the goal's position, per axis [m]
     yaw_offset: float  # standard deviation of its error about the goal's yaw [rad]
@@ -172,7 +170,7 @@ class ScriptedExpert:
     error: Vector = field(default_factory=lambda: np.zeros(3), init=False)
     yaw_error: float = field(default=0.0, init=False)
     speed: float = field(default=1.0, init=False)  # of the episode, share of the largest action
-    gripper: float = field(default=-1.0, init=False)  # what it is told, -1 open to +1 closed
+    gripper: float = field(default=-1.0, init=False)  # its command, -1 open to +1 closed
     _pause: int = field(default=0, init=False)
 
     def reset(self, rng: np.random.Generator) -> None:
@@ -196,8 +194,8 @@ class ScriptedExpert:
             motion = self.motion(self.waypoint(rng))
         values = dict(zip(ARM_ACTIONS, motion.tolist(), strict=True))
         values[GRIPPER_ACTION] = self.gripper
-        wanted = np.array([values[name] for name in self.task.action_names])
-        noisy = wanted + rng.normal(0.0, flaws.action_noise, wanted.shape)
+        action = np.array([values[name] for name in self.task.action_names])
+        noisy = action + rng.normal(0.0, flaws.action_noise, action.shape)
         return np.clip(noisy, -1.0, 1.0).astype(np.float32)
 
     def waypoint(self, rng: np.random.Generator) -> Vector:
@@ -234,7 +232,7 @@ class ScriptedExpert:
         return None
 
     def is_beyond_help(self) -> bool:
-        """Whether anyone sees that nobody could succeed any more; never, unless a task says so."""
+        """Whether success is visibly impossible by now; never, unless a task says so."""
         return False
 
     def correct(self) -> None:
@@ -261,9 +259,9 @@ class JointExpert:
         motion = np.array([action.get(name, 0.0) for name in ARM_ACTIONS])
         turn = rotations.from_rotation_vector(expert.rotation_step * motion[3:])
         shift = expert.translation_step * motion[:3]
-        wanted = rotations.displaced(task.world.tcp_pose(), shift, turn)
+        goal = rotations.displaced(task.world.tcp_pose(), shift, turn)
         world = task.world
-        way = world.kinematics.step(world.joint_positions(), wanted)
+        way = world.kinematics.step(world.joint_positions(), goal)
         joints = way / np.array(self.steps)
         joints /= max(1.0, float(np.abs(joints).max()))
         gripper = [action[GRIPPER_ACTION]] if GRIPPER_ACTION in action else []
@@ -289,7 +287,7 @@ class TopGrasp:
         self._descending = self._closing = 0
 
     def waypoint(self, expert: ScriptedExpert, grasp: Vector) -> Vector:
-        """Where the TCP should be next to close at `grasp` (7,); tells the gripper, too."""
+        """Where the TCP should be next to close at `grasp` (7,); commands the gripper, too."""
         offset = grasp[:3] - expert.task.world.tcp_pose()[:3]
         if self._descending or float(np.hypot(offset[0], offset[1])) < self.align:
             self._descending += 1
@@ -302,19 +300,6 @@ class TopGrasp:
         self.held = self._closing > self.close_steps
         lift = 0.0 if self._descending else self.hover
         return np.concatenate([grasp[:3] + np.array([0.0, 0.0, lift]), grasp[3:]])
-
-    def see(self, expert: ScriptedExpert, grasp: Vector, width: float) -> None:
-        """Look at what the fingers have, which somebody else may have closed or opened.
-
-        The object, so wide [m], is in the fingers where the TCP is at `grasp` (7,), base frame.
-        """
-        world = expert.task.world
-        beside = float(np.linalg.norm(grasp[:3] - world.tcp_pose()[:3])) > _OFF_GRASP
-        has_it = not beside and abs(world.finger_opening() - width) < _OFF_WIDTH
-        if has_it and not self._closing:
-            self._closing, self.held, expert.gripper = self.close_steps + 1, True, 1.0
-        elif self.held and not has_it:
-            self.reset()
 
     def lost(self, expert: ScriptedExpert) -> bool:
         """Whether the fingers are closed on nothing; the expert then looks again."""

@@ -36,7 +36,7 @@ _BRAKE = 8.0
 _BAND = 0.004
 
 
-class Event(NamedTuple):
+class WorldEvent(NamedTuple):
     """Something that happens while the world is stepped."""
 
     after: int  # physics steps from the beginning
@@ -208,7 +208,7 @@ class World:
         return float(self.data.qpos[self._finger_qpos].sum())
 
     def finger_speed(self) -> float:
-        """How fast that distance grows [m/s]."""
+        """Speed at which that distance grows [m/s]."""
         return float(self.data.qvel[self._finger_dofs].sum())
 
     def set_finger_opening(self, opening: float) -> None:
@@ -232,10 +232,10 @@ class World:
         self._wrench = np.zeros(6)
 
     def steps(self, duration: float) -> int:
-        """How many physics steps so many seconds are."""
+        """Number of physics steps in so many seconds."""
         return round(duration * self.physics_rate_hz)
 
-    def step(self, duration: float, events: Iterable[Event] = ()) -> None:
+    def step(self, duration: float, events: Iterable[WorldEvent] = ()) -> None:
         """Let `duration` seconds pass, or one physics step, and meanwhile let the events happen."""
         steps = max(1, self.steps(duration))
         samples = min(_WRENCH_SAMPLES, steps)
@@ -252,24 +252,21 @@ class World:
             mujoco.mj_step(self.model, self.data, end - done)
             done = end
             mujoco.mj_rnePostConstraint(self.model, self.data)
-            total += self._contact_wrench()
+            # cfrc_ext is (torque, force) about the centre of mass of the whole kinematic tree.
+            external = self.data.cfrc_ext[self._tool_bodies].sum(axis=0)
+            root = self.model.body_rootid[self._tool_bodies[0]]
+            arm = self.data.subtree_com[root] - self.data.site_xpos[self._tcp]
+            force = external[3:]
+            total += np.concatenate([force, external[:3] + np.cross(arm, force)])
         self._wrench = total / samples
-        self.sensors.measure_anew()
+        self.sensors.next_step()
         # mj_step leaves poses of the state before its last integration; observe the newest.
         mujoco.mj_forward(self.model, self.data)
 
     def _brightness(self) -> list[Vector]:
-        """What of the model is brightness: views of its numbers."""
+        """Views of all brightness values of the model."""
         lamp = self.model.vis.headlight
         return [self.model.light_ambient, self.model.light_diffuse, lamp.ambient, lamp.diffuse]
-
-    def _contact_wrench(self) -> Vector:
-        # cfrc_ext is (torque, force) about the centre of mass of the whole kinematic tree.
-        external = self.data.cfrc_ext[self._tool_bodies].sum(axis=0)
-        root = self.model.body_rootid[self._tool_bodies[0]]
-        arm = self.data.subtree_com[root] - self.data.site_xpos[self._tcp]
-        force = external[3:]
-        return np.concatenate([force, external[:3] + np.cross(arm, force)])
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from policies.behaviour import Behaviour
 from robot_rl.config import changed_settings
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import RowSchema
-from robot_rl.env.policy_inputs import PolicyInputs
-from robot_rl.evaluation.evaluate import conditions
+from robot_rl.evaluation.evaluator import conditions
 from robot_rl.evaluation.ledger import (
     CHECKSUM,
     load_policy,
@@ -27,7 +26,7 @@ from robot_rl.evaluation.ledger import (
     policy_checksum,
     read_ledger,
 )
-from robot_rl.evaluation.records import recorded_schema
+from robot_rl.evaluation.records import PolicyInputs, recorded_schema
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.processes.files import replace_text
 from robot_rl.processes.machine import package_version, source_commit

@@ -1,1 +1,1 @@
-"""A zoo of algorithms and recipes as published, to compare with."""
+"""Algorithms and recipes as published, to compare with, and a further simulated task."""

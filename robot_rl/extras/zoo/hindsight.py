@@ -19,7 +19,7 @@ import numpy.typing as npt
 from policies.runner import PolicyRunner
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
 from robot_rl.env.factory import make_env
-from robot_rl.env.gym import ACHIEVED, DESIRED, GoalReward, GymRobot
+from robot_rl.env.gym import ACHIEVED, DESIRED, GymError, GymRobot
 from robot_rl.learning.algorithms.base import Algorithm, Batch
 from robot_rl.learning.workbench import Rows, Workbench
 from robot_rl.replay.row_sources import EpisodeRows
@@ -33,6 +33,8 @@ _SOURCES = SOURCE_DEMONSTRATION, SOURCE_POLICY  # of the rows that are exchanged
 _MOST_ROWS = 500_000  # the newest that are kept in memory
 
 Columns = Mapping[str, npt.NDArray[Any]]
+Goals = npt.NDArray[Any]
+GoalReward = Callable[[Goals, Goals], npt.NDArray[np.float64]]
 
 
 class Judged(NamedTuple):
@@ -76,9 +78,9 @@ class Hindsight:
         if spec.returns:  # those towards another goal are not worked out
             return None
         with closing(make_env(bench.settings.environment)) as env:
-            goal_reward = env.robot.goal_reward if isinstance(env.robot, GymRobot) else None
-        if goal_reward is None:
-            return None
+            if not (isinstance(env.robot, GymRobot) and env.robot.has_goals):
+                return None
+            goal_reward = goal_reward_of(env.robot)
         shown = bench.settings.demonstrated
         known = recorded.episodes(columns(spec), demonstrations=shown)
         judged = judgements((episode for _, episode in known), goal_reward)
@@ -159,6 +161,24 @@ class Hindsight:
         """Go on where `state_dict` was taken, with the rows that were visible then."""
         self.count()
         self._rng.bit_generator.state = dict(state)
+
+
+def goal_reward_of(robot: GymRobot) -> GoalReward:
+    """The environment's own rewards (n,) of what was reached and of goals, both (n, g)."""
+    function = robot.env.get_wrapper_attr("compute_reward")
+
+    def rewards(achieved: Goals, desired: Goals) -> npt.NDArray[np.float64]:
+        try:
+            pairs = zip(achieved, desired, strict=True)
+            return np.array([float(function(a, d, {})) for a, d in pairs])
+        except Exception as error:  # whatever its own code does
+            raise GymError(
+                f"compute_reward of {robot.id} does not give a reward for other goals",
+                got=repr(error),
+                hint="correct it, or do without: algorithm.schedule.hindsight_share=0",
+            ) from error
+
+    return rewards
 
 
 def judgements(episodes: Iterable[Columns], goal_reward: GoalReward) -> Judgement | None:

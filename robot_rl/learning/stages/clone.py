@@ -22,8 +22,8 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import RowSchema
 from robot_rl.env.factory import make_env, observed_widths
 from robot_rl.env.gym import GymRobot
-from robot_rl.env.policy_inputs import PolicyInputs
 from robot_rl.errors import RobotRLError, in_shell
+from robot_rl.evaluation.records import PolicyInputs
 from robot_rl.learning.algorithms import make_algorithm
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions, Student, fit, windows
 from robot_rl.learning.recipe import Stage

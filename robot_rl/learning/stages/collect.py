@@ -19,7 +19,7 @@ from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.env.session import EpisodeResult
 from robot_rl.env.task import HUMAN_VERSION
 from robot_rl.errors import RobotRLError
-from robot_rl.evaluation.evaluate import without_training_aids
+from robot_rl.evaluation.evaluator import without_training_aids
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.workbench import Workbench, make_watched_session
 from robot_rl.processes.progress_display import WorkProgress
@@ -100,7 +100,7 @@ def _collect(settings: Settings, run: RunDirectory, progress: WorkProgress) -> N
         attempts, failures = first, 0
         progress.update(len(writer))
         note = progress.note
-        free = session.once_free(seeds, note)
+        free = session.when_free(seeds, note)
         while len(writer) < wanted:
             result = next(rollout([session], controller, free, recorder=recorder, note=note))
             attempts += 1

@@ -18,7 +18,7 @@ from robot_rl.env.factory import make_env
 from robot_rl.env.gym import GymError
 from robot_rl.env.sim.cameras import CameraError
 from robot_rl.errors import in_shell, installing
-from robot_rl.evaluation.evaluate import Evaluator, first_scene
+from robot_rl.evaluation.evaluator import Evaluator, first_scene
 from robot_rl.evaluation.ledger import (
     LEDGER,
     Entry,

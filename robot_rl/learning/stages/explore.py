@@ -61,7 +61,7 @@ class Explore(Stage):
         settings, run = self.settings, bench.run
         with closing(make_env(settings.environment)) as env:
             schema, longest = env.schema, env.task.time_limit_steps
-            has_goals = isinstance(env.robot, GymRobot) and env.robot.goal_reward is not None
+            has_goals = isinstance(env.robot, GymRobot) and env.robot.has_goals
         acting = for_zeros(settings, schema).exploring(*_AT_RANDOM)
         wanted = max(1, settings.schedule.warmup_steps)
         with EpisodeWriter(run.exploration, schema) as writer:

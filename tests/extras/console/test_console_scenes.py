@@ -25,7 +25,7 @@ from robot_rl.console.feed import jpegs
 from robot_rl.console.link import ConsoleLink, Situation, Snapshot, loop_folder
 from robot_rl.env.factory import make_env
 from robot_rl.env.operator import OperatorInbox
-from robot_rl.evaluation.evaluate import Evaluator
+from robot_rl.evaluation.evaluator import Evaluator
 from robot_rl.extras.console.access import AccessGate
 from robot_rl.extras.console.library import EpisodeLibrary
 from robot_rl.extras.console.web_server import ConsoleServer
@@ -57,7 +57,7 @@ class Ready:
 @pytest.fixture
 def evaluate(monkeypatch):
     """Evaluates an attended robot, which here is simulated on the stepped clock."""
-    place, people = "robot_rl.evaluation.evaluate", []
+    place, people = "robot_rl.evaluation.evaluator", []
     attended = SimpleNamespace(clock="realtime")
     monkeypatch.setattr(f"{place}.on_stepped_clock", lambda config: attended)
     monkeypatch.setattr(

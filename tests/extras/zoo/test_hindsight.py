@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from robot_rl.data.schema import SOURCE_INTERVENTION
 from robot_rl.env.gym import GymRobot, GymTask
-from robot_rl.extras.zoo.hindsight import Hindsight, columns, judgements
+from robot_rl.extras.zoo.hindsight import Hindsight, columns, goal_reward_of, judgements
 from robot_rl.learning.workbench import Rows
 from robot_rl.replay.row_sources import EpisodeRows
 from robot_rl.replay.sampler import Sampler
@@ -90,7 +90,7 @@ def source(form, spec):
 
 def goal_reward(form):
     robot = GymRobot(GymTask("point", "", None), "Point-v0", {"form": form}, None, None)
-    return robot.goal_reward
+    return goal_reward_of(robot)
 
 
 def episodes(rows, spec):

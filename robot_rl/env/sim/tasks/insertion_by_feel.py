@@ -1,4 +1,4 @@
-"""How a person puts a peg into a hole that they do not see well: tilted, by feel.
+"""Inserting a peg as a person does who does not see the hole well: tilted, by feel.
 
 The corner that comes first is lowered into the hole, which is much wider than a corner; the peg
 then slides until both walls hold it back, is set upright and pushed in, and yields to what it
@@ -15,12 +15,11 @@ import numpy as np
 
 from robot_rl.env.sim.task import Vector
 from robot_rl.env.sim.tasks.peg_insert import PEG_WIDTH, TipExpert
-from robot_rl.env.sim.tasks.pick_insert import PickFirst
 from robot_rl.safety import rotations
 
 
 class _Phase(Enum):
-    """What the hand is about to do."""
+    """The next part of the motion."""
 
     APPROACH = "go above the place where the tilted peg is to be set down"
     LOWER = "lower it until it touches"
@@ -47,7 +46,7 @@ class InsertionByFeel:
     overshoot: float  # position beyond the hole at which the slide has missed it [m]
     yielding: float  # sideways motion per step for a force [m/N]
     turning: float  # rotation per step about the vertical for a torque [rad/Nm]
-    patience: int  # steps of pushing at something that is no hole, before it is tried anew
+    patience: int  # steps of pushing at something that is no hole, before it starts again
     _pushed: int = field(default=0, init=False)
     _phase: _Phase = field(default=_Phase.APPROACH, init=False)
     _caught_at: Vector = field(default_factory=lambda: np.zeros(3), init=False)
@@ -130,19 +129,6 @@ class PegInsertByFeel(TipExpert):
         seen = rotations.relative(socket, self.tip())
         goal = self.insertion.next_tip(seen, wrench, inside=inside)
         return rotations.compose(socket, goal)
-
-
-@dataclass(kw_only=True, eq=False)
-class PickInsertByFeel(PickFirst, PegInsertByFeel):
-    """Takes the peg, carries it over the socket, and inserts it by feel.
-
-    Whoever else moves the arm meanwhile may take the peg, or lose it: it sees that.
-    """
-
-    def waypoint(self, rng: np.random.Generator) -> Vector:
-        """Where the TCP should be next, whoever has brought it where it is."""
-        self.grasp.see(self, self.grasp_pose(), PEG_WIDTH)
-        return super().waypoint(rng)
 
 
 def _pose(place: Vector, height: float, rotation: Vector) -> Vector:

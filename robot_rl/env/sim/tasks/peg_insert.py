@@ -69,7 +69,7 @@ class PegInsert(SimTask):
         return self._draw_start(rng)
 
     def resume(self, rng: np.random.Generator) -> None:
-        """Look at the socket anew, where it is."""
+        """Look at the socket again, where it is."""
         self._socket = self.world.body_pose("socket")
         self._look(rng, rotations.heading(self._socket[3:]))
 
@@ -232,7 +232,7 @@ class PegInsertExpert(TipExpert):
 
 @dataclass(kw_only=True, eq=False)
 class PegRemove(PegInsert):
-    """Pull the peg out of the socket and bring it to a start of `peg_insert`, drawn anew each time.
+    """Pull the peg out of the socket and bring it to a start of `peg_insert`, drawn each time.
 
     With the scene of `PegInsert`, in which the peg begins inserted. It also begins in place, in the
     world of `PegInsert` and wherever the peg is: the two tasks undo each other. `way_to_start` is
@@ -255,7 +255,7 @@ class PegRemove(PegInsert):
         return rotations.compose(super().goal_pose(), inserted)
 
     def resume(self, rng: np.random.Generator) -> None:
-        """Look at the socket anew, and draw where the peg is to go."""
+        """Look at the socket again, and draw where the peg is to go."""
         super().resume(rng)
         self._start = self._draw_start(rng)
 

@@ -31,7 +31,7 @@ class PushT(SimTask):
 
     The action is planar: x and y of the pusher. Success is a pose within both tolerances of the
     target. The T starts in front of the target with its bar towards the pusher; pushing it too far
-    cannot be mended from behind. Of what is seen, `relative_pose` is the T's x, y [m] and yaw [rad]
+    cannot be undone from behind. Of what is seen, `relative_pose` is the T's x, y [m] and yaw [rad]
     from the target, `pusher_position` the pusher's x and y [m] in the frame of the T.
     """
 
@@ -158,15 +158,15 @@ class PushTExpert(ScriptedExpert):
     def waypoint(self, rng: np.random.Generator) -> Vector:
         """Behind the bar where the push should be, or forward when the pusher is there."""
         x, y, yaw = self.task.remaining() - np.array([*self.error[:2], self.yaw_error])
-        wanted = self.lateral_gain * y + self.yaw_gain * yaw
-        wanted = float(np.clip(wanted, -self.reach, self.reach))
+        contact = self.lateral_gain * y + self.yaw_gain * yaw
+        contact = float(np.clip(contact, -self.reach, self.reach))
         block = self.task.block_pose()
         pusher = rotations.relative(block, self.task.world.tcp_pose())
         touching = REAR_X - PUSHER_RADIUS
-        if abs(pusher[1] - wanted) > self.gap:
-            place = np.array([touching - self.gap, wanted])
+        if abs(pusher[1] - contact) > self.gap:
+            place = np.array([touching - self.gap, contact])
         else:
-            place = np.array([touching + min(self.gap, max(-x, 0.0)), wanted])
+            place = np.array([touching + min(self.gap, max(-x, 0.0)), contact])
         target = rotations.compose(block, np.array([*place, 0.0, 0.0, 0.0, 0.0, 1.0]))
         return np.concatenate([target[:2], self.task.goal_pose()[2:]])
 

@@ -73,7 +73,7 @@ class ReachInstructed(SimTask):
     """Reach the one of two markers that the instruction names, in any orientation.
 
     Both markers are observed in the order of `colours`, with the ways (m, base frame) to them; only
-    `instruction` tells which one is wanted. At the other one the episode ends as failed.
+    `instruction` says which one counts. At the other one the episode ends as failed.
 
     Raises:
         RobotRLError: Not two colours, or an instruction without `{colour}`, where the name belongs.
@@ -104,7 +104,7 @@ class ReachInstructed(SimTask):
             _add_marker(spec, colour, 0.012, [*rgb, 1.0])
 
     def reset(self, rng: np.random.Generator) -> Vector:
-        """Draw both markers and which is wanted; the arm starts at home."""
+        """Draw both markers, and which one is named; the arm starts at home."""
         span = self.position_range
         while True:
             offsets = rng.uniform(-span, span, (_MARKERS, 3))
@@ -114,13 +114,13 @@ class ReachInstructed(SimTask):
         self._poses = np.stack([downward(HOME[:3] + offset) for offset in offsets])
         for colour, pose in zip(self.colours, self._poses, strict=True):
             self.world.set_body_pose(colour, pose)
-        self._wanted = int(rng.integers(_MARKERS))
-        self.instruction = self._instructions[self._wanted]
+        self._named = int(rng.integers(_MARKERS))
+        self.instruction = self._instructions[self._named]
         return HOME
 
     def goal_pose(self) -> Vector:
         """The named marker (7,), the hand pointing down."""
-        return np.asarray(self._poses[self._wanted])
+        return np.asarray(self._poses[self._named])
 
     def seen_poses(self) -> Vector:
         """Both markers (2, 7), seen without noise."""
@@ -132,11 +132,11 @@ class ReachInstructed(SimTask):
 
     def succeeded(self) -> bool:
         """Within the tolerance of the named marker."""
-        return self._reached(self._wanted)
+        return self._reached(self._named)
 
     def outcome(self) -> Outcome:
         """Reward 1 at the named marker; the other one ends the episode without."""
-        missed = any(self._reached(marker) for marker in range(_MARKERS) if marker != self._wanted)
+        missed = any(self._reached(marker) for marker in range(_MARKERS) if marker != self._named)
         outcome = super().outcome()
         return outcome._replace(terminated=outcome.terminated or missed)
 

@@ -8,7 +8,8 @@ import mujoco
 import numpy as np
 
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
-from robot_rl.env.sim.task import TopGrasp, Vector, downward, observed
+from robot_rl.env.sim.task import ScriptedExpert, TopGrasp, Vector, downward, observed
+from robot_rl.env.sim.tasks.insertion_by_feel import PegInsertByFeel
 from robot_rl.env.sim.tasks.peg_insert import (
     HOLE_DEPTH,
     PEG_BELOW_TCP,
@@ -30,6 +31,8 @@ HOLDER_CENTRE = np.array([0.45, 0.16, SOCKET_HEIGHT])
 _UP = np.array([0.0, 0.0, 1.0])
 # Cosine of the angle from which a peg cannot be set upright: 0.5 rad.
 _ASKEW = 0.88
+# Largest distance from where an object is held, and largest difference from its width [m].
+_OFF_GRASP, _OFF_WIDTH = 0.03, 0.006
 # The peg stands on the floor of the holder's hole.
 _PEG_CENTRE_Z = SOCKET_HEIGHT - HOLE_DEPTH + PEG_LENGTH / 2
 
@@ -108,13 +111,31 @@ class PickInsert(PegInsert):
         return np.asarray(object_poses[1])
 
 
+@dataclass
+class WatchedGrasp(TopGrasp):
+    """A grasp that somebody else may bring about, or undo."""
+
+    def see(self, expert: ScriptedExpert, grasp: Vector, width: float) -> None:
+        """Look at what the fingers hold, if somebody else may have closed or opened them.
+
+        The object, so wide [m], is in the fingers where the TCP is at `grasp` (7,), base frame.
+        """
+        world = expert.task.world
+        beside = float(np.linalg.norm(grasp[:3] - world.tcp_pose()[:3])) > _OFF_GRASP
+        has_it = not beside and abs(world.finger_opening() - width) < _OFF_WIDTH
+        if has_it and not self._closing:
+            self._closing, self.held, expert.gripper = self.close_steps + 1, True, 1.0
+        elif self.held and not has_it:
+            self.reset()
+
+
 @dataclass(kw_only=True, eq=False)
 class PickFirst(TipExpert):
     """Takes the peg, pulls it out and carries it over the socket, before what it is mixed into."""
 
     task: PickInsert
     carry_height: float  # height of the tip over the socket on the way to it [m]
-    grasp: TopGrasp  # how the peg is taken
+    grasp: WatchedGrasp  # how the peg is taken
     _arrived: bool = field(default=False, init=False)
 
     def reset(self, rng: np.random.Generator) -> None:
@@ -173,3 +194,16 @@ class PickFirst(TipExpert):
 @dataclass(kw_only=True, eq=False)
 class PickInsertExpert(PickFirst, PegInsertExpert):
     """Takes the peg, carries it over the socket, and inserts it as `PegInsertExpert` does."""
+
+
+@dataclass(kw_only=True, eq=False)
+class PickInsertByFeel(PickFirst, PegInsertByFeel):
+    """Takes the peg, carries it over the socket, and inserts it by feel.
+
+    If somebody else moves the arm meanwhile and takes the peg, or loses it, it sees that.
+    """
+
+    def waypoint(self, rng: np.random.Generator) -> Vector:
+        """Where the TCP should be next, from wherever it is now."""
+        self.grasp.see(self, self.grasp_pose(), PEG_WIDTH)
+        return super().waypoint(rng)

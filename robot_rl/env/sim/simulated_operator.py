@@ -21,7 +21,7 @@ _LEAST_MOTION = 0.2
 
 @dataclass(frozen=True)
 class Habits:
-    """How the simulated person sees, notices, hesitates and drives."""
+    """How well the simulated person sees, notices, reacts and drives."""
 
     look_s: float  # time between two looks at where the goal is [s]
     look_noise: float  # standard deviation of a look's error, per horizontal axis [m]
@@ -42,7 +42,7 @@ class Habits:
 
 @dataclass
 class _Reaction:
-    """Counts the steps from seeing something to the motion of a hand, anew where it is gone."""
+    """Counts the steps from seeing something to the motion of a hand; restarts when it is gone."""
 
     left: int | None = None
 
@@ -62,16 +62,16 @@ class SimulatedOperator:
     """Watches like a person, and drives with the hand that the task describes.
 
     It knows what a person beside the robot knows: where the tool is, as the arm measures it; where
-    goal and objects are, with the error of the task's observations in this episode and, anew at
+    goal and objects are, with the error of the task's observations in this episode and, drawn at
     each look, `look_noise` and `look_yaw_noise`; and the forces that the arm measures, by which it
     feels how the peg fits (`robot_rl.env.sim.tasks.insertion_by_feel`). An operator who knew what
     the policy cannot observe would teach it what it cannot do.
 
-    It compares how the tool has moved in the last `patience_s` with how it would have moved it
-    itself, or straight to where an object is taken or brought. Who watches and sees no progress
-    takes over after a reaction time, if there is none still. They let go when they have made
-    progress for `correction_s`; but who has to help a second time in an episode finishes it. Where
-    nobody could succeed any more, they say `failure`, a reaction time after they saw that.
+    It compares the motion of the tool in the last `patience_s` with its own motion, or with the
+    straight way to where an object is taken or brought. While it watches and sees no progress, it
+    takes over after a reaction time. It lets go after `correction_s` of progress; the second time
+    in an episode it finishes the task. Where success is impossible, it says `failure` after a
+    reaction time.
 
     All is drawn from the episode's seed, and time is counted in control steps: on the stepped clock
     a run with it is repeatable.
@@ -107,8 +107,13 @@ class SimulatedOperator:
 
     def watch(self, observation: Observation) -> None:
         """Look at the robot for one step: go on watching, take over, drive, or let go."""
+        habits = self.habits
         self._judge()
-        self._look()
+        self._next_look -= 1
+        if self._next_look < 0:
+            self.hand.error = self._rng.normal(0.0, habits.look_noise, 3) * (1.0, 1.0, 0.0)
+            self.hand.yaw_error = float(self._rng.normal(0.0, habits.look_yaw_noise))
+            self._next_look = self._steps(habits.look_s) - 1
         action = self.hand.act(self._rng)
         self._wanted = np.zeros(6)
         self._wanted[self._arm] = action[: len(self._arm)]
@@ -120,20 +125,28 @@ class SimulatedOperator:
         if self._resignation.has_come(hopeless, self._drawn_reaction):
             self.inbox.post(OperatorEvent.FAILURE)
         elif self._driving:
-            if not self._helped and self._makes_progress(self.habits.correction_s):
+            if not self._helped and self._makes_progress(habits.correction_s):
                 self._driving, self._helped = False, True
                 self._forget()
                 self.inbox.post(OperatorEvent.HAND_BACK)
                 self.inbox.jog(np.zeros(6), source=_SOURCE)
         else:
-            self._turn_attention()
-            if self._notices():
+            leave = 1.0 / self._steps(habits.spell_s)
+            come_back = leave * habits.attention / max(1.0 - habits.attention, 1e-9)
+            if self._rng.random() < (leave if self._watching else come_back):
+                self._watching = habits.attention >= 1.0 or not self._watching
+            advised = habits.follows_coach and self.inbox.advice != ""
+            if not self._watching and not advised:
+                self._forget()
+            elif self._reaction.has_come(
+                advised or self._makes_progress(habits.patience_s) is False, self._drawn_reaction
+            ):
                 self._driving = True
                 self._forget()
                 self.inbox.post(OperatorEvent.TAKE_OVER)
         if self._driving:
             gripper = float(action[-1]) if self._has_gripper else None
-            noise = self.habits.motor_noise * self._rng.standard_normal(6)
+            noise = habits.motor_noise * self._rng.standard_normal(6)
             moved = np.clip(self._wanted * (1.0 + noise), -1.0, 1.0)
             self.inbox.jog(moved, gripper, source=_SOURCE)
 
@@ -160,37 +173,13 @@ class SimulatedOperator:
         """Whether the last steps were progress; None before there are enough of them."""
         if len(self._judged) < self._steps(span_s):
             return None
-        along, wanted = np.sum(self._judged, axis=0)
-        return bool(along >= self.habits.progress * wanted)
-
-    def _notices(self) -> bool:
-        """Whether the person sees that there is no progress, and has got their hand to move."""
-        told = self.habits.follows_coach and self.inbox.advice != ""
-        if not self._watching and not told:
-            self._forget()
-            return False
-        stuck = told or self._makes_progress(self.habits.patience_s) is False
-        return self._reaction.has_come(stuck, self._drawn_reaction)
+        along, pace = np.sum(self._judged, axis=0)
+        return bool(along >= self.habits.progress * pace)
 
     def _drawn_reaction(self) -> int:
         """A time from seeing something to the motion of a hand [control steps]."""
         low, high = self.habits.reaction_low_s, self.habits.reaction_high_s
         return self._steps(float(self._rng.uniform(low, high)))
-
-    def _look(self) -> None:
-        self._next_look -= 1
-        if self._next_look < 0:
-            habits = self.habits
-            self.hand.error = self._rng.normal(0.0, habits.look_noise, 3) * (1.0, 1.0, 0.0)
-            self.hand.yaw_error = float(self._rng.normal(0.0, habits.look_yaw_noise))
-            self._next_look = self._steps(habits.look_s) - 1
-
-    def _turn_attention(self) -> None:
-        habits = self.habits
-        leave = 1.0 / self._steps(habits.spell_s)
-        come_back = leave * habits.attention / max(1.0 - habits.attention, 1e-9)
-        if self._rng.random() < (leave if self._watching else come_back):
-            self._watching = habits.attention >= 1.0 or not self._watching
 
     def _forget(self) -> None:
         self._judged.clear()

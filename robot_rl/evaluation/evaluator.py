@@ -30,9 +30,9 @@ from robot_rl.rewards.source import TaskReward
 from robot_rl.run import SCENES, RunDirectory, RunError
 
 SeedSet = Literal["periodic", "final"]
-# A robot that cuts the same episode so often in a row cannot do it.
+# After so many cuts of one episode the evaluation ends.
 _CUT, _MOST_CUTS = "cut", 5
-# What an operator says of the attempt, not of the policy.
+# These events are about the attempt, not about the policy.
 TAKEN_BACK = (OperatorEvent.PAUSE, OperatorEvent.DISCARD)
 
 
@@ -44,15 +44,15 @@ class Evaluator:
     """Keeps the environments between evaluations, until it is closed.
 
     Simulated time is stepped, many episodes side by side. A robot that has only the wall clock is
-    attended by people, with the reset that it is trained with. The task's own detector judges where
-    there is one, else the configured reward source; the operator may say `success` and `failure` as
-    in training; what they say after the end of an episode is recorded, but does not count. An
-    episode in which they drive is none of the policy's successes. One that they `pause` or
-    `discard` is made again; `note` is called with why, of every episode.
+    attended by people, with the reset of its training. The task's own detector judges where there
+    is one, else the configured reward source. The operator may say `success` and `failure` as in
+    training; a label after the end of an episode is recorded, but does not count. An episode in
+    which they drive is no success of the policy. An episode that they `pause` or `discard` is
+    repeated, and `note` is called with the reason.
 
-    Where a person puts the scene back, who meets a seed first decides what its scene is: what all
-    cameras saw as it began is kept in `scenes/SEED/CAMERA.jpg` of the run, and `note` points to it
-    before every further attempt. `ConfigError` where a number of `evaluation` is out of range.
+    Where a person puts the scene back, the first attempt at a seed decides its scene: the first
+    pictures of all cameras are kept in `scenes/SEED/CAMERA.jpg` of the run, and `note` points to
+    them before every further attempt. `ConfigError` where a number of `evaluation` is out of range.
     """
 
     def __init__(self, config: DictConfig, run: RunDirectory, note: Callable[[str], None]) -> None:
@@ -123,7 +123,7 @@ class Evaluator:
             if sum(not r.success for r in results) > most:
                 seeds.end()
         results.sort(key=lambda result: result.seed)
-        # Those that began before, and ended after, say nothing more: not who was quicker counts.
+        # Later scenes that ended meanwhile do not count: the order of the seeds decides.
         failed = [number for number, r in enumerate(results, 1) if not r.success]
         results = results[: failed[most] if len(failed) > most else None]
         return summarised(
@@ -144,8 +144,8 @@ class Evaluator:
     ) -> Iterator[EpisodeResult]:
         """Run the behaviour's best guess, as many episodes side by side as `slots` says.
 
-        Yields each episode that says something of the policy, as it ends. What a person has driven
-        is none of its successes. Raises as `evaluate`.
+        Yields each episode as it ends, without those that are repeated. An episode in which a
+        person drove is no success. Raises as `evaluate`.
         """
         self.check_fit(behaviour)
         acting = ready(behaviour.exploring("mean"), self._config.device)
@@ -173,7 +173,7 @@ class Evaluator:
                 raise EvaluationError(
                     f"the robot does not get through episode {result.seed}",
                     got=f"cut {again[_CUT]} times: {reason}",
-                    hint="mend what cuts it, then evaluate again",
+                    hint="find what cuts it, then evaluate again",
                 )
         if given_up.is_set():
             raise Stopped
@@ -183,7 +183,7 @@ class Evaluator:
         check_fit(behaviour, self._sessions[0].schema)
 
     def _announced(self, seeds: Iterator[int]) -> Iterator[int]:
-        """Hand on each seed; where its scene was met before, say that it is to be put back."""
+        """Pass on each seed; if its scene has pictures, ask for it to be put back first."""
         for seed in seeds:
             name = f"{SCENES}/{seed}"
             by_person = self._sessions[0].scene_put_back_by_person
@@ -194,7 +194,7 @@ class Evaluator:
             yield seed
 
     def _keep_pictures(self, seed: int) -> None:
-        """Between episodes: keep pictures of a scene that a person puts back, unless there are."""
+        """Between episodes: keep the first pictures of a scene that a person puts back."""
         session, name = self._sessions[0], f"{SCENES}/{seed}"
         if not session.scene_put_back_by_person or self._run.has_folder(name):
             return
@@ -215,7 +215,7 @@ class Evaluator:
 
     @property
     def slots(self) -> int:
-        """How many episodes run side by side."""
+        """Number of episodes that run side by side."""
         return len(self._sessions)
 
 
@@ -258,7 +258,7 @@ def name_of_domain(config: DictConfig) -> str | None:
 
 
 def conditions(config: DictConfig) -> dict[str, Any]:
-    """What else than its seed makes a scene: `domain`, `task`, `scenes` of `EvaluationResult`."""
+    """What makes a scene beside its seed: `domain`, `task`, `scenes` of `EvaluationResult`."""
     form = config.robot.get("task", "environment")
     scenes = {"robot": config.choices.robot, **_settings(config, f"task.{form}")}
     scenes |= _settings(config, "robot.arguments")  # of a Gymnasium environment
