@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from robot_rl.data._episode_files import DatasetDamaged
+from robot_rl.data.episode_files import DatasetDamaged
 from robot_rl.data.schema import Array
 
 ALL = "all"

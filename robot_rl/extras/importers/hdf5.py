@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data._episode_files import damage, inside
+from robot_rl.data.episode_files import damage, inside
 from robot_rl.errors import require
 from robot_rl.extras.importers.arrays import Arrays, Part, dataset_of, flat_dataset, whole_parts
 from robot_rl.extras.importers.dataset import ALL, ForeignDataset, parsed

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data._episode_files import damage, inside
+from robot_rl.data.episode_files import damage, inside
 from robot_rl.data.episodes import DatasetDamaged, DatasetError
 from robot_rl.data.schema import DTYPES
 from robot_rl.extras.importers.dataset import ALL, Episodes, ForeignDataset, ForeignEpisode, reason

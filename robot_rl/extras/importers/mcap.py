@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data._episode_files import damage, inside
+from robot_rl.data.episode_files import damage, inside
 from robot_rl.data.episodes import DatasetDamaged, DatasetError
 from robot_rl.data.schema import Array
 from robot_rl.errors import require

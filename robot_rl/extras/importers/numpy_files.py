@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data._episode_files import damage, inside
+from robot_rl.data.episode_files import damage, inside
 from robot_rl.data.episodes import DatasetDamaged
 from robot_rl.extras.importers.arrays import Arrays, dataset_of, flat_dataset, whole_parts
 from robot_rl.extras.importers.dataset import ALL, ForeignDataset, reason

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from robot_rl.data._episode_files import inside
+from robot_rl.data.episode_files import inside
 from robot_rl.data.episodes import NotADataset
 from robot_rl.extras.importers.dataset import ForeignDataset
 from robot_rl.extras.importers.hdf5 import open_hdf5

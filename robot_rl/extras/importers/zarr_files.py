@@ -14,8 +14,8 @@ import numpy as np
 import zarr
 from zarr.storage import LocalStore
 
-from robot_rl.data._episode_files import ENDS as ENDS_PATH
-from robot_rl.data._episode_files import damage
+from robot_rl.data.episode_files import ENDS as ENDS_PATH
+from robot_rl.data.episode_files import damage
 from robot_rl.data.episodes import DatasetDamaged, OutsideDataset
 from robot_rl.data.schema import Array
 from robot_rl.extras.importers.arrays import ENDS, Arrays, flat_dataset

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data._episode_files import RESTORE, damage, inside
+from robot_rl.data.episode_files import RESTORE, damage, inside
 from robot_rl.data.episodes import DatasetDamaged, DatasetError, Episode
 from robot_rl.data.schema import SOURCE_NAMES, Array, RowSchema
 from robot_rl.data.transfer import close_episode

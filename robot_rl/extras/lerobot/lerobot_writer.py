@@ -17,7 +17,7 @@ from av.container import OutputContainer
 from av.video.frame import PictureType
 from av.video.stream import VideoStream
 
-from robot_rl.data._episode_files import DatasetError, write_errors
+from robot_rl.data.episode_files import DatasetError, write_errors
 from robot_rl.data.episodes import Episode
 from robot_rl.data.schema import Array, RowSchema
 from robot_rl.extras.lerobot import layout
