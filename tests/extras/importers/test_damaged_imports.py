@@ -17,8 +17,8 @@ from foreign_files import CAMERA, LENGTHS, edit, fill
 
 from robot_rl import cli
 from robot_rl.data.episodes import Episode
+from robot_rl.extras.importers.import_dataset import open_foreign
 from robot_rl.extras.importers.mapped import MappedEpisodes
-from robot_rl.extras.importers.open_foreign import open_foreign
 
 h5py = pytest.importorskip("h5py", reason="needs the extra hdf5")
 

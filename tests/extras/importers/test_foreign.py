@@ -20,8 +20,8 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import SchemaMismatch
 from robot_rl.env.robot import ARM_ACTIONS
 from robot_rl.errors import RobotRLError
+from robot_rl.extras.importers.import_dataset import open_foreign
 from robot_rl.extras.importers.mapped import MappedEpisodes, converted
-from robot_rl.extras.importers.open_foreign import open_foreign
 from robot_rl.learning.demonstrations import check_demonstrations
 from robot_rl.safety.rotations import continuous
 
