@@ -1,5 +1,8 @@
-"""Episodes with pictures, as `robot-rl collect` would write them, for the interchange tests."""
+"""Episodes with pictures, as `robot-rl collect` would write them, and steps of an import."""
 
+import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.image
@@ -21,6 +24,18 @@ INFO = "meta/info.json"
 DATA = "data/chunk-000/file-000.parquet"
 RECORDS = "meta/episodes/chunk-000/file-000.parquet"
 FRONT = "videos/observation.images.front/chunk-000/file-000.mp4"
+
+# What a person answers where a mapping file asks.
+ANSWERS = {
+    "task": "reach",
+    "control_rate_hz": "20.0",
+    "action_convention": "environment",
+    "action_low": "-2",
+    "action_high": "2.0",
+    "reward": "success",
+    "terminated": "success",
+    "success": "terminated",
+}
 
 
 def make_schema() -> RowSchema:
@@ -91,3 +106,27 @@ def _noise(noise: np.random.Generator, field: Field) -> np.ndarray:
 
 def run(*words: object) -> int:
     return cli.main([str(word) for word in words])
+
+
+def fill(file: Path, **answers: str) -> Path:
+    """Answer what a mapping file asks, as a person with an editor."""
+    lines = []
+    for line in file.read_text().splitlines():
+        key, colon, value = line.partition(":")
+        asked = colon and value.split("#")[0].strip() == "???"
+        if key.strip() in answers or asked:
+            line = f"{key}: {(ANSWERS | answers).get(key.strip(), '???')}"
+        lines.append(line)
+    file.write_text("\n".join(lines))
+    return file
+
+
+def edit(path: Path, change: Callable[[dict], object]) -> None:
+    """Change the content of a JSON file."""
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def cut_file(path: Path, share: float = 0.5) -> None:
+    os.truncate(path, int(path.stat().st_size * share))

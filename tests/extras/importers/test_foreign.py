@@ -9,8 +9,7 @@ import foreign_files as files
 import gymnasium
 import numpy as np
 import pytest
-from demonstrations import LENGTHS, run
-from foreign_files import fill
+from demonstrations import LENGTHS, fill, run
 from scipy.spatial.transform import Rotation
 
 from robot_rl import cli
