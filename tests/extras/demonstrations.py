@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import matplotlib.image
@@ -108,14 +108,15 @@ def run(*words: object) -> int:
     return cli.main([str(word) for word in words])
 
 
-def fill(file: Path, **answers: str) -> Path:
-    """Answer what a mapping file asks, as a person with an editor."""
+def fill(file: Path, blanks: Mapping[str, str] = ANSWERS, **answers: str) -> Path:
+    """Answer what a mapping file asks, as a person with an editor, and change other answers."""
     lines = []
     for line in file.read_text().splitlines():
         key, colon, value = line.partition(":")
-        asked = colon and value.split("#")[0].strip() == "???"
-        if key.strip() in answers or asked:
-            line = f"{key}: {(ANSWERS | answers).get(key.strip(), '???')}"
+        if key.strip() in answers:
+            line = f"{key}: {answers[key.strip()]}"
+        elif colon and value.split("#")[0].strip() == "???":
+            line = f"{key}: {blanks.get(key.strip(), '???')}"
         lines.append(line)
     file.write_text("\n".join(lines))
     return file

@@ -1,10 +1,10 @@
 """Where a camera is: hand-eye calibration from views of a board.
 
 With the camera at the wrist the board lies still; with a fixed camera the gripper holds it. Both
-are A_i X C_i = B over the views i: X is the camera's pose, wanted; C_i the board's pose seen by the
-camera; A_i the TCP in the base frame (or the base in the TCP's frame, for a fixed camera); B the
-board's pose in the frame that A_i leads from, unknown but constant. OpenCV's closed solution is
-refined by least squares on what is measured, the corners' pixels.
+are A_i X C_i = B over the views i. X is the camera's pose, to be found. C_i is the board as seen
+by the camera. A_i is the TCP in the base frame, or the base in the TCP's frame for a fixed camera.
+B is the board's pose in the frame that A_i leads from, unknown but constant. OpenCV's closed
+solution is refined by least squares on the measured pixels of the corners.
 """
 
 from __future__ import annotations
@@ -87,9 +87,28 @@ def solve(views: Sequence[BoardView], intrinsics: Intrinsics, mount: str) -> Han
             hint="turn the gripper more, about different axes, between them",
         )
     board = (arm @ camera @ seen)[0]
-    camera, board = _refined(views, arm, intrinsics, camera, board)
-    errors = _pixel_errors(views, arm, intrinsics, camera, board)
-    return HandEye(to_pose(camera), _residual(views, arm @ camera @ seen, board, errors))
+
+    def errors(values: Matrix) -> Matrix:
+        where = _from_vector(values[:6]), _from_vector(values[6:])
+        return _pixel_errors(views, arm, intrinsics, *where).ravel()
+
+    start = np.concatenate([_to_vector(camera), _to_vector(board)])
+    # Robust: one view whose board slipped should show, not bend the result.
+    best = least_squares(errors, start, x_scale="jac", loss="soft_l1").x
+    camera, board = _from_vector(best[:6]), _from_vector(best[6:])
+    boards = arm @ camera @ seen
+    pixels = np.linalg.norm(_pixel_errors(views, arm, intrinsics, camera, board), axis=1)
+    distances = np.linalg.norm(boards[:, :3, 3] - board[:3, 3], axis=1)
+    turns = Rotation.from_matrix(boards[:, :3, :3] @ board[:3, :3].T).magnitude()
+    worst = int(distances.argmax())
+    residual = HandEyeResidual(
+        pixels=_root_mean_square(pixels),
+        translation=_root_mean_square(distances),
+        rotation=_root_mean_square(turns),
+        worst_view=views[worst].name,
+        worst_translation=float(distances[worst]),
+    )
+    return HandEye(to_pose(camera), residual)
 
 
 def to_matrix(pose: npt.ArrayLike) -> Matrix:
@@ -135,21 +154,6 @@ def _board_pose(corners: Corners, intrinsics: Intrinsics) -> Matrix:
     return _from_vector(np.concatenate([rotation.ravel(), translation.ravel()]))
 
 
-def _refined(
-    views: Sequence[BoardView], arm: Matrix, intrinsics: Intrinsics, camera: Matrix, board: Matrix
-) -> tuple[Matrix, Matrix]:
-    """Camera and board that put the corners nearest to where they were seen."""
-
-    def errors(values: Matrix) -> Matrix:
-        where = _from_vector(values[:6]), _from_vector(values[6:])
-        return _pixel_errors(views, arm, intrinsics, *where).ravel()
-
-    start = np.concatenate([_to_vector(camera), _to_vector(board)])
-    # Robust: one view whose board slipped should show, not bend the result.
-    best = least_squares(errors, start, x_scale="jac", loss="soft_l1").x
-    return _from_vector(best[:6]), _from_vector(best[6:])
-
-
 def _pixel_errors(
     views: Sequence[BoardView], arm: Matrix, intrinsics: Intrinsics, camera: Matrix, board: Matrix
 ) -> Matrix:
@@ -162,22 +166,6 @@ def _pixel_errors(
         there, _ = cv2.projectPoints(view.corners.points, vector[:3], vector[3:], *lens)
         errors.append(there.reshape(-1, 2) - view.corners.pixels)
     return np.concatenate(errors)
-
-
-def _residual(
-    views: Sequence[BoardView], boards: Matrix, board: Matrix, errors: Matrix
-) -> HandEyeResidual:
-    distances = np.linalg.norm(boards[:, :3, 3] - board[:3, 3], axis=1)
-    turns = Rotation.from_matrix(boards[:, :3, :3] @ board[:3, :3].T).magnitude()
-    pixels = np.linalg.norm(errors, axis=1)
-    worst = int(distances.argmax())
-    return HandEyeResidual(
-        pixels=_root_mean_square(pixels),
-        translation=_root_mean_square(distances),
-        rotation=_root_mean_square(turns),
-        worst_view=views[worst].name,
-        worst_translation=float(distances[worst]),
-    )
 
 
 def _root_mean_square(values: Matrix) -> float:

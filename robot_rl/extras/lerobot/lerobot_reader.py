@@ -51,7 +51,7 @@ class LeRobotFrame:
 class LeRobotFrames:
     """The frames of a LeRobot dataset of v3.0, v2.1 or v2.0, as the features name them.
 
-    What is damaged is told beside what can be read, and never keeps it back.
+    Damaged parts are listed; the others can be read all the same.
 
     Attributes:
         records: What is known of each episode, in order.
@@ -60,7 +60,7 @@ class LeRobotFrames:
 
     path: Path  # directory of the dataset
     information: Mapping[str, Any]  # content of `meta/info.json`
-    features: Sequence[Feature]  # those that are wanted
+    features: Sequence[Feature]  # those to read
     rate: Fraction  # frames per second
     own: Sequence[str] = ()  # columns of `meta/episodes` that are ours
     records: list[dict[str, Any]] = field(default_factory=list, init=False)
@@ -82,7 +82,7 @@ class LeRobotFrames:
             self.damaged.append(error)
 
     def _add(self, record: dict[str, Any]) -> None:
-        """Take up a record if the frames of its episode can be found."""
+        """Add a record if the frames of its episode can be found."""
         try:
             with damage(f"{self.path / 'meta/episodes'}: a record", hint=RESTORE):
                 for name in _NEEDED:
@@ -150,19 +150,19 @@ class LeRobotFrames:
         """Where the frames of an episode are in its file, by what the file says of itself."""
         start, count, number = (record[n] for n in (_PLACES[0], "length", "episode_index"))
         steps = max((len(c) for c in columns.values() if not isinstance(c, Exception)), default=0)
-        told = {}
+        indices = {}
         for feature in layout.INDEX_FEATURES:
             if not isinstance(columns[feature.key], DatasetDamaged):
-                told[feature.key] = self._column(path, columns, feature, slice(0, steps))[:, 0]
+                indices[feature.key] = self._column(path, columns, feature, slice(0, steps))[:, 0]
         rows = np.arange(steps)
-        if "episode_index" in told:
-            rows = np.flatnonzero(told["episode_index"] == number)
+        if "episode_index" in indices:
+            rows = np.flatnonzero(indices["episode_index"] == number)
         elif not self._is_old:
             raise DatasetDamaged(f"{path} lacks the column 'episode_index'", hint=RESTORE)
         count = len(rows) if count is None else count
         together = len(rows) == count > 0 and rows[-1] - rows[0] == count - 1
-        if together and "index" in told:
-            index = told["index"][rows]
+        if together and "index" in indices:
+            index = indices["index"][rows]
             first = index[0] if start is None or self._is_old else start
             together = np.array_equal(index, np.arange(first, first + count))
         if not together:
@@ -206,14 +206,14 @@ class LeRobotFrames:
 
     def _old_records(self) -> Iterator[dict[str, Any] | DatasetDamaged]:
         """Those of v2.1, with where in v3.0 each episode would be."""
-        for told in read_lines(inside(self.path, "meta/episodes.jsonl")):
-            if isinstance(told, DatasetDamaged):
-                yield told
+        for line in read_lines(inside(self.path, "meta/episodes.jsonl")):
+            if isinstance(line, DatasetDamaged):
+                yield line
                 continue
-            record = {**dict.fromkeys(_PLACES), **told}
+            record = {**dict.fromkeys(_PLACES), **line}
             try:
-                with damage(f"{self.path / 'meta/episodes.jsonl'}: {str(told)[:80]}"):
-                    number = int(told["episode_index"])
+                with damage(f"{self.path / 'meta/episodes.jsonl'}: {str(line)[:80]}"):
+                    number = int(line["episode_index"])
                     chunk = number // int(self.information.get("chunks_size") or _OLD_CHUNK)
             except DatasetDamaged as error:
                 yield error
@@ -245,9 +245,9 @@ class LeRobotEpisodes:
                 expected=self.schema.control_rate_hz,
                 hint="a dataset cannot be imported at another rate than it was recorded at",
             )
-        told = [f"robot_rl/{name}" for name in ("seed", "success", "source", "instruction")]
+        facts = [f"robot_rl/{name}" for name in ("seed", "success", "source", "instruction")]
         features, rate = features_of(self.schema), frame_rate(self.schema.control_rate_hz)
-        self._frames = LeRobotFrames(path, information, features, rate, told)
+        self._frames = LeRobotFrames(path, information, features, rate, facts)
         records = self._frames.records
         for error in self._frames.damaged:
             raise error

@@ -26,8 +26,8 @@ from rendering import (
 
 from robot_rl import cli
 from robot_rl.extras.calibration.board import Board, BoardNotFound, CalibrationError, estimate
+from robot_rl.extras.calibration.calibrate import ViewFolder
 from robot_rl.extras.calibration.hand_eye import BoardView, solve, to_matrix, to_pose
-from robot_rl.extras.calibration.views import ViewFolder
 
 
 def found(views, board=BOARD):

@@ -285,7 +285,7 @@ def test_what_a_gate_accepted_though_it_is_worse_is_named(tmp_path, recording, c
     causes, said = explained(capsys, run.path)
     assert causes[0] == "candidates"
     figure = said["causes"][0]["figure"]
-    assert figure.startswith("a gate has accepted what is worse: the accepted policy (diffusion)")
+    assert figure.startswith("a gate has accepted a worse policy: the accepted policy (diffusion)")
 
 
 def test_what_never_happened_is_no_other_unit(tmp_path, recording, capsys):
@@ -358,7 +358,7 @@ def test_advice_names_only_settings_that_the_robot_takes(tmp_path, recording, ca
     path = made_run(tmp_path, recording, saturated)
     save_resolved(compose([f"robot={robot}", "demonstrations=12"]), path)
     _, said = explained(capsys, path)
-    (advice,) = (c["mend"] for c in said["causes"] if c["name"] == "actions saturated")
+    (advice,) = (c["fix"] for c in said["causes"] if c["name"] == "actions saturated")
     assert advice.startswith("demonstrate more slowly; or ")
     assert ("robot.limits.translation_step" in advice) == (robot == "sim")
     assert ("robot.action_scale" in advice) == (robot == "gym")
@@ -406,8 +406,8 @@ def test_every_piece_of_advice_names_settings_that_the_configuration_has():
         causes, _ = explain(SimpleNamespace(config=config), checks)
         assert len(causes) == len(advice)
         for cause in causes:
-            for key in settings_named(cause.mend, config):
-                assert there(key, keys), (words, key, cause.mend)
+            for key in settings_named(cause.fix, config):
+                assert there(key, keys), (words, key, cause.fix)
 
 
 def test_few_episodes_near_the_goal_without_success_are_no_wrong_labels(
@@ -458,7 +458,7 @@ def test_a_policy_that_improved_until_its_steps_were_over_is_named(tmp_path, rec
     assert causes == ["steps few"]
     figure = said["causes"][0]["figure"]
     assert figure.startswith("of the last 20 episodes in its 8,000 steps 15 succeeded")
-    assert "environment_steps=16000" in said["causes"][0]["mend"]
+    assert "environment_steps=16000" in said["causes"][0]["fix"]
 
 
 def test_a_run_without_anything_says_so(tmp_path, recording, capsys):

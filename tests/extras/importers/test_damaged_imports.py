@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from demonstrations import cut_file, edit, fill, run
+from demonstrations import ANSWERS, cut_file, edit, fill, run
 from foreign_files import CAMERA, LENGTHS
 
 from robot_rl import cli
@@ -37,8 +37,8 @@ WRITERS = {
     "zarr2": lambda path: files.write_zarr(path, 2),
     "zarr3": lambda path: files.write_zarr(path, 3),
 }
-# Whatever was damaged, each episode is taken.
-TAKEN = {"terminated": "never", "success": "all"}
+# Where no column says how an episode ended, each is taken.
+TAKEN = ANSWERS | {"terminated": "never", "success": "all"}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def imported(place: Path, folder: Path, **answers: str) -> tuple[list[Episode], 
     """The episodes that an import writes, and its report."""
     mapping = folder / "out.map.yaml"
     assert run("import", place, folder / "out.zarr") == 0
-    source = MappedEpisodes(open_foreign(place), fill(mapping, **(answers or TAKEN)))
+    source = MappedEpisodes(open_foreign(place), fill(mapping, TAKEN, **answers))
     return [*source.episodes()], source.report
 
 
@@ -436,7 +436,7 @@ def test_where_nothing_is_left_one_error_says_why(whole, tmp_path, capsys, name,
     damage(place)
     code = run("import", place, tmp_path / "out.zarr")
     if code == 0:
-        mapping = fill(tmp_path / "out.map.yaml", **TAKEN)
+        mapping = fill(tmp_path / "out.map.yaml", TAKEN)
         code = run("import", place, tmp_path / "out.zarr", f"map={mapping}")
     assert code == cli.EXIT_ERROR
     error = capsys.readouterr().err
@@ -460,7 +460,7 @@ def test_no_cut_or_flipped_byte_ends_in_a_traceback(whole, tmp_path, capsys):
                 content[at] ^= 1 << int(source.integers(8))
             file.write_bytes(content[: source.integers(1, len(content) + 1)])
             if run("import", place, folder / "out.zarr") == 0:
-                mapping = fill(folder / "out.map.yaml", **TAKEN)
+                mapping = fill(folder / "out.map.yaml", TAKEN)
                 run("import", place, folder / "out.zarr", f"map={mapping}")
 
 
@@ -629,7 +629,7 @@ def test_pictures_of_robomimic_stay_pictures(tmp_path, own, column, expected):
 def test_pictures_that_cannot_be_converted_are_refused_by_name(tmp_path, capsys, column):
     with_pictures(tmp_path / "a.hdf5", wrist=column)
     assert run("import", tmp_path / "a.hdf5", tmp_path / "out.zarr") == 0
-    mapping = fill(tmp_path / "out.map.yaml", **TAKEN)
+    mapping = fill(tmp_path / "out.map.yaml", TAKEN)
     assert "\n  images/wrist" in mapping.read_text()
     words = ("import", tmp_path / "a.hdf5", tmp_path / "out.zarr", f"map={mapping}")
     assert run(*words) == cli.EXIT_ERROR
