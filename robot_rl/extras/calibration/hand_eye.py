@@ -34,7 +34,7 @@ class BoardView(NamedTuple):
 
     name: str  # of the picture, for messages
     tcp_pose: Matrix  # (7,) of the TCP in the base frame, m and quaternion xyzw
-    corners: Corners  # what was found in it
+    corners: Corners  # of the board, as found in it
 
 
 @dataclass(frozen=True)

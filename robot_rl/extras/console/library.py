@@ -159,7 +159,7 @@ class EpisodePlayer:
         return min(int(self._position), self._last)
 
     def observation(self) -> Observation:
-        """What was observed in the row that is shown; empty without a recording."""
+        """Observation of the row that is shown; empty without a recording."""
         if self._recording is None:
             return {}
         row = self._recording.rows[self.row]

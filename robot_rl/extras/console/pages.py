@@ -75,7 +75,7 @@ class Replay(PageRequest):
 
 
 class Control(PageRequest):
-    """What is to change in the replay."""
+    """A change of the replay."""
 
     playing: bool | None = None
     row: int | None = None

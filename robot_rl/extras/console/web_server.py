@@ -128,7 +128,7 @@ class ConsoleServer:
     """Serves the console of one run."""
 
     run: RunDirectory
-    facts: dict[str, Any]  # what a page shows and does not change, such as the task and its rate
+    facts: dict[str, Any]  # constants that a page shows, such as the task and its rate
     loop_folder: Path  # where the control loop says how it is reached
     library: EpisodeLibrary  # the stored episodes
     scenes: dict[str, RobotScene]  # `live` and `replay`; empty for robots without a model
@@ -203,7 +203,7 @@ class ConsoleServer:
         return web.FileResponse(_PAGE / (request.path.removeprefix("/") or "index.html"))
 
     async def _wanted(self, request: web.Request) -> web.StreamResponse:
-        """What a camera saw of a scene that a person is to put back."""
+        """Give the picture of a scene that a person is to put back."""
         named = request.match_info
         return web.FileResponse(self.run.path / SCENES / named["seed"] / f"{named['camera']}.jpg")
 

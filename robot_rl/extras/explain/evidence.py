@@ -34,8 +34,8 @@ Vector = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[Any]  # structured, one episode with its final row
 
-_ROWS = 6000  # that are looked at: the latest of the actors, the first of the demonstrations
-_PICTURES, _FILMED = 40, 3  # pictures that are looked at of an episode, and such episodes
+_ROWS = 6000  # at most: the latest of the actors, the first of the demonstrations
+_PICTURES, _FILMED = 40, 3  # pictures of an episode, and episodes with pictures
 _LAGS = 8  # steps over which an action may show its effect
 
 
@@ -110,7 +110,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a run."""
+    """The records and the latest rows of a run."""
 
     run: RunDirectory
     config: DictConfig
@@ -188,7 +188,7 @@ class Evidence:
         )
 
 
-# Below this a finding is no cause: what was looked at is in order.
+# Below this likelihood a finding is in order.
 NAMED = 0.3
 
 
@@ -203,7 +203,7 @@ class Cause:
 
     name: str  # two words
     likely: float  # 0: it is in order
-    figure: str  # what was measured
+    figure: str  # the measurement in words
     # Advice if it is not: one way, or several with "; or " between them. Settings have their full
     # keys; `explain` leaves out ways with settings that the run does not have.
     fix: str = ""

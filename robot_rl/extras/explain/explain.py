@@ -20,7 +20,7 @@ from robot_rl.extras.explain.evidence import NAMED, Cause, Check, Evidence, gath
 from robot_rl.processes.progress_display import plain_console
 from robot_rl.run import RunDirectory
 
-_GOOD = 0.95  # success of what is deployed, from which on nothing has to be explained
+_GOOD = 0.95  # success of the deployed policy; beyond, causes are only remarks
 CHECKS = (
     *sensing_causes.CHECKS,
     *motion_causes.CHECKS,

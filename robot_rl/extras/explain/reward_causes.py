@@ -206,7 +206,7 @@ def q_values(evidence: Evidence) -> Cause | None:
 
 
 class _Ends:
-    """Where demonstrations end: a box about their last observations, where these are alike."""
+    """A box around the last observations of the demonstrations, if these are alike."""
 
     def __init__(self, boxes: dict[str, tuple[npt.NDArray[np.intp], Vector, Vector]]) -> None:
         self._boxes, self.names = boxes, list(boxes)

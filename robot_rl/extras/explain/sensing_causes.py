@@ -16,7 +16,7 @@ from robot_rl.extras.explain.evidence import Cause, Check, Evidence, Origin, Vec
 _POSE = "state/tcp_pose"
 _DARK = 3.0  # grey levels: a picture that varies less shows nothing
 _NEIGHBOURS = 2000  # of the policy's latest steps that are compared with the demonstrations
-_MOVED = 0.03  # m of the tool: what a camera at work cannot miss
+_MOVED = 0.03  # m of the tool; a working camera shows it
 _FRAMES = 3  # pairs of pictures so far apart, before which nothing is said
 # What reacts to each command at once, and so trembles without any fault.
 _LIVELY = ("velocity", "velocities", "wrench", "lead", "command")
@@ -120,7 +120,7 @@ def units(evidence: Evidence) -> Cause | None:
         return None
     largest, name = 1.0, ""
     for field in _numbers(evidence):
-        # A unit changes the median as much. What never happened, such as a lift, does not.
+        # A unit changes the median as much; an event that never came, such as a lift, does not.
         shown, acted = (
             np.quantile(np.abs(origin.column(field)), [0.5, 0.95], axis=0)
             for origin in (evidence.shown, evidence.acted)
@@ -278,7 +278,7 @@ def _numbers(evidence: Evidence) -> list[str]:
 
 
 def _calm(evidence: Evidence) -> list[str]:
-    """Those of them that do not tremble."""
+    """Of these, the states that do not tremble."""
     return [n for n in _numbers(evidence) if not any(word in n for word in _LIVELY)]
 
 

@@ -62,7 +62,7 @@ class Graph:
                     expected=tuple(shape),
                 )
             fed[name] = np.ascontiguousarray(value.reshape(-1, 1, *shape), dtype)
-        # Row by row: a robot has one, and a graph whose batch is fixed suits every network.
+        # Row by row: a robot has one, and every network can be a graph of a fixed batch.
         rows = zip(*fed.values(), strict=True)
         try:
             answers = [self._session.run(None, dict(zip(fed, row, strict=True)))[0] for row in rows]
@@ -192,7 +192,7 @@ def load(folder: Path) -> Behaviour:
         steps, version = int(description["execute_steps"]), int(description["version"])
         if len(interface.action_names) != policy.action_dimension:
             raise ValueError(f"{policy.action_dimension} actions, {interface.action_names}")
-        # They answer what a runner and a behaviour ask, but are no modules.
+        # They have the members that a runner and a behaviour use, but are no modules.
         acting, sees = cast("Policy", policy), cast("ImageEncoder | None", vision)
         return Behaviour(acting, interface, steps, version=version, vision=sees)
     except (CheckpointError, MissingExtra):

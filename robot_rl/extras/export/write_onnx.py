@@ -190,7 +190,7 @@ def _observations(policy: Policy) -> dict[str, Tensor]:
         if name in cameras:
             found[name] = _invented((steps, *cameras[name]), image=True)
             continue
-        if name not in normalizer.widths:  # such as what was commanded last, in [-1, 1]
+        if name not in normalizer.widths:  # such as the last command, in [-1, 1]
             found[name] = _invented((steps, width))
             continue
         at = list(normalizer.widths).index(name)
@@ -222,7 +222,7 @@ def _traced(path: Path, module: nn.Module, given: Mapping[str, Tensor], what: st
                 dynamo=False,
                 input_names=list(given),
             )
-    except Exception as error:  # what it raises for a network that it cannot write is its own
+    except Exception as error:  # the tracer has errors of its own
         raise PolicyError(
             f"{what} cannot be written as ONNX", got=str(error).strip().partition("\n")[0]
         ) from error

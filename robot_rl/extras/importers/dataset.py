@@ -17,8 +17,8 @@ ALL = "all"
 class ForeignEpisode:
     """The requested columns of one episode."""
 
-    name: str  # what it is called there
-    # (T, ...) each, or (T + 1, ...) with what followed the last action.
+    name: str  # as the dataset calls it
+    # (T, ...) each, or (T + 1, ...) with the observation after the last action.
     columns: Mapping[str, Array]
     unreadable: Mapping[str, str] = field(default_factory=dict)  # the other columns, and why
     instruction: str = ""  # the task of the episode in words
@@ -36,8 +36,8 @@ class ForeignDataset:
     counts: Mapping[str, int]
     # What the numbers of each column are called, () where they have no names.
     columns: Mapping[str, tuple[str, ...]]
-    # Given names of columns and a choice, yields the episodes. It raises `DatasetDamaged` where
-    # what it reads contradicts itself; what it cannot read it says in the episode.
+    # Takes names of columns and a choice; yields episodes, each with its unreadable columns.
+    # `DatasetDamaged` where the data contradicts itself.
     episodes: Callable[[Collection[str], str], Episodes]
     rate: float | None = None  # steps per second [Hz]; None where nothing says it
     # Values that the metadata gives to keys of the mapping file.
@@ -46,7 +46,7 @@ class ForeignDataset:
     observed: Mapping[str, str] = field(default_factory=dict)
     # Columns that no episode has in a form that can be read, and why.
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    notes: Collection[str] = ()  # what else is missing or cannot be read, for a person
+    notes: Collection[str] = ()  # missing and unreadable parts, for a person
 
 
 def one_line(text: str) -> str:

@@ -232,20 +232,21 @@ class MappedEpisodes:
 
     def _numbers(self, named: Any, values: Mapping[str, Array]) -> Array:
         """The numbers (T, n) or (T + 1, n) of one or more columns, side by side."""
-        columns = [(values[name], numbers) for name, numbers in parts(named)]
-        for (name, _), (column, _) in zip(parts(named), columns, strict=True):
+        columns = []
+        for name, numbers in parts(named):
+            column = values[name]
             if is_picture(column):
                 raise SchemaMismatch(
                     f"{self._file}: {name} is a picture, and no row of numbers",
                     got=f"{column.dtype} {column.shape[1:]}",
                     hint=f"name it images/CAMERA: {name}",
                 )
-        count = min(len(column) for column, _ in columns)
-        flat = [column[:count].reshape(count, -1)[:, numbers] for column, numbers in columns]
-        numbers = np.concatenate(flat, axis=1)
-        if not numbers.size:
+            columns.append(column.reshape(len(column), -1)[:, numbers])
+        count = min(map(len, columns))
+        side_by_side = np.concatenate([column[:count] for column in columns], axis=1)
+        if not side_by_side.size:
             raise SchemaMismatch(f"{named} names no number", hint=f"correct {self._file}")
-        return numbers
+        return side_by_side
 
     def _seen(self, name: str, values: Mapping[str, Array]) -> Array:
         """An observation (T, ...) or (T + 1, ...), as its field has it."""

@@ -27,7 +27,7 @@ BLANK = "???"
 ENVIRONMENT, RATES, ABSOLUTE = "environment", "rates", "absolute"
 CONVENTIONS = (ENVIRONMENT, "joint", "delta", RATES, ABSOLUTE)
 SUCCESS, NEVER, TERMINATED, ANY = "success", "never", "terminated", "any "
-# Columns that mean what they are called, in the formats that are read.
+# Names of columns that have one meaning in all formats.
 _CALLED = {
     "action": ("action", "actions"),
     "reward": ("next.reward", "reward", "rewards"),
@@ -79,7 +79,7 @@ success: {success}
 
 @dataclass(frozen=True)
 class ForeignMapping:
-    """What a mapping file says: its keys, as the text that `propose` writes explains them."""
+    """The keys of a mapping file; the comments that `propose` writes explain them."""
 
     task: str
     control_rate_hz: float

@@ -106,7 +106,7 @@ class _Episode:
 
 
 class McapRecording:
-    """What MCAP files hold: episodes, and columns by the names of their topics.
+    """Episodes in MCAP files, with columns by the names of their topics.
 
     Attributes:
         ours: Whether the flight recorder wrote them.
@@ -250,7 +250,8 @@ class McapRecording:
         for file in self._files:
             with damage(self._path), file.open("rb") as opened:
                 summary = make_reader(opened).get_summary()
-                for channel in summary.channels.values() if summary is not None else ():
+            if summary is not None:
+                for channel in summary.channels.values():
                     found[channel.topic] = summary.schemas[channel.schema_id].name
         return found
 

@@ -84,7 +84,7 @@ class Feature:
     # Of one frame: (n,), or (height, width, 3) of a camera. Of a dataset of others (-1,) and () are
     # as stored.
     shape: tuple[int, ...]
-    names: tuple[str, ...] | None = None  # what the numbers are called, where they have names
+    names: tuple[str, ...] | None = None  # of the numbers, if they have names
     # The fields of a row that it holds, each flattened, side by side.
     fields: tuple[Field, ...] = ()
 

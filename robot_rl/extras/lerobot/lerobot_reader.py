@@ -147,7 +147,7 @@ class LeRobotFrames:
         return numbers_of(path, feature, part)
 
     def _rows(self, path: Path, columns: Mapping[str, Any], record: dict[str, Any]) -> slice:
-        """Where the frames of an episode are in its file, by what the file says of itself."""
+        """Find the rows of an episode in its file."""
         start, count, number = (record[n] for n in (_PLACES[0], "length", "episode_index"))
         steps = max((len(c) for c in columns.values() if not isinstance(c, Exception)), default=0)
         indices = {}
@@ -205,7 +205,7 @@ class LeRobotFrames:
                 yield dict.fromkeys(names) | dict(zip(there, row, strict=True))
 
     def _old_records(self) -> Iterator[dict[str, Any] | DatasetDamaged]:
-        """Those of v2.1, with where in v3.0 each episode would be."""
+        """Read the records of v2.1, and add the places that v3.0 has."""
         for line in read_lines(inside(self.path, "meta/episodes.jsonl")):
             if isinstance(line, DatasetDamaged):
                 yield line

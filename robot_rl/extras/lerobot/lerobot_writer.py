@@ -74,7 +74,7 @@ class LeRobotSink:
         }
         columns: dict[str, pa.Array] = {}
         numbers = np.arange(len(rows))
-        made = {  # what holds no field of a row
+        made = {  # features without a field of a row
             layout.DONE: numbers == len(rows) - 1,
             "timestamp": numbers / float(self._rate),
             "frame_index": numbers,

@@ -63,7 +63,7 @@ class AskVersion(Numbered):
 
 class _Images(Numbered):
     payload_frames: ClassVar[tuple[int, int]] = (1, MAXIMUM_CAMERAS)
-    answers: ClassVar[Ranges]  # arrays of the answer and what may be in them
+    answers: ClassVar[Ranges]  # arrays of the answer, and their ranges
 
     images: Any
     instruction: str = ""
@@ -102,7 +102,7 @@ class Done(_Images):
 
 
 class Scores(Numbered):
-    """What the model says."""
+    """The answer of a model; its payload has the scores."""
 
     payload_frames: ClassVar[tuple[int, int]] = (0, 2)
     version: Annotated[int, Meta(ge=1, lt=1 << 31)]

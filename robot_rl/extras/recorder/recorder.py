@@ -39,7 +39,7 @@ from robot_rl.ros.ros_client import RosClient, message_type
 # What a killed recorder loses: a chunk that is not full, which is a second or less of an arm's
 # state, and what was not flushed since [bytes, s].
 _CHUNK_BYTES, _TICK_SECONDS = 1 << 12, 0.5
-_AFTER_SECONDS = 5.0  # what follows a fault is kept too
+_AFTER_SECONDS = 5.0  # kept after a fault
 _WAITING = 100  # messages of a topic
 _MAGIC = b"\x89MCAP0\r\n"
 _PLAIN = {"double": "float64", "float": "float32", "boolean": "bool", "octet": "byte"}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-import threading
+from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tiny_runs import RunServer
 
 from robot_rl import cli
 from robot_rl.commands.runs import save_resolved
@@ -24,9 +25,7 @@ from robot_rl.extras.explain.explain import explain, settings_named
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.stages.decide import decide
 from robot_rl.learning.workbench import Workbench
-from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.server import ReplayServer
 from robot_rl.run import RunDirectory
 
 POSE = "state/tcp_pose"
@@ -75,21 +74,13 @@ def changed(episode, change):
 
 
 def store(run, schema, episodes):
-    stop = StopEvent()
-    server = ReplayServer(run.store)
-    thread = threading.Thread(target=server.run, args=(stop,))
-    thread.start()
-    try:
-        with ReplayClient(run.store) as client:
-            client.open_session(schema, 1)
-            for episode in episodes:
-                episode.rows["source"] = SOURCE_POLICY
-                rows = [{f.name: row[f.name] for f in schema.fields} for row in episode.rows]
-                client.append_episode(rows, {"task": schema.task, "seed": episode.seed})
-            client.flush()
-    finally:
-        stop.set()
-        thread.join()
+    with closing(RunServer(run.path)), ReplayClient(run.store) as client:
+        client.open_session(schema, 1)
+        for episode in episodes:
+            episode.rows["source"] = SOURCE_POLICY
+            rows = [{f.name: row[f.name] for f in schema.fields} for row in episode.rows]
+            client.append_episode(rows, {"task": schema.task, "seed": episode.seed})
+        client.flush()
 
 
 def explained(capsys, path):
@@ -228,11 +219,12 @@ def test_a_gate_that_saw_no_success_is_not_the_cause(tmp_path, recording, capsys
 
 
 def measured(run, seed_set="final", **successes):
-    """Give a run its evaluations, of 20 episodes each, by policy."""
+    """Give a run its evaluations, of 20 episodes each; returns them by policy."""
     steps = {"cloned": 0, "accepted": 300, "learned": 500}
+    results = {}
     for name, count in successes.items():
         made = {"environment_steps": steps[name], "gradient_updates": steps[name]}
-        result = EvaluationResult.of_episodes(
+        results[name] = EvaluationResult.of_episodes(
             [n < count for n in range(20)],
             [2.0] * 20,
             policy="diffusion",
@@ -242,7 +234,8 @@ def measured(run, seed_set="final", **successes):
             wall_seconds=4.0,
             **made,
         )
-        run.append_jsonl("evaluations", result.to_json())
+        run.append_jsonl("evaluations", results[name].to_json())
+    return results
 
 
 def configured(path, *words):
@@ -431,19 +424,8 @@ def test_motion_that_demonstrations_have_too_is_no_cause_and_learning_comes_firs
     path = made_run(tmp_path, recording, held_up, held_up_more)
     causes, _ = explained(capsys, path)
     assert causes == []
-    result = EvaluationResult.of_episodes(
-        [True] * 20,
-        [2.0] * 20,
-        policy="residual",
-        seed_set="final",
-        first_seed=1,
-        environment_steps=500,
-        gradient_updates=500,
-        wall_seconds=4.0,
-    )
     run = RunDirectory(path)
-    run.append_jsonl("evaluations", result.to_json())
-    enter(run, decide(run, {"learned": result}))
+    enter(run, decide(run, measured(run, learned=20)))
     assert cli.main(["explain", str(path)]) == 0
     assert "deployed: the learned policy (20 of 20)" in capsys.readouterr().out.splitlines()[2]
 
