@@ -1,8 +1,8 @@
-"""Episodes with pictures, as `robot-rl collect` would write them, and steps of an import."""
+"""Episodes with pictures, as `robot-rl collect` would write them, for the interchange tests."""
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.image
@@ -24,18 +24,6 @@ INFO = "meta/info.json"
 DATA = "data/chunk-000/file-000.parquet"
 RECORDS = "meta/episodes/chunk-000/file-000.parquet"
 FRONT = "videos/observation.images.front/chunk-000/file-000.mp4"
-
-# What a person answers where a mapping file asks.
-ANSWERS = {
-    "task": "reach",
-    "control_rate_hz": "20.0",
-    "action_convention": "environment",
-    "action_low": "-2",
-    "action_high": "2.0",
-    "reward": "success",
-    "terminated": "success",
-    "success": "terminated",
-}
 
 
 def make_schema() -> RowSchema:
@@ -106,20 +94,6 @@ def _noise(noise: np.random.Generator, field: Field) -> np.ndarray:
 
 def run(*words: object) -> int:
     return cli.main([str(word) for word in words])
-
-
-def fill(file: Path, blanks: Mapping[str, str] = ANSWERS, **answers: str) -> Path:
-    """Answer what a mapping file asks, as a person with an editor, and change other answers."""
-    lines = []
-    for line in file.read_text().splitlines():
-        key, colon, value = line.partition(":")
-        if key.strip() in answers:
-            line = f"{key}: {answers[key.strip()]}"
-        elif colon and value.split("#")[0].strip() == "???":
-            line = f"{key}: {blanks.get(key.strip(), '???')}"
-        lines.append(line)
-    file.write_text("\n".join(lines))
-    return file
 
 
 def edit(path: Path, change: Callable[[dict], object]) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from demonstrations import ANSWERS, cut_file, edit, fill, run
-from foreign_files import CAMERA, LENGTHS
+from demonstrations import cut_file, edit, run
+from foreign_files import ANSWERS, CAMERA, LENGTHS, fill
 
 from robot_rl import cli
 from robot_rl.data.episodes import Episode

@@ -9,7 +9,8 @@ import foreign_files as files
 import gymnasium
 import numpy as np
 import pytest
-from demonstrations import LENGTHS, fill, run
+from demonstrations import LENGTHS, run
+from foreign_files import fill
 from scipy.spatial.transform import Rotation
 
 from robot_rl import cli
