@@ -29,7 +29,7 @@ from drivers.camera.base import Camera, Intrinsics
 from policies import registry
 from robot_rl.errors import in_shell, require
 from robot_rl.extras.calibration.board import Board, BoardNotFound, CalibrationError, estimate
-from robot_rl.extras.calibration.hand_eye import BoardView, solve
+from robot_rl.extras.calibration.hand_eye import BoardView, Mount, solve
 from robot_rl.processes.files import replace_text
 from robot_rl.ros.nodes import Driver
 from robot_rl.safety import rotations
@@ -259,13 +259,13 @@ def _exceeds(motion: Any, most: tuple[float, float]) -> bool:
     return bool(linear > most[0] or angular > most[1])
 
 
-def _calibrate(folder: ViewFolder, board: Board, mount: str, which: str) -> None:
+def _calibrate(folder: ViewFolder, board: Board, mount: Mount, which: str) -> None:
     views, without = folder.find(board)
     for name, problem in without.items():
         print(f"{name} is left out: {problem}", flush=True)
     intrinsics = _intrinsics(folder, views, which)
     result = solve(views, intrinsics, mount)
-    path, residual = folder.path / "calibration.yaml", result.residual
+    path = folder.path / "calibration.yaml"
     content = {
         "mount": mount,
         "frame": "tcp" if mount == "wrist" else "base",
@@ -277,9 +277,9 @@ def _calibrate(folder: ViewFolder, board: Board, mount: str, which: str) -> None
         },
         "residual": {
             "views": len(views),
-            "translation_m": round(residual.translation, 6),
-            "rotation_rad": round(residual.rotation, 6),
-            "pixels": round(residual.pixels, 4),
+            "translation_m": round(result.translation, 6),
+            "rotation_rad": round(result.rotation, 6),
+            "pixels": round(result.pixels, 4),
         },
         "board": asdict(board),
     }
@@ -291,14 +291,14 @@ def _calibrate(folder: ViewFolder, board: Board, mount: str, which: str) -> None
         f" frame of the {'TCP' if mount == 'wrist' else 'base'}\n"
         f"  in ROS: ros2 run tf2_ros static_transform_publisher {_transform(result.pose)}"
         f" --frame-id {content['frame']} --child-frame-id CAMERA_color_optical_frame\n"
-        f"  residual over {len(views)} views: {1e3 * residual.translation:.2f} mm,"
-        f" {math.degrees(residual.rotation):.2f} degrees, {residual.pixels:.2f} pixels",
+        f"  residual over {len(views)} views: {1e3 * result.translation:.2f} mm,"
+        f" {math.degrees(result.rotation):.2f} degrees, {result.pixels:.2f} pixels",
         flush=True,
     )
-    if residual.translation > _SUSPICIOUS:
+    if result.translation > _SUSPICIOUS:
         print(
-            f"  that is much. Worst: {residual.worst_view} with"
-            f" {1e3 * residual.worst_translation:.1f} mm. Did the board slip, is square=… as"
+            f"  that is much. Worst: {result.worst_view} with"
+            f" {1e3 * result.worst_translation:.1f} mm. Did the board slip, is square=… as"
             " measured, does mount=… fit, is the TCP the configured one? Remove bad views and call"
             " again without camera and arm.",
             flush=True,

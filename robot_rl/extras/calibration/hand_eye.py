@@ -10,8 +10,7 @@ solution is refined by least squares on the measured pixels of the corners.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +22,7 @@ from robot_rl.errors import require
 from robot_rl.extras.calibration.board import CalibrationError, Corners
 
 Matrix = npt.NDArray[np.float64]
-_MOUNTS = ("wrist", "fixed")
+Mount = Literal["wrist", "fixed"]
 _LEAST_VIEWS = 5
 # The arm must have turned about two axes by about this much, or X is not determined [rad].
 _LEAST_TURN = np.deg2rad(5.0)
@@ -37,34 +36,25 @@ class BoardView(NamedTuple):
     corners: Corners  # of the board, as found in it
 
 
-@dataclass(frozen=True)
-class HandEyeResidual:
-    """How well views, poses and result agree, as root mean squares."""
+class HandEye(NamedTuple):
+    """Result of a hand-eye calibration; residuals are root mean squares over the views."""
 
-    pixels: float  # of the corners' distance from where they should be
-    translation: float  # of the board's position, each view's against the common one [m]
+    # (7,) of the camera's optical frame (x right, y down, z forward): in the frame of the TCP for a
+    # wrist camera, in the base frame for a fixed one.
+    pose: Matrix
+    pixels: float  # distance of the corners from where they should be
+    translation: float  # of the board's position in each view from the common one [m]
     rotation: float  # of its orientation [rad]
     worst_view: str  # name of the view with the largest error of position
     worst_translation: float  # that error [m]
 
 
-class HandEye(NamedTuple):
-    """Result of a hand-eye calibration."""
-
-    # (7,) of the camera's optical frame (x right, y down, z forward): in the frame of the TCP for a
-    # wrist camera, in the base frame for a fixed one.
-    pose: Matrix
-    residual: HandEyeResidual
-
-
-def solve(views: Sequence[BoardView], intrinsics: Intrinsics, mount: str) -> HandEye:
-    """Find the pose of a camera whose mount is `wrist` or `fixed`.
+def solve(views: Sequence[BoardView], intrinsics: Intrinsics, mount: Mount) -> HandEye:
+    """Find the pose of a camera.
 
     From at least 5 views, between which the arm turned about two axes or more; `CalibrationError`
     where they are too few, or the pose does not follow from the motion.
     """
-    if mount not in _MOUNTS:
-        raise CalibrationError("an unknown mount", got=mount, expected=f"one of {_MOUNTS}")
     if len(views) < _LEAST_VIEWS:
         raise CalibrationError(
             "there are too few views of the board",
@@ -101,14 +91,14 @@ def solve(views: Sequence[BoardView], intrinsics: Intrinsics, mount: str) -> Han
     distances = np.linalg.norm(boards[:, :3, 3] - board[:3, 3], axis=1)
     turns = Rotation.from_matrix(boards[:, :3, :3] @ board[:3, :3].T).magnitude()
     worst = int(distances.argmax())
-    residual = HandEyeResidual(
+    return HandEye(
+        to_pose(camera),
         pixels=_root_mean_square(pixels),
         translation=_root_mean_square(distances),
         rotation=_root_mean_square(turns),
         worst_view=views[worst].name,
         worst_translation=float(distances[worst]),
     )
-    return HandEye(to_pose(camera), residual)
 
 
 def to_matrix(pose: npt.ArrayLike) -> Matrix:

@@ -100,10 +100,8 @@ def detector(evidence: Evidence) -> Cause | None:
 
 def value_range(evidence: Evidence) -> Cause | None:
     """Returns outside the range of the critics."""
-    bounds, gamma = (
-        evidence.taken.get("value_range") or evidence.setting("algorithm.settings.value_range"),
-        evidence.discount,
-    )
+    set_bounds, gamma = evidence.setting("algorithm.settings.value_range"), evidence.discount
+    bounds = evidence.taken.get("value_range") or set_bounds
     if not bounds or gamma is None or not evidence.origins:
         return None
     low, high = map(float, bounds)

@@ -232,13 +232,12 @@ def overlap(evidence: Evidence) -> Cause | None:
     names = _calm(evidence)
     if len(evidence.shown) < 2 or not len(evidence.acted) or not names:
         return None
-    shown, acted = (
-        [
-            np.concatenate(each, axis=1)
-            for each in zip(*(_without_turns(o, n) for n in names), strict=True)
-        ]
-        for o in (evidence.shown, evidence.acted)
-    )
+
+    def states(origin: Origin) -> list[Vector]:
+        columns = zip(*(_without_turns(origin, name) for name in names), strict=True)
+        return [np.concatenate(episode, axis=1) for episode in columns]
+
+    shown, acted = states(evidence.shown), states(evidence.acted)
     spread = np.concatenate(shown).std(0)
     scale = np.where(spread > 1e-4, spread, np.inf)  # a column that never varied gives no distance
     tree = cKDTree(np.concatenate(shown[1:]) / scale)
@@ -286,11 +285,9 @@ def _without_turns(origin: Origin, name: str) -> Iterator[Vector]:
     """Values by episode, of poses the positions: a quaternion may change its sign at any time."""
     poses = name in (_POSE, OBJECT_POSES)
     for values in origin.each(name):
-        yield (
-            values.reshape(len(values), -1, 7)[..., :3].reshape(len(values), -1)
-            if poses
-            else values
-        )
+        if poses:
+            values = values.reshape(len(values), -1, 7)[..., :3].reshape(len(values), -1)
+        yield values
 
 
 def _median_angle(turns: Vector, turn: Vector) -> float:

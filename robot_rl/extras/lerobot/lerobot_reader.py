@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -71,10 +71,7 @@ class LeRobotFrames:
         self._videos = [feature for feature in self.features if feature.is_video]
         self._is_old = version_of(self.information) != layout.VERSION
         for record in self._old_records() if self._is_old else self._new_records():
-            if isinstance(record, DatasetDamaged):
-                self.damaged.append(record)
-            else:
-                self._add(record)
+            self._add(record)
         total, found = self.information.get("total_episodes"), len(self.records)
         if total is not None and total != found:
             problem = f"episodes are missing from {self.path / 'meta/episodes'}"
@@ -83,22 +80,26 @@ class LeRobotFrames:
 
     def _add(self, record: dict[str, Any]) -> None:
         """Add a record if the frames of its episode can be found."""
+        where = f"{self.path / 'meta/episodes'}: a record"
+        with self._noting_damage(), damage(where, hint=RESTORE):
+            for name in _NEEDED:
+                record[name] = int(record[name])
+            start, stop, count = (record[name] for name in _PLACES[:3])
+            if start is not None and stop is not None:
+                count = int(stop) - int(start)
+            if count is not None and int(count) < 1:
+                raise ValueError(f"it has {count} frames")
+            record["length"] = None if count is None else int(count)
+            if any(record[name] is None for name in self.own):
+                raise ValueError("a column is empty")
+            self.records.append(record)
+
+    @contextmanager
+    def _noting_damage(self) -> Iterator[None]:
         try:
-            with damage(f"{self.path / 'meta/episodes'}: a record", hint=RESTORE):
-                for name in _NEEDED:
-                    record[name] = int(record[name])
-                start, stop, count = (record[name] for name in _PLACES[:3])
-                if start is not None and stop is not None:
-                    count = int(stop) - int(start)
-                if count is not None and int(count) < 1:
-                    raise ValueError(f"it has {count} frames")
-                record["length"] = None if count is None else int(count)
-                if any(record[name] is None for name in self.own):
-                    raise ValueError("a column is empty")
+            yield
         except DatasetDamaged as error:
             self.damaged.append(error)
-            return
-        self.records.append(record)
 
     def video_file(self, record: Mapping[str, Any], feature: Feature) -> tuple[Path, float]:
         """The file with an episode's pictures, and from where on [s]; or raise `DatasetDamaged`."""
@@ -186,42 +187,38 @@ class LeRobotFrames:
         template = usual[kind] if template is None else template
         return file_of(self.path, template, {**numbers, "video_key": key})
 
-    def _new_records(self) -> Iterator[dict[str, Any] | DatasetDamaged]:
+    def _new_records(self) -> Iterator[dict[str, Any]]:
         names = [*_NEEDED, *_PLACES, *self.own]
         names += [f"videos/{f.key}/{name}" for f in self._videos for name in _VIDEO_PLACES]
         hint = _ADDED if self.own else RESTORE
         for file in sorted((self.path / "meta/episodes").glob("*/*.parquet")):
-            try:
+            with self._noting_damage():
                 columns = read_table(inside(self.path, file), names, hint)
-            except DatasetDamaged as error:
-                yield error
-                continue
-            needed = (columns[name] for name in (*_NEEDED, *self.own))
-            if missing := next((c for c in needed if isinstance(c, DatasetDamaged)), None):
-                yield missing
-                continue
-            there = {n: c.to_pylist() for n, c in columns.items() if not isinstance(c, Exception)}
-            for row in zip(*there.values(), strict=True):
-                yield dict.fromkeys(names) | dict(zip(there, row, strict=True))
+                for name in (*_NEEDED, *self.own):
+                    if isinstance(error := columns[name], DatasetDamaged):
+                        raise error
+                lists = {
+                    name: column.to_pylist()
+                    for name, column in columns.items()
+                    if not isinstance(column, DatasetDamaged)
+                }
+                for row in zip(*lists.values(), strict=True):
+                    yield dict.fromkeys(names) | dict(zip(lists, row, strict=True))
 
-    def _old_records(self) -> Iterator[dict[str, Any] | DatasetDamaged]:
+    def _old_records(self) -> Iterator[dict[str, Any]]:
         """Read the records of v2.1, and add the places that v3.0 has."""
         for line in read_lines(inside(self.path, "meta/episodes.jsonl")):
-            if isinstance(line, DatasetDamaged):
-                yield line
-                continue
-            record = {**dict.fromkeys(_PLACES), **line}
-            try:
+            with self._noting_damage():
+                if isinstance(line, DatasetDamaged):
+                    raise line
                 with damage(f"{self.path / 'meta/episodes.jsonl'}: {str(line)[:80]}"):
                     number = int(line["episode_index"])
                     chunk = number // int(self.information.get("chunks_size") or _OLD_CHUNK)
-            except DatasetDamaged as error:
-                yield error
-                continue
-            for prefix in ("data", *(f"videos/{feature.key}" for feature in self._videos)):
-                record |= {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": number}
-                record[f"{prefix}/from_timestamp"] = 0.0
-            yield record
+                record = {**dict.fromkeys(_PLACES), **line}
+                for prefix in ("data", *(f"videos/{feature.key}" for feature in self._videos)):
+                    record |= {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": number}
+                    record[f"{prefix}/from_timestamp"] = 0.0
+                yield record
 
 
 class LeRobotEpisodes:
