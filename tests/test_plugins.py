@@ -51,3 +51,29 @@ def test_a_broken_plugin_is_one_sentence(tmp_path: Path, text: str, message: str
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_example_adds_a_command_a_check_and_a_file(tmp_path: Path, checkout: Path) -> None:
+    folder = checkout / "examples/8_plugin"
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("demonstrations: 3\n")
+    (run / "episodes.jsonl").write_text('{"success": true}\n{"success": false}\n')
+    assert robot_rl(folder, "attempts", str(run)).stdout == "1 of 2 episodes succeeded\n"
+    code = """
+import sys
+from pathlib import Path
+from omegaconf import OmegaConf
+from robot_rl.plugins import added, plugins, resolve
+from robot_rl.run import RunDirectory
+run, config = RunDirectory(Path(sys.argv[1])), OmegaConf.create({"demonstrations": 3})
+print(*resolve(plugins()[-1].checks[0])(run, config))
+print(resolve(added("after_run")["attempts"])(run, config).read_text())
+"""
+    environment = os.environ | {"ROBOT_RL_PATH": str(folder)}
+    words = [sys.executable, "-c", code, str(run)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[:2] == [
+        "3 demonstrations are few: record 10 or more",
+        "1 of 2 episodes succeeded",
+    ]

@@ -32,15 +32,15 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from robot_rl.data import _episode_files as files
-from robot_rl.data._episode_files import ENDS, META
-from robot_rl.data._episode_files import DatasetDamaged as DatasetDamaged
-from robot_rl.data._episode_files import DatasetError as DatasetError
-from robot_rl.data._episode_files import NotADataset as NotADataset
-from robot_rl.data._episode_files import OutsideDataset as OutsideDataset
-from robot_rl.data._episode_files import StorageFull as StorageFull
-from robot_rl.data._episode_files import importing as importing
-from robot_rl.data._episode_files import is_ours as is_ours
+from robot_rl.data import episode_files as files
+from robot_rl.data.episode_files import ENDS, META
+from robot_rl.data.episode_files import DatasetDamaged as DatasetDamaged
+from robot_rl.data.episode_files import DatasetError as DatasetError
+from robot_rl.data.episode_files import NotADataset as NotADataset
+from robot_rl.data.episode_files import OutsideDataset as OutsideDataset
+from robot_rl.data.episode_files import StorageFull as StorageFull
+from robot_rl.data.episode_files import importing as importing
+from robot_rl.data.episode_files import is_ours as is_ours
 from robot_rl.data.schema import SOURCE_NAMES, Array, Row, RowSchema
 from robot_rl.processes.signals import deferred_signals
 

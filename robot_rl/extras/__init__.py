@@ -1,1 +1,1 @@
-"""What the main path does not need: each package joins by its `configs/` and its `plugin`."""
+"""Parts beside the main path; each joins by its `configs/` and its `plugin`."""

@@ -1,4 +1,4 @@
-"""A control loop's link and a console's client, joined for a test."""
+"""A control loop's link, a console's client, and a console's server, joined for a test."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from robot_rl.console.link import loop_folder
 from robot_rl.extras.console.loop_client import LoopClient
@@ -33,6 +34,24 @@ def with_client(run: RunDirectory, use: Callable[[LoopClient], Awaitable[None]])
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+
+    asyncio.run(main())
+
+
+def with_console(run: RunDirectory, use: Callable[[int], Awaitable[None]], **options: Any) -> None:
+    """Run `use` with the port of a console of the run, open to everybody on this machine."""
+    from robot_rl.extras.console.access import AccessGate
+    from robot_rl.extras.console.library import EpisodeLibrary
+    from robot_rl.extras.console.web_server import ConsoleServer
+
+    async def main() -> None:
+        library, gate = EpisodeLibrary(run, None), AccessGate(None, secure=False)
+        server = ConsoleServer(run, {}, loop_folder(run, 1), library, {}, gate, **options)
+        stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(server.serve("127.0.0.1", 0, None, stop, port.set_result))
+        await asyncio.wait_for(use(await port), WAIT_SECONDS)
+        stop.set()
+        await serving
 
     asyncio.run(main())
 

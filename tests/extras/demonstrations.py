@@ -1,5 +1,8 @@
 """Episodes with pictures, as `robot-rl collect` would write them, for the interchange tests."""
 
+import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.image
@@ -91,3 +94,14 @@ def _noise(noise: np.random.Generator, field: Field) -> np.ndarray:
 
 def run(*words: object) -> int:
     return cli.main([str(word) for word in words])
+
+
+def edit(path: Path, change: Callable[[dict], object]) -> None:
+    """Change the content of a JSON file."""
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def cut_file(path: Path, share: float = 0.5) -> None:
+    os.truncate(path, int(path.stat().st_size * share))

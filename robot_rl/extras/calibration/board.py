@@ -31,7 +31,7 @@ class BoardNotFound(CalibrationError):
 
 
 class Corners(NamedTuple):
-    """Where inner corners of the board were seen."""
+    """Inner corners of the board in one picture."""
 
     points: npt.NDArray[np.float64]  # (n, 3), on the board: along columns and rows, z = 0 [m]
     pixels: npt.NDArray[np.float64]  # (n, 2), in the picture

@@ -1,11 +1,19 @@
-"""`robot-rl calibrate`: prints the board, takes views of it, and works out where the camera is."""
+"""`robot-rl calibrate`: draws the board, takes views of it, and works out where the camera is.
+
+Views are pictures, the arm's poses beside them, and the camera's intrinsics:
+
+FOLDER/camera.json     how the camera projects
+FOLDER/view-00.png     a picture
+FOLDER/view-00.json    where the arm was: {"tcp_pose": [x, y, z, qx, qy, qz, qw]}
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -19,12 +27,15 @@ from PIL import Image as Picture
 from drivers.arm.base import Arm
 from drivers.camera.base import Camera, Intrinsics
 from policies import registry
+from robot_rl.errors import in_shell, require
 from robot_rl.extras.calibration.board import Board, BoardNotFound, CalibrationError, estimate
-from robot_rl.extras.calibration.hand_eye import BoardView, solve
-from robot_rl.extras.calibration.views import ViewFolder
+from robot_rl.extras.calibration.hand_eye import BoardView, Mount, solve
 from robot_rl.processes.files import replace_text
 from robot_rl.ros.nodes import Driver
 from robot_rl.safety import rotations
+from robot_rl.safety.commands import CommandRefused, checked_pose
+
+Image = npt.NDArray[np.uint8]
 
 _DOTS_PER_METRE = 300 / 0.0254
 _PICTURE_S = 2.0
@@ -54,6 +65,116 @@ def run(what: str, path: str, **options: Any) -> None:
         _calibrate(folder, board, options["mount"], options["intrinsics"])
     else:
         raise CalibrationError("unknown word", got=what, expected="board or camera")
+
+
+class ViewFolder:
+    """A folder of views, which is made when the first one is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def pictures(self) -> list[Path]:
+        """The pictures that are there, in order."""
+        return sorted(self.path.glob("view-*.png"))
+
+    def add(self, image: Image, tcp_pose: npt.ArrayLike) -> Path:
+        """Write one more view: uint8 (H, W, 3) RGB, and the TCP's pose (7,) in the base frame."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        used = [int(path.stem.partition("-")[2]) for path in self.pictures()]
+        picture = self.path / f"view-{max(used, default=-1) + 1:02d}.png"
+        cv2 = require("cv2", "calibrate")
+        pose = [float(value) for value in np.asarray(tcp_pose)]
+        picture.with_suffix(".json").write_text(json.dumps({"tcp_pose": pose}), encoding="utf-8")
+        if not cv2.imwrite(str(picture), image[..., ::-1]):
+            raise CalibrationError("a picture cannot be written", got=picture)
+        return picture
+
+    def set_intrinsics(self, intrinsics: Intrinsics) -> None:
+        """Write how the camera projects, unless the folder holds views of another one or size."""
+        there = self.intrinsics()
+        if there is not None and there != intrinsics:
+            raise CalibrationError(
+                f"{self.path} holds views of another camera or size",
+                got=intrinsics,
+                expected=there,
+                hint="begin with a new folder",
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(asdict(intrinsics), indent=1)
+        (self.path / "camera.json").write_text(text, encoding="utf-8")
+
+    def intrinsics(self) -> Intrinsics | None:
+        """How the camera projects; None if that is not known."""
+        path = self.path / "camera.json"
+        if not path.exists():
+            return None
+        return Intrinsics.of(_read(path), str(path))
+
+    def find(self, board: Board) -> tuple[list[BoardView], dict[str, BoardNotFound]]:
+        """The views that show the board, and why the others do not, by name.
+
+        Raises `CalibrationError` where there are no pictures, they differ in size, or none shows
+        it.
+        """
+        pictures = self.pictures()
+        if not pictures:
+            raise CalibrationError(
+                f"there are no views in {self.path}",
+                expected="view-00.png, view-00.json, …",
+                hint=f"{in_shell('robot-rl', 'calibrate', 'camera', self.path)}"
+                " camera=CAMERA.yaml arm=ARM.yaml",
+            )
+        views, without = [], {}
+        for picture in pictures:
+            image = self.image(picture)
+            try:
+                corners = board.find(image)
+            except BoardNotFound as error:
+                without[picture.name] = error
+                continue
+            views.append(BoardView(picture.name, _pose(picture.with_suffix(".json")), corners))
+        if not views:
+            raise CalibrationError(
+                f"none of the {len(pictures)} pictures in {self.path} shows the board",
+                got=f"{pictures[0].name}: {without[pictures[0].name]}",
+                hint="give the columns, rows and dictionary of the board that was printed",
+            )
+        return views, without
+
+    def image(self, picture: Path) -> Image:
+        """A picture, uint8 (H, W, 3) RGB, of the size that `camera.json` says if it is there."""
+        bgr = require("cv2", "calibrate").imread(str(picture))
+        if bgr is None:
+            raise CalibrationError("a picture cannot be read", got=picture)
+        known = self.intrinsics()
+        if known is not None and bgr.shape[:2] != (known.height, known.width):
+            raise CalibrationError(
+                f"{picture} has another size than camera.json",
+                got=f"{bgr.shape[1]}×{bgr.shape[0]}",
+                expected=f"{known.width}×{known.height}",
+            )
+        return np.ascontiguousarray(bgr[..., ::-1])
+
+
+def _pose(path: Path) -> npt.NDArray[np.float64]:
+    values: Any = _read(path).get("tcp_pose")
+    try:
+        return checked_pose(values, tolerance=1e-3)
+    except CommandRefused as error:
+        problem, expected = f"{path} holds no pose of the TCP", "tcp_pose: m, and xyzw of length 1"
+        raise CalibrationError(problem, got=values, expected=expected) from error
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CalibrationError(f"{path} cannot be read", got=error) from error
+    if not isinstance(values, dict):
+        raise CalibrationError(
+            f"{path} holds no mapping", got=type(values).__name__, expected="a JSON object"
+        )
+    return values
 
 
 def _draw(board: Board, path: Path) -> None:
@@ -138,13 +259,13 @@ def _exceeds(motion: Any, most: tuple[float, float]) -> bool:
     return bool(linear > most[0] or angular > most[1])
 
 
-def _calibrate(folder: ViewFolder, board: Board, mount: str, which: str) -> None:
+def _calibrate(folder: ViewFolder, board: Board, mount: Mount, which: str) -> None:
     views, without = folder.find(board)
     for name, problem in without.items():
         print(f"{name} is left out: {problem}", flush=True)
     intrinsics = _intrinsics(folder, views, which)
     result = solve(views, intrinsics, mount)
-    path, residual = folder.path / "calibration.yaml", result.residual
+    path = folder.path / "calibration.yaml"
     content = {
         "mount": mount,
         "frame": "tcp" if mount == "wrist" else "base",
@@ -156,9 +277,9 @@ def _calibrate(folder: ViewFolder, board: Board, mount: str, which: str) -> None
         },
         "residual": {
             "views": len(views),
-            "translation_m": round(residual.translation, 6),
-            "rotation_rad": round(residual.rotation, 6),
-            "pixels": round(residual.pixels, 4),
+            "translation_m": round(result.translation, 6),
+            "rotation_rad": round(result.rotation, 6),
+            "pixels": round(result.pixels, 4),
         },
         "board": asdict(board),
     }
@@ -170,14 +291,14 @@ def _calibrate(folder: ViewFolder, board: Board, mount: str, which: str) -> None
         f" frame of the {'TCP' if mount == 'wrist' else 'base'}\n"
         f"  in ROS: ros2 run tf2_ros static_transform_publisher {_transform(result.pose)}"
         f" --frame-id {content['frame']} --child-frame-id CAMERA_color_optical_frame\n"
-        f"  residual over {len(views)} views: {1e3 * residual.translation:.2f} mm,"
-        f" {math.degrees(residual.rotation):.2f} degrees, {residual.pixels:.2f} pixels",
+        f"  residual over {len(views)} views: {1e3 * result.translation:.2f} mm,"
+        f" {math.degrees(result.rotation):.2f} degrees, {result.pixels:.2f} pixels",
         flush=True,
     )
-    if residual.translation > _SUSPICIOUS:
+    if result.translation > _SUSPICIOUS:
         print(
-            f"  that is much. Worst: {residual.worst_view} with"
-            f" {1e3 * residual.worst_translation:.1f} mm. Did the board slip, is square=… as"
+            f"  that is much. Worst: {result.worst_view} with"
+            f" {1e3 * result.worst_translation:.1f} mm. Did the board slip, is square=… as"
             " measured, does mount=… fit, is the TCP the configured one? Remove bad views and call"
             " again without camera and arm.",
             flush=True,

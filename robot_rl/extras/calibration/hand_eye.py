@@ -1,17 +1,16 @@
 """Where a camera is: hand-eye calibration from views of a board.
 
 With the camera at the wrist the board lies still; with a fixed camera the gripper holds it. Both
-are A_i X C_i = B over the views i: X is the camera's pose, wanted; C_i the board's pose seen by the
-camera; A_i the TCP in the base frame (or the base in the TCP's frame, for a fixed camera); B the
-board's pose in the frame that A_i leads from, unknown but constant. OpenCV's closed solution is
-refined by least squares on what is measured, the corners' pixels.
+are A_i X C_i = B over the views i. X is the camera's pose, to be found. C_i is the board as seen
+by the camera. A_i is the TCP in the base frame, or the base in the TCP's frame for a fixed camera.
+B is the board's pose in the frame that A_i leads from, unknown but constant. OpenCV's closed
+solution is refined by least squares on the measured pixels of the corners.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +22,7 @@ from robot_rl.errors import require
 from robot_rl.extras.calibration.board import CalibrationError, Corners
 
 Matrix = npt.NDArray[np.float64]
-_MOUNTS = ("wrist", "fixed")
+Mount = Literal["wrist", "fixed"]
 _LEAST_VIEWS = 5
 # The arm must have turned about two axes by about this much, or X is not determined [rad].
 _LEAST_TURN = np.deg2rad(5.0)
@@ -34,37 +33,28 @@ class BoardView(NamedTuple):
 
     name: str  # of the picture, for messages
     tcp_pose: Matrix  # (7,) of the TCP in the base frame, m and quaternion xyzw
-    corners: Corners  # what was found in it
+    corners: Corners  # of the board, as found in it
 
 
-@dataclass(frozen=True)
-class HandEyeResidual:
-    """How well views, poses and result agree, as root mean squares."""
+class HandEye(NamedTuple):
+    """Result of a hand-eye calibration; residuals are root mean squares over the views."""
 
-    pixels: float  # of the corners' distance from where they should be
-    translation: float  # of the board's position, each view's against the common one [m]
+    # (7,) of the camera's optical frame (x right, y down, z forward): in the frame of the TCP for a
+    # wrist camera, in the base frame for a fixed one.
+    pose: Matrix
+    pixels: float  # distance of the corners from where they should be
+    translation: float  # of the board's position in each view from the common one [m]
     rotation: float  # of its orientation [rad]
     worst_view: str  # name of the view with the largest error of position
     worst_translation: float  # that error [m]
 
 
-class HandEye(NamedTuple):
-    """Result of a hand-eye calibration."""
-
-    # (7,) of the camera's optical frame (x right, y down, z forward): in the frame of the TCP for a
-    # wrist camera, in the base frame for a fixed one.
-    pose: Matrix
-    residual: HandEyeResidual
-
-
-def solve(views: Sequence[BoardView], intrinsics: Intrinsics, mount: str) -> HandEye:
-    """Find the pose of a camera whose mount is `wrist` or `fixed`.
+def solve(views: Sequence[BoardView], intrinsics: Intrinsics, mount: Mount) -> HandEye:
+    """Find the pose of a camera.
 
     From at least 5 views, between which the arm turned about two axes or more; `CalibrationError`
     where they are too few, or the pose does not follow from the motion.
     """
-    if mount not in _MOUNTS:
-        raise CalibrationError("an unknown mount", got=mount, expected=f"one of {_MOUNTS}")
     if len(views) < _LEAST_VIEWS:
         raise CalibrationError(
             "there are too few views of the board",
@@ -87,9 +77,28 @@ def solve(views: Sequence[BoardView], intrinsics: Intrinsics, mount: str) -> Han
             hint="turn the gripper more, about different axes, between them",
         )
     board = (arm @ camera @ seen)[0]
-    camera, board = _refined(views, arm, intrinsics, camera, board)
-    errors = _pixel_errors(views, arm, intrinsics, camera, board)
-    return HandEye(to_pose(camera), _residual(views, arm @ camera @ seen, board, errors))
+
+    def errors(values: Matrix) -> Matrix:
+        where = _from_vector(values[:6]), _from_vector(values[6:])
+        return _pixel_errors(views, arm, intrinsics, *where).ravel()
+
+    start = np.concatenate([_to_vector(camera), _to_vector(board)])
+    # Robust: one view whose board slipped should show, not bend the result.
+    best = least_squares(errors, start, x_scale="jac", loss="soft_l1").x
+    camera, board = _from_vector(best[:6]), _from_vector(best[6:])
+    boards = arm @ camera @ seen
+    pixels = np.linalg.norm(_pixel_errors(views, arm, intrinsics, camera, board), axis=1)
+    distances = np.linalg.norm(boards[:, :3, 3] - board[:3, 3], axis=1)
+    turns = Rotation.from_matrix(boards[:, :3, :3] @ board[:3, :3].T).magnitude()
+    worst = int(distances.argmax())
+    return HandEye(
+        to_pose(camera),
+        pixels=_root_mean_square(pixels),
+        translation=_root_mean_square(distances),
+        rotation=_root_mean_square(turns),
+        worst_view=views[worst].name,
+        worst_translation=float(distances[worst]),
+    )
 
 
 def to_matrix(pose: npt.ArrayLike) -> Matrix:
@@ -135,21 +144,6 @@ def _board_pose(corners: Corners, intrinsics: Intrinsics) -> Matrix:
     return _from_vector(np.concatenate([rotation.ravel(), translation.ravel()]))
 
 
-def _refined(
-    views: Sequence[BoardView], arm: Matrix, intrinsics: Intrinsics, camera: Matrix, board: Matrix
-) -> tuple[Matrix, Matrix]:
-    """Camera and board that put the corners nearest to where they were seen."""
-
-    def errors(values: Matrix) -> Matrix:
-        where = _from_vector(values[:6]), _from_vector(values[6:])
-        return _pixel_errors(views, arm, intrinsics, *where).ravel()
-
-    start = np.concatenate([_to_vector(camera), _to_vector(board)])
-    # Robust: one view whose board slipped should show, not bend the result.
-    best = least_squares(errors, start, x_scale="jac", loss="soft_l1").x
-    return _from_vector(best[:6]), _from_vector(best[6:])
-
-
 def _pixel_errors(
     views: Sequence[BoardView], arm: Matrix, intrinsics: Intrinsics, camera: Matrix, board: Matrix
 ) -> Matrix:
@@ -162,22 +156,6 @@ def _pixel_errors(
         there, _ = cv2.projectPoints(view.corners.points, vector[:3], vector[3:], *lens)
         errors.append(there.reshape(-1, 2) - view.corners.pixels)
     return np.concatenate(errors)
-
-
-def _residual(
-    views: Sequence[BoardView], boards: Matrix, board: Matrix, errors: Matrix
-) -> HandEyeResidual:
-    distances = np.linalg.norm(boards[:, :3, 3] - board[:3, 3], axis=1)
-    turns = Rotation.from_matrix(boards[:, :3, :3] @ board[:3, :3].T).magnitude()
-    pixels = np.linalg.norm(errors, axis=1)
-    worst = int(distances.argmax())
-    return HandEyeResidual(
-        pixels=_root_mean_square(pixels),
-        translation=_root_mean_square(distances),
-        rotation=_root_mean_square(turns),
-        worst_view=views[worst].name,
-        worst_translation=float(distances[worst]),
-    )
 
 
 def _root_mean_square(values: Matrix) -> float:

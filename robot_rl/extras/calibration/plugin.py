@@ -1,4 +1,4 @@
-"""Hand-eye calibration: where a camera is."""
+"""`robot-rl calibrate`: finds where a camera is (hand-eye calibration)."""
 
 from robot_rl.plugins import Command, Option, Plugin
 

@@ -1,6 +1,6 @@
-"""The card of a policy: what it comes from, how good it was found to be, and where it may act.
+"""The card of a policy: where it comes from, how good it was found to be, and where it may act.
 
-All of it is from the files of its run; what they do not say, the card does not either.
+Everything in it comes from the files of its run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from robot_rl.run import (
 )
 
 CARD = "CARD.md"
-# What a machine has of its own, or a command was asked for once; it made nothing of the policy.
+# Settings of a machine or of one command, which do not change the policy.
 _NOT_SETTINGS = (
     "choices",
     "runs_directory",
@@ -52,11 +52,11 @@ _NOT_SETTINGS = (
     "evaluation",
     "console",
     "run",
-    "distil",  # of a student, whose own stand in its lineage
+    "distil",  # those of a student are in its lineage
 )
 
 
-def facts(
+def policy_facts(
     run: RunDirectory,
     config: DictConfig,
     named: str,
@@ -64,9 +64,9 @@ def facts(
     behaviour: Behaviour,
     steps: int,
 ) -> dict[str, Any]:
-    """What the card and `policy.json` say of the policy in a `folder` of the checkpoint `named`.
+    """Collect what the card and `policy.json` say of the policy in `folder`.
 
-    `steps` are the environment steps behind it.
+    `named` is its checkpoint, `steps` the environment steps behind it.
     """
     return {
         "robot_rl": package_version("robot_rl"),
@@ -81,15 +81,16 @@ def facts(
 
 
 def write_card(run: RunDirectory, config: DictConfig) -> Path:
-    """Write the card of the deployed policy into the run; gives where it is."""
+    """Write the card of the deployed policy into the run; returns its path."""
     named = policy_checkpoint(run)
-    told = facts(run, config, named, run.complete_folder(named) / "policy", *load_policy(run))
-    replace_text(run.path / CARD, card(run, told))
+    folder = run.complete_folder(named) / "policy"
+    facts = policy_facts(run, config, named, folder, *load_policy(run))
+    replace_text(run.path / CARD, card(run, facts))
     return run.path / CARD
 
 
 def described(behaviour: Behaviour) -> dict[str, Any]:
-    """What the card, and the `policy.json` of an export, say of how a policy acts."""
+    """Describe how a policy acts, for the card and for the `policy.json` of an export."""
     return {
         "task": behaviour.interface.task,
         "control_rate_hz": behaviour.interface.control_rate_hz,
@@ -101,35 +102,35 @@ def described(behaviour: Behaviour) -> dict[str, Any]:
     }
 
 
-def card(run: RunDirectory, told: Mapping[str, Any]) -> str:
-    """Write the card, in Markdown, of a policy: of its `facts`, or of an export's `policy.json`."""
+def card(run: RunDirectory, facts: Mapping[str, Any]) -> str:
+    """Write the card, in Markdown, from `policy_facts` or from the `policy.json` of an export."""
     config = OmegaConf.load(run.path / CONFIG_FILE)
     assert isinstance(config, DictConfig)
-    lines = [f"# Policy card: {told['task']}, {told['policy']['kind']}", ""]
+    lines = [f"# Policy card: {facts['task']}, {facts['policy']['kind']}", ""]
     for title, part in (
-        ("Lineage", _lineage(run, config, told)),
+        ("Lineage", _lineage(run, config, facts)),
         ("Data", _data(run, config)),
         ("Settings that differ from the defaults", _settings(config)),
-        ("Statistics", _statistics(run, told)),
-        ("Limits", _limits(told, recorded_schema(run, config.dataset))),
-        ("Files", _files(told)),
+        ("Statistics", _statistics(run, facts)),
+        ("Limits", _limits(facts, recorded_schema(run, config.dataset))),
+        ("Files", _files(facts)),
     ):
         lines += [f"## {title}", "", *(part or ["Nothing is recorded."]), ""]
     return "\n".join(lines)
 
 
-def _lineage(run: RunDirectory, config: DictConfig, told: Mapping[str, Any]) -> list[str]:
+def _lineage(run: RunDirectory, config: DictConfig, facts: Mapping[str, Any]) -> list[str]:
     chosen = ("robot", "domain", "policy", "algorithm", "recipe", "observation", "reward")
     rows = [(name, config.choices.get(name)) for name in chosen]
-    rows += [("seed", config.seed), ("run", told["run"]), ("checkpoint", told["checkpoint"])]
-    if told["checkpoint"] == STUDENT:
+    rows += [("seed", config.seed), ("run", facts["run"]), ("checkpoint", facts["checkpoint"])]
+    if facts["checkpoint"] == STUDENT:
         state = json.loads((run.complete_folder(STUDENT) / STATE_FILE).read_text(encoding="utf-8"))
         taught = f"{state['distil']['updates']:,} updates of {state['distil']['batch_size']} rows"
         rows += [("its teacher", state["teacher"]), ("distilled in", taught)]
     rows += [
-        ("environment steps behind it", f"{told['environment_steps']:,}"),
-        ("gradient updates behind it", f"{told['version']:,}"),
-        ("written with", f"robot_rl {told['robot_rl']}, commit {told['commit']}"),
+        ("environment steps behind it", f"{facts['environment_steps']:,}"),
+        ("gradient updates behind it", f"{facts['version']:,}"),
+        ("written with", f"robot_rl {facts['robot_rl']}, commit {facts['commit']}"),
     ]
     stages = [
         (r["stage"], f"{r['seconds']:.0f} s", "yes" if r["finished"] else "no")
@@ -156,9 +157,9 @@ def _lineage(run: RunDirectory, config: DictConfig, told: Mapping[str, Any]) -> 
         ]
         head = ("policy", "checkpoint", "learned from", "environment steps", "solved", "verdict")
         lines += ["", *_table(head, judged), "", f"What the run has decided: {ledger}."]
-    if told["checkpoint"] == CLONED and LEARNED_POLICY in made(run):
+    if facts["checkpoint"] == CLONED and LEARNED_POLICY in made(run):
         lines += ["", "This policy is the clone. It has learned nothing from later stages."]
-    if told["checkpoint"] == ACCEPTED and run.has_folder(LAST):
+    if facts["checkpoint"] == ACCEPTED and run.has_folder(LAST):
         lines += ["", "This policy is what the gate accepted. It has learned nothing online."]
     return lines
 
@@ -197,7 +198,7 @@ def _settings(config: DictConfig) -> list[str]:
     return _table(("setting", "value", "default"), rows) if rows else ["None."]
 
 
-def _statistics(run: RunDirectory, told: Mapping[str, Any]) -> list[str]:
+def _statistics(run: RunDirectory, facts: Mapping[str, Any]) -> list[str]:
     """Evaluations of this policy, and of others of the run for comparison."""
     rows = []
     for record in (*run.read_jsonl("evaluations"), *run.read_jsonl("evaluate")):
@@ -205,9 +206,9 @@ def _statistics(run: RunDirectory, told: Mapping[str, Any]) -> list[str]:
         if result.seed_set != "final":
             continue
         made = (result.environment_steps, result.gradient_updates)
-        mine = record.get(CHECKSUM) == told[CHECKSUM]
-        if CHECKSUM not in record and told["checkpoint"] != STUDENT:
-            mine = made == (told["environment_steps"], told["version"])
+        mine = record.get(CHECKSUM) == facts[CHECKSUM]
+        if CHECKSUM not in record and facts["checkpoint"] != STUDENT:
+            mine = made == (facts["environment_steps"], facts["version"])
         mean = result.mean_seconds_to_success
         rows.append(
             (
@@ -229,14 +230,14 @@ def _statistics(run: RunDirectory, told: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _limits(told: Mapping[str, Any], recorded: RowSchema | None) -> list[str]:
-    scenes = {"domain": told["domain"], **told["scenes"]}
-    names = ", ".join(told["action_names"])
-    inputs = recorded and PolicyInputs.of(told["observation"], recorded)
+def _limits(facts: Mapping[str, Any], recorded: RowSchema | None) -> list[str]:
+    scenes = {"domain": facts["domain"], **facts["scenes"]}
+    names = ", ".join(facts["action_names"])
+    inputs = recorded and PolicyInputs.of(facts["observation"], recorded)
     return [
-        f"- It acts at {told['control_rate_hz']:g} Hz on the actions {names}, in [-1, 1].",
-        f"- It executes {told['execute_steps']} action(s) before it looks again.",
-        f"- It must observe {', '.join(told['observation'])}.",
+        f"- It acts at {facts['control_rate_hz']:g} Hz on the actions {names}, in [-1, 1].",
+        f"- It executes {facts['execute_steps']} action(s) before it looks again.",
+        f"- It must observe {', '.join(facts['observation'])}.",
         *([f"- Of what was recorded, {inputs}."] if inputs else []),
         "- It was trained in these scenes, and evaluated in them unless the table says otherwise:",
         "",
@@ -244,13 +245,13 @@ def _limits(told: Mapping[str, Any], recorded: RowSchema | None) -> list[str]:
     ]
 
 
-def _files(told: Mapping[str, Any]) -> list[str]:
-    lines = [f"CRC-32 of the checkpoint: {told[CHECKSUM]}."]
-    if "graphs" not in told:
+def _files(facts: Mapping[str, Any]) -> list[str]:
+    lines = [f"CRC-32 of the checkpoint: {facts[CHECKSUM]}."]
+    if "graphs" not in facts:
         return lines
-    apart = f"{told['largest_difference']:.1e}"
+    apart = f"{facts['largest_difference']:.1e}"
     differs = f"Largest difference from the checkpoint's policy, on invented observations: {apart}."
-    return [*_table(("file", "SHA-256"), told["graphs"].items()), "", *lines, differs]
+    return [*_table(("file", "SHA-256"), facts["graphs"].items()), "", *lines, differs]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The card of a policy: where it comes from, and how good it was found to be."""
+"""Writes the card of a run's policy: where it comes from, and how good it was found to be."""
 
 from robot_rl.plugins import Plugin
 

@@ -1,16 +1,20 @@
-"""Who may use the console: everybody on this machine, beyond it who has the token.
+"""Who may use the console: everybody on this machine; from other machines, with the token.
 
 Each request passes here, those that open a websocket included, and those to the 3-D viewers, which
-have no check of their own and listen on loopback only.
+have no check of their own and listen on loopback only. The number of connections has a bound, and
+idle ones are closed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import ssl
 import subprocess
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,6 +28,9 @@ _COOKIE = "robot_rl_console"
 _TOKEN = "token"
 _LEAST_TOKEN_LENGTH = 16
 _CERTIFICATE_DAYS = "825"  # the most that browsers accept
+MOST_CONNECTIONS = 64
+_LOOK_SECONDS = 1.0
+_HANDSHAKE_SECONDS = 5.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -59,10 +66,10 @@ def check_host(host: str, token: str | None) -> None:
 
 
 def certificate(host: str, given: str | None, folder: Path) -> ssl.SSLContext | None:
-    """What encrypts the console beyond this machine; None on loopback, where nothing has to.
+    """Load the encryption for other machines; None on loopback, which needs none.
 
-    That is the given PEM file with certificate and key, or a self-signed one, which is made once
-    and kept in `folder`. `ConsoleError` where it cannot be read or made.
+    It is the given PEM file with certificate and key, or a self-signed one, which is made once and
+    kept in `folder`. `ConsoleError` where it cannot be read or made.
     """
     if given is None and is_loopback(host):
         return None
@@ -90,12 +97,12 @@ def is_loopback(host: str) -> bool:
 
 
 class AccessGate:
-    """Lets requests through to the console, or not.
+    """Lets requests through to the console, or refuses them.
 
-    On loopback without a token anybody on this machine may come, but no foreign web page that a
-    browser here has open: such a page cannot name another origin or host than its own. Browsers
-    give the token once in the address, as ``?token=…``, and then as a cookie, which is sent over an
-    encrypted connection only if this one is (`secure`).
+    On loopback without a token everybody on this machine may come, but no foreign web page in a
+    browser here: such a page can only name its own origin and host. Browsers give the token once in
+    the address, as ``?token=…``, and from then on as a cookie. Where this connection is encrypted
+    (`secure`), the cookie is sent over encrypted ones only.
     """
 
     def __init__(self, token: str | None, *, secure: bool) -> None:
@@ -103,7 +110,7 @@ class AccessGate:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer one request, refuse it, or take its token for the cookie that tells after it."""
+        """Answer or refuse one request, or exchange its token for a cookie."""
         _check_origin(request.headers, known_names_only=self._token is None)
         if self._token is None:
             return await handler(request)
@@ -147,7 +154,84 @@ def _make_certificate(host: str, path: Path) -> None:
     except (OSError, subprocess.CalledProcessError) as error:
         path.unlink(missing_ok=True)
         raise ConsoleError(
-            f"no certificate could be made, without which {host} cannot be encrypted",
+            f"no certificate could be made, without which connections to {host} are not encrypted",
             got=getattr(error, "stderr", None) or error,
             hint="install openssl, or name a PEM file with console.certificate=PATH",
         ) from error
+
+
+@dataclass(eq=False)
+class _Use:
+    since: float  # steady time at which its last request was answered, or at which it came
+    answering: bool = False  # also for as long as it is a websocket
+
+
+class Connections:
+    """Bounds the connections of a server: idle ones make room for new ones."""
+
+    def __init__(self) -> None:
+        self._server: web.Server | None = None
+        self._uses: dict[asyncio.BaseTransport, _Use] = {}
+
+    async def listen(
+        self, server: web.Server, host: str, port: int, encryption: ssl.SSLContext | None
+    ) -> asyncio.Server:
+        """Let a server's connections come in; raises `OSError`."""
+        self._server = server
+        given = None if encryption is None else _HANDSHAKE_SECONDS
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(
+            self._new, host, port, ssl=encryption, ssl_handshake_timeout=given
+        )
+
+    def _new(self) -> asyncio.Protocol:
+        """Make the protocol of a new connection; refuse it where all others are in use."""
+        assert self._server is not None
+        self._update()
+        if len(self._uses) >= MOST_CONNECTIONS:
+            waiting = [t for t, use in self._uses.items() if not use.answering]
+            if not waiting:
+                return _Refusal()
+            self._end(min(waiting, key=lambda transport: self._uses[transport].since))
+        return self._server()
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Note that a connection is used as long as a request is answered."""
+        self._update()
+        use = self._uses.get(request.transport) if request.transport else None
+        if use is None:
+            return await handler(request)
+        use.answering = True
+        try:
+            return await handler(request)
+        finally:
+            use.answering, use.since = False, time.monotonic()
+
+    async def watch(self, idle_seconds: float) -> None:
+        """Close connections without a complete request for so long, until cancelled.
+
+        One that is being answered stays.
+        """
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            self._update()
+            for transport, use in list(self._uses.items()):
+                if not use.answering and time.monotonic() > use.since + idle_seconds:
+                    self._end(transport)
+
+    def _update(self) -> None:
+        now = time.monotonic()
+        assert self._server is not None
+        open_now = [c.transport for c in self._server.connections if c.transport is not None]
+        self._uses = {t: self._uses.get(t) or _Use(now) for t in open_now}
+
+    def _end(self, transport: asyncio.BaseTransport) -> None:
+        del self._uses[transport]
+        if isinstance(transport, asyncio.WriteTransport):
+            transport.abort()
+
+
+class _Refusal(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()

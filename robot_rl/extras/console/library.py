@@ -27,7 +27,7 @@ _MOST_FRAMES_HZ = 15.0
 
 @dataclass(frozen=True)
 class ListedEpisode:
-    """What the list says of an episode."""
+    """One line in the list of episodes."""
 
     place: str  # `store` or `demonstrations`
     number: int  # identifier in the store, or index among the demonstrations
@@ -36,12 +36,12 @@ class ListedEpisode:
     source: str  # who acted: demo, policy, or intervention
     success: bool  # whether it reached its goal
     complete: bool  # whether it is over
-    instruction: str  # what the robot was told to do
+    instruction: str  # the task in words
 
 
 @dataclass(frozen=True)
 class Recording:
-    """An episode to be replayed: (T + 1,) rows, or fewer of an episode that goes on."""
+    """An episode to replay: (T + 1,) rows, or fewer of an episode that goes on."""
 
     listed: ListedEpisode
     schema: RowSchema
@@ -64,7 +64,7 @@ class EpisodeLibrary:
         return listed[::-1][:most]
 
     def read(self, place: str, number: int) -> Recording:
-        """Read one episode whole; `ConsoleError` where there is none of the number, or no more."""
+        """Read one episode whole; `ConsoleError` where it is not there, or has been evicted."""
         listed = next(iter(self.newest(place, 1, number + 1)), None)
         if listed is None or listed.number != number:
             raise ConsoleError(
@@ -84,8 +84,8 @@ class EpisodeLibrary:
         if not is_store(self._store):
             return []
         with StoreReader(self._store) as reader:
-            records = reader.episodes()
-        return [  # in the order of their numbers
+            records = reader.episodes()  # in the order of their numbers
+        return [
             ListedEpisode(
                 STORE,
                 number=record.identifier,
@@ -119,10 +119,7 @@ class EpisodeLibrary:
 
 
 class EpisodePlayer:
-    """Plays one recording at its own rate, which can be slowed down and speeded up.
-
-    It plays beside the live view and does not disturb it.
-    """
+    """Plays one recording at its own rate, or slower or faster, beside the live view."""
 
     def __init__(self) -> None:
         self._moved, self._changed = asyncio.Event(), asyncio.Event()
@@ -132,16 +129,16 @@ class EpisodePlayer:
         self._speed = 1.0
 
     def load(self, recording: Recording) -> None:
-        """Begin a recording, playing."""
+        """Play a recording from its beginning."""
         self._recording, self._position = recording, 0.0
         self.control(playing=True)
 
     def control(
         self, *, playing: bool | None = None, row: int | None = None, speed: float | None = None
     ) -> None:
-        """Change what is given: whether it goes on, the row, and which of `SPEEDS` it has.
+        """Play or pause, go to a row, or take one of `SPEEDS`.
 
-        At the end it begins anew. Beyond the ends it goes to the nearest row.
+        Playing at the end starts again at the beginning. A row beyond the ends is the nearest one.
         """
         if speed is not None:
             if speed not in SPEEDS:
@@ -162,14 +159,14 @@ class EpisodePlayer:
         return min(int(self._position), self._last)
 
     def observation(self) -> Observation:
-        """What was observed in the row that is shown; empty without a recording."""
+        """Observation of the row that is shown; empty without a recording."""
         if self._recording is None:
             return {}
         row = self._recording.rows[self.row]
         return {name: row[name] for name in self._recording.schema.observation_names}
 
     def describe(self) -> dict[str, Any]:
-        """What the page needs of the whole recording, once."""
+        """Give what the page needs of the whole recording."""
         assert self._recording is not None
         rows, schema = self._recording.rows, self._recording.schema
         return {
@@ -181,11 +178,11 @@ class EpisodePlayer:
         }
 
     def progress(self) -> dict[str, Any]:
-        """Where it is."""
+        """Row, speed, and whether it plays."""
         return {"row": self.row, "playing": self._playing, "speed": self._speed}
 
     async def moved(self) -> None:
-        """Wait until something else is to be seen."""
+        """Wait until another row is shown, or a setting has changed."""
         await self._moved.wait()
         self._moved.clear()
 

@@ -35,10 +35,9 @@ _JOG_NUMBER = 0  # of every motion: nobody waits for their answers; events count
 
 
 class LoopClient:
-    """Follows the control loop of a run, whichever process runs it.
+    """Follows the control loop of a run, in whichever process it runs.
 
-    One that is started later, or again after it was killed, is found by itself in its
-    `loop_folder`.
+    It finds a loop that is started later, or again, by the run's `loop_folder`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,7 +58,7 @@ class LoopClient:
 
     @property
     def connected(self) -> bool:
-        """Whether the loop's process was heard of lately."""
+        """Whether a message of the loop's process came lately."""
         return time.monotonic() - self._heard < _SILENCE_SECONDS
 
     async def run(self) -> None:
@@ -85,10 +84,10 @@ class LoopClient:
         return self._newest
 
     async def post(self, event: str) -> None:
-        """Say an event to the loop, and wait until it has it; `ConsoleError` where it has not.
+        """Send an event to the loop, and wait for its receipt; `ConsoleError` without one.
 
-        A stop that nobody takes is said again as soon as a loop answers: who is started again must
-        not move a robot that a person has stopped meanwhile.
+        A stop without a receipt is sent again as soon as a loop answers: a process that is started
+        again must not move a robot that a person has stopped meanwhile.
         """
         number = next(self._numbers)
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -110,7 +109,7 @@ class LoopClient:
         self.round_trip_seconds = time.monotonic() - began
 
     def jog(self, motion: list[float], gripper: float | None) -> None:
-        """Move the robot for a moment, without waiting whether the loop refuses it."""
+        """Move the robot for a moment; `check_jogged` says later if the loop refused it."""
         now = time.monotonic()
         self._say(Jog(request=_JOG_NUMBER, motion=tuple(motion), gripper=gripper, at=now))
 
@@ -136,10 +135,10 @@ class LoopClient:
             self._socket.connect(found.address)
 
     def _say(self, message: Message) -> bool:
-        """Send a message; returns whether there is anybody to send it to."""
+        """Send a message; returns False where there is no loop to send it to."""
         if self._socket is None:
             return False
-        # By the asynchronous socket, which looks afterwards what has come meanwhile.
+        # The asynchronous socket, which afterwards reads what has arrived meanwhile.
         sent = asyncio.ensure_future(self._socket.send_multipart(encode(message)))
         if not sent.done():
             sent.cancel()  # now or not at all
@@ -162,7 +161,7 @@ class LoopClient:
             self._say(Event(request=self._untaken_stop, event=OperatorEvent.STOP, at=self._heard))
 
     def _settle(self, answer: Taken | Refused) -> None:
-        """Hand the loop's answer to who waits for it."""
+        """Hand the loop's answer to the call that waits for it."""
         if answer.request == self._untaken_stop:
             self._untaken_stop = None
         if isinstance(answer, Refused) and answer.request == _JOG_NUMBER:

@@ -1,4 +1,4 @@
-"""The open browser pages of a console: what they ask for, and what they are told without asking."""
+"""The open browser pages of a console: answers to their requests, and what they get unasked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from robot_rl.run import RunDirectory
 if TYPE_CHECKING:
     from robot_rl.extras.console.scene import RobotScene
 
-# Ends what a page is sent at once; the page answers that it has shown it.
+# Ends a batch of messages; the page answers when it has shown them.
 _MARK = json.dumps({"type": "mark"})
 _LISTED_EPISODES = 100
 LIVE, REPLAY = "live", "replay"
@@ -40,7 +40,7 @@ def _kind(name: str) -> str:
 
 
 class PageRequest(msgspec.Struct, tag_field="do", tag=_kind):
-    """What a page asks for; each kind is named like its class, `PageJog` jog."""
+    """A request of a page; each kind is named like its class, `PageJog` jog."""
 
 
 class Shown(PageRequest):
@@ -75,7 +75,7 @@ class Replay(PageRequest):
 
 
 class Control(PageRequest):
-    """What is to change in the replay."""
+    """A change of the replay."""
 
     playing: bool | None = None
     row: int | None = None
@@ -86,10 +86,10 @@ _REQUESTS = msgspec.json.Decoder(Shown | PageEvent | PageJog | PageEpisodes | Re
 
 
 class Page:
-    """One browser page. What it has no time for is replaced by what is newer.
+    """One browser page. A message that it has no time for is replaced by a newer one.
 
-    It is sent no more before it has said that it has shown what came before. Otherwise the network
-    would hold seconds of images for a browser that is slow, and the operator would see the past.
+    It gets the next messages when it has said that it has shown the ones before. Otherwise the
+    network would hold seconds of images for a slow browser, and the operator would see the past.
     """
 
     def __init__(self, socket: web.WebSocketResponse) -> None:
@@ -99,9 +99,9 @@ class Page:
         self.shown = asyncio.Event()
 
     def put(self, key: str, message: str | bytes) -> None:
-        """Send a message as soon as the page takes one, unless a newer one of this key comes."""
+        """Send a message when the page is ready, unless a newer one of this key comes first."""
         self._pending[key] = message
-        if len(self._pending) > _MOST_PENDING:  # lists that a page asks for and does not take
+        if len(self._pending) > _MOST_PENDING:  # answers that a page asks for and never shows
             del self._pending[next(iter(self._pending))]
         self._filled.set()
 
@@ -121,11 +121,11 @@ class Page:
 
 
 class Pages:
-    """All open pages. One that is opened or reloaded is told everything that the others know.
+    """All open pages. One that is opened or reloaded gets everything that the others know.
 
-    What they ask for is done beside one another: a stop does not wait for a list of episodes. Of
-    what they are told without asking the newest counts. `scenes` are the `live` and the `replay`
-    one; a robot without a model has none.
+    Requests are answered side by side: a stop does not wait for a list of episodes. Of the messages
+    that pages get unasked, the newest counts. `scenes` are the `live` and the `replay` one; a robot
+    without a model has none.
     """
 
     def __init__(
@@ -144,17 +144,17 @@ class Pages:
         self._replays_asked = 0
 
     def works(self) -> list[Coroutine[Any, Any, None]]:
-        """What tells them, as long as the console runs."""
-        return [self._tell_live(), self._tell_status(), self._tell_replay(), self._tell_curves()]
+        """Coroutines that send news to the pages for as long as the console runs."""
+        return [self._send_live(), self._send_status(), self._send_replay(), self._send_curves()]
 
-    def tell(self, kind: str, content: dict[str, Any]) -> None:
-        """Tell all pages, and those that are opened later, until there is something newer."""
+    def send(self, kind: str, content: dict[str, Any]) -> None:
+        """Send a message to all pages, and to later ones until a newer message of its kind."""
         message = _packed(kind, content)
         if self._last.get(kind) != message:
-            self.tell_bytes(kind, message)
+            self.send_packed(kind, message)
 
-    def tell_bytes(self, key: str, message: str | bytes) -> None:
-        """The same for a message that is packed already."""
+    def send_packed(self, key: str, message: str | bytes) -> None:
+        """Send a message that is packed already; a page keeps the newest of each key."""
         self._last[key] = message
         for page in self._open:
             page.put(key, message)
@@ -173,7 +173,7 @@ class Pages:
             self._client.jog([0.0] * 6, None)
 
     async def answer(self, page: Page, text: str) -> None:
-        """Do what one message of a page asks for, or say to it what could not be done."""
+        """Answer one request of a page, or tell it what is wrong."""
         try:
             await self._do(page, _REQUESTS.decode(text))
         except (RobotRLError, msgspec.MsgspecError) as error:
@@ -206,44 +206,44 @@ class Pages:
         mine = self._replays_asked
         recording = await asyncio.to_thread(self._library.read, place, number)
         if mine != self._replays_asked:
-            return  # another one was chosen while this one was read
+            return  # the operator has chosen another one meanwhile
         # Pictures of the recording before are not for later pages.
         self._last = {k: m for k, m in self._last.items() if not k.startswith("replay")}
         self._player.load(recording)
-        self.tell("recording", self._player.describe())
+        self.send("recording", self._player.describe())
 
-    async def _tell_live(self) -> None:
+    async def _send_live(self) -> None:
         while True:
             snapshot = await self._client.next_snapshot()
             await self._picture(LIVE, snapshot.observation)
             seen = snapshot.observation
             shown = {name: seen[name].astype(float).tolist() for name in _SHOWN if name in seen}
-            self.tell(LIVE, {**asdict(snapshot.situation), "states": shown})
+            self.send(LIVE, {**asdict(snapshot.situation), "states": shown})
 
-    async def _tell_status(self) -> None:
+    async def _send_status(self) -> None:
         while True:
             seconds = self._client.round_trip_seconds
             status = {
                 "connected": self._client.connected,
                 "round_trip_ms": None if seconds is None else round(1e3 * seconds, 1),
             }
-            self.tell("status", status)
+            self.send("status", status)
             await asyncio.sleep(_STATUS_SECONDS)
 
-    async def _tell_replay(self) -> None:
+    async def _send_replay(self) -> None:
         while True:
             await self._player.moved()
-            self.tell("progress", self._player.progress())
+            self.send("progress", self._player.progress())
             await self._picture(REPLAY, self._player.observation())
 
-    async def _tell_curves(self) -> None:
+    async def _send_curves(self) -> None:
         while True:
             if self._open:
                 try:
                     curves = await asyncio.to_thread(read_curves, self._run)
                 except RobotRLError as error:
                     curves = {"problem": str(error)}
-                self.tell("curves", curves)
+                self.send("curves", curves)
             await asyncio.sleep(_CURVES_SECONDS)
 
     async def _picture(self, view: str, observation: Observation) -> None:
@@ -256,7 +256,7 @@ class Pages:
         for camera, jpeg in encoded.items():
             head = f"{view}/{camera}".encode()
             # The length of the head, the head, the JPEG.
-            self.tell_bytes(f"{view}/{camera}", bytes((len(head),)) + head + jpeg)
+            self.send_packed(f"{view}/{camera}", bytes((len(head),)) + head + jpeg)
 
 
 def _packed(kind: str, content: dict[str, Any]) -> str:

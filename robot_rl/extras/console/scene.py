@@ -1,7 +1,7 @@
 """The robot in 3-D: the bodies of its MJCF as primitives in a viser scene.
 
-It shows what the robot reports, and nothing that only the simulation knows: joints from
-`state/joint_positions` and `state/gripper_position`, objects from `state/object_poses`.
+It shows only what the robot reports: joints from `state/joint_positions` and
+`state/gripper_position`, objects from `state/object_poses`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RobotScene:
         self._update()
 
     def show(self, observation: Observation) -> None:
-        """Move everything to where an observation has it; what it does not tell stays."""
+        """Move everything to where an observation has it; the rest stays."""
         data = self._data
         if "state/joint_positions" in observation:
             angles = observation["state/joint_positions"][: len(self._joints)]

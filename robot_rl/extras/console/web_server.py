@@ -1,8 +1,8 @@
-"""The console's web server: one page, its websocket, and the 3-D viewers behind it.
+"""`robot-rl console`: a web server with one page, its websocket, and the 3-D viewers behind it.
 
 Text messages are JSON, those to a page with a `type` and those from it with a `do`; binary ones are
-camera images, see `Pages`. A page keeps nothing itself: when it is reloaded, it is told
-everything again.
+camera images, see `Pages`. A page keeps nothing itself: when it is reloaded, it gets everything
+again.
 """
 
 from __future__ import annotations
@@ -18,13 +18,19 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from aiohttp import WSMsgType, web
 from aiohttp.http_exceptions import HttpProcessingError
+from omegaconf import DictConfig
 
-from robot_rl.console.link import ConsoleError
-from robot_rl.extras.console.access import LOOPBACK, AccessGate
-from robot_rl.extras.console.connections import Connections
+from policies import registry
+from robot_rl.console.link import ConsoleError, loop_folder
+from robot_rl.env.sim.task import SimTask
+from robot_rl.env.task import Task
+from robot_rl.extras.console import access
 from robot_rl.extras.console.library import SPEEDS, EpisodeLibrary, EpisodePlayer
 from robot_rl.extras.console.loop_client import LoopClient
-from robot_rl.extras.console.pages import Page, Pages
+from robot_rl.extras.console.pages import LIVE, REPLAY, Page, Pages
+from robot_rl.processes.resources import find_resource
+from robot_rl.processes.signals import ending_signals
+from robot_rl.ros.nodes import node_table
 from robot_rl.run import SCENES, RunDirectory
 
 if TYPE_CHECKING:
@@ -52,24 +58,89 @@ _ADDED_TO_PAGE = (
 )
 
 
+async def serve_console(config: DictConfig, run: RunDirectory) -> None:
+    """Serve the console of a run until asked to end."""
+    settings = config.console
+    host, actor = str(settings.host), int(config.actor)
+    token = access.read_token(settings.token_file)
+    access.check_host(host, token)
+    encryption = access.certificate(host, settings.certificate, run.path / "console")
+    stop = asyncio.Event()
+    for number in ending_signals():
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    facts = {
+        "task": str(config.task.name),
+        "run": f"{run.path.parent.name}/{run.path.name}",
+        "actor": actor,
+        "rate": float(config.control_rate_hz),
+        "clock": str(config.clock),
+        "views": _views(config),
+    }
+    library = EpisodeLibrary(run, Path(config.dataset) if config.dataset else None)
+    gate = access.AccessGate(token, secure=encryption is not None)
+    server = ConsoleServer(run, facts, loop_folder(run, actor), library, _scenes(config), gate)
+
+    def ready(port: int) -> None:
+        # The token itself stays out of terminals and log files.
+        query = f"?token=TOKEN, with the token that is in {settings.token_file}" if token else ""
+        scheme = "http" if encryption is None else "https"
+        shown = f"[{host}]" if ":" in host else host
+        print(f"console: {scheme}://{shown}:{port}/{query}", flush=True)
+
+    await server.serve(host, int(settings.port), encryption, stop, ready)
+
+
+def _views(config: DictConfig) -> dict[str, dict[str, Any]]:
+    """Say for each camera with a node of its own which part of its picture it publishes.
+
+    `part` is left, top, width and height in the pixels of the device; `size` is the published width
+    and height.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for node in node_table(config):
+        given, driver = node.parameters, node.driver
+        part = given.get("crop") or [0, 0, driver.get("width"), driver.get("height")]
+        if "camera" in given and node.name in config.nodes and None not in part:
+            size = given.get("size") or part[2:]
+            found[given["camera"]] = {
+                "node": node.name,
+                "part": [int(n) for n in part],
+                "size": [int(n) for n in size],
+            }
+    return found
+
+
+def _scenes(config: DictConfig) -> dict[str, Any]:
+    """Make the 3-D scenes, if the robot has a model."""
+    model = config.console.model or config.robot.get("model")
+    if not model:
+        return {}
+    from robot_rl.extras.console.scene import RobotScene  # late: viser takes a moment
+
+    form = config.task.get("environment")  # a task of a real robot has none
+    task = registry.make(form, Task) if form else None
+    simulated = task if isinstance(task, SimTask) else None
+    return {name: RobotScene(find_resource(model), simulated) for name in (LIVE, REPLAY)}
+
+
 @dataclass(eq=False)
 class ConsoleServer:
     """Serves the console of one run."""
 
     run: RunDirectory
-    facts: dict[str, Any]  # what a page shows and does not change, such as the task and its rate
+    facts: dict[str, Any]  # constants that a page shows, such as the task and its rate
     loop_folder: Path  # where the control loop says how it is reached
     library: EpisodeLibrary  # the stored episodes
     scenes: dict[str, RobotScene]  # `live` and `replay`; empty for robots without a model
-    gate: AccessGate  # who may come in
-    idle_seconds: float = 15.0  # after which a connection that asks nothing is closed
+    gate: access.AccessGate  # who may come in
+    idle_seconds: float = 15.0  # a connection without a complete request for so long is closed
 
     def __post_init__(self) -> None:
         self._client = LoopClient(self.loop_folder)
         self._player = EpisodePlayer()
         self._pages = Pages(self.run, self._client, self.library, self._player, self.scenes)
         facts = {**self.facts, "scenes": sorted(self.scenes), "speeds": SPEEDS}
-        self._pages.tell("facts", facts)
+        self._pages.send("facts", facts)
 
     async def serve(
         self,
@@ -82,7 +153,7 @@ class ConsoleServer:
         """Serve until `stop` is set; `ready` hears of the port, which is any free one for 0."""
         session = aiohttp.ClientSession()
         proxies = {name: ViewerProxy(scene.port, session) for name, scene in self.scenes.items()}
-        connections = Connections()
+        connections = access.Connections()
         app = self._application(proxies, connections)
         runner = web.AppRunner(app, access_log=None, logger=_LOGGER, shutdown_timeout=1.0)
         await runner.setup()
@@ -115,7 +186,7 @@ class ConsoleServer:
             await runner.cleanup()
 
     def _application(
-        self, proxies: dict[str, ViewerProxy], connections: Connections
+        self, proxies: dict[str, ViewerProxy], connections: access.Connections
     ) -> web.Application:
         app = web.Application(middlewares=[connections.middleware, self.gate.middleware])
         app.on_response_prepare.append(_secure)
@@ -132,7 +203,7 @@ class ConsoleServer:
         return web.FileResponse(_PAGE / (request.path.removeprefix("/") or "index.html"))
 
     async def _wanted(self, request: web.Request) -> web.StreamResponse:
-        """What a camera saw of a scene that a person is to put back."""
+        """Give the picture of a scene that a person is to put back."""
         named = request.match_info
         return web.FileResponse(self.run.path / SCENES / named["seed"] / f"{named['camera']}.jpg")
 
@@ -159,13 +230,11 @@ class ConsoleServer:
         return browser
 
 
-def _is_own_fault(record: logging.LogRecord) -> bool:
-    """Whether a record is of more than a request that was no HTTP, which is answered with 400."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-
-
 _LOGGER = logging.getLogger(__name__)
-_LOGGER.addFilter(_is_own_fault)
+# A request that is not HTTP is answered with 400; that is no fault of the server.
+_LOGGER.addFilter(
+    lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+)
 
 
 async def _secure(request: web.Request, response: web.StreamResponse) -> None:
@@ -184,7 +253,7 @@ class ViewerProxy:
         """Pass on one request, or all messages of a websocket."""
         if request.headers.get("Upgrade", "").lower() == "websocket":
             return await self._join(request)
-        address = f"http://{LOOPBACK}:{self.port}/{request.match_info['path']}"
+        address = f"http://{access.LOOPBACK}:{self.port}/{request.match_info['path']}"
         async with self.session.get(address) as answer:
             headers = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP_HEADERS}
             body = await answer.read()
@@ -193,9 +262,9 @@ class ViewerProxy:
             return web.Response(status=answer.status, headers=headers, body=body)
 
     async def _join(self, request: web.Request) -> web.WebSocketResponse:
-        wanted = request.headers.get("Sec-WebSocket-Protocol", "")
-        protocols = [name.strip() for name in wanted.split(",") if name.strip()]
-        address, most = f"http://{LOOPBACK}:{self.port}/", _MOST_VIEWER_BYTES
+        asked = request.headers.get("Sec-WebSocket-Protocol", "")
+        protocols = [name.strip() for name in asked.split(",") if name.strip()]
+        address, most = f"http://{access.LOOPBACK}:{self.port}/", _MOST_VIEWER_BYTES
         joined = self.session.ws_connect(address, protocols=protocols, max_msg_size=most)
         async with joined as viewer:
             chosen = [viewer.protocol] if viewer.protocol else []

@@ -18,6 +18,7 @@ from robot_rl.run import ACCEPTED_POLICY, CLONED_POLICY, CONFIG_FILE, LEARNED_PO
 _MANY = 40  # of them, before which success rates are not compared
 _FAR = 30.0  # times that a setting may be off its default, or 1/30 of it
 _SOME = 5  # episodes of the policy, before which nothing is said of them
+_RATES = ("exploring_success", "learned_success", "base_success")
 
 
 def settings(evidence: Evidence) -> Cause | None:
@@ -36,8 +37,8 @@ def settings(evidence: Evidence) -> Cause | None:
     fails = any(each and each.successes == 0 for each in finals)
     beside = evidence.records.beside(LEARNED_POLICY, CLONED_POLICY)
     fails = fails or bool(beside and beside[-1].worse)
-    mend = "leave them out, or change them in small steps"
-    return Cause("settings", 0.7 if fails else 0.0, "; ".join(far), mend)
+    fix = "leave them out, or change them in small steps"
+    return Cause("settings", 0.7 if fails else 0.0, "; ".join(far), fix)
 
 
 def conditions(evidence: Evidence) -> Cause | None:
@@ -57,16 +58,16 @@ def conditions(evidence: Evidence) -> Cause | None:
     ]
     if not apart:
         return None
-    told = evidence.records.final(CLONED_POLICY)
-    fails = told is not None and told.successes <= 0.1 * told.episodes
+    clone = evidence.records.final(CLONED_POLICY)
+    fails = clone is not None and clone.successes <= 0.1 * clone.episodes
     more = f", and {len(apart) - 3} more" if len(apart) > 3 else ""
     figure = f"the demonstrations were recorded with {'; '.join(apart[:3])}{more}"
-    mend = "record them as the policy is to act, or clone for what they were recorded with"
-    return Cause("conditions", 0.6 if fails else 0.0, figure, mend)
+    fix = "record them as the policy is to act, or clone for what they were recorded with"
+    return Cause("conditions", 0.6 if fails else 0.0, figure, fix)
 
 
 def updates(evidence: Evidence) -> Cause | None:
-    """A policy that acts with weights of long ago, for the learner is slower than the robot."""
+    """A policy that acts with weights of long ago, since the learner is slower than the robot."""
     if OmegaConf.select(evidence.config, "algorithm.schedule.updates_per_step") is None:
         return None
     blocks = Blocks.of(Settings.of(evidence.config))
@@ -79,18 +80,18 @@ def updates(evidence: Evidence) -> Cause | None:
         steps -= len(episode) - 1
     if not due:
         return None
-    wanted = blocks.updates_per_step
     speeds = [r["updates_per_second"] for r in evidence.records.learner[-20:]]
     figure = (
         f"the weights that acted had had {percent(min(acted / due, 1.0))} of their updates"
-        f" ({wanted} a step are asked for, {np.median(speeds or [0.0]):.0f} a second are made)"
+        f" ({blocks.updates_per_step} a step are asked for, {np.median(speeds or [0.0]):.0f} a"
+        " second are made)"
     )
-    mend = (
+    fix = (
         "run the learner on another machine (docs/replay.md); or use device=cuda or compile=true;"
         " or lower algorithm.schedule.updates_per_step"
     )
     likely = 0.0 if acted > 0.7 * due else 0.84 if acted < 0.4 * due else 0.5
-    return Cause("updates short", likely, figure, mend)
+    return Cause("updates short", likely, figure, fix)
 
 
 def learner(evidence: Evidence) -> Cause | None:
@@ -105,8 +106,8 @@ def learner(evidence: Evidence) -> Cause | None:
     figure = f"{stored} steps are stored, {learned} are learned from, with {done} updates"
     behind = stored - learned
     if behind > max(500, 5 * int(evidence.setting("block_steps", 50))):
-        mend = "see RUN/logs/learner.log; go on with robot-rl train resume=RUN"
-        return Cause("learner", 0.78, figure, mend)
+        fix = "see RUN/logs/learner.log; go on with robot-rl train resume=RUN"
+        return Cause("learner", 0.78, figure, fix)
     if warm_up > 0.5 * total:
         figure = f"the first {warm_up} of {total} steps are warm-up, in which nothing is learned"
         return Cause("learner", 0.7, figure, "lower algorithm.schedule.warmup_steps")
@@ -118,11 +119,13 @@ def learner(evidence: Evidence) -> Cause | None:
 def steps(evidence: Evidence) -> Cause | None:
     """A policy that still improved when its steps were over."""
     total = int(evidence.setting("environment_steps", 0))
-    told = evidence.records.episodes[-_MANY:]
-    if len(told) < _MANY or told[-1]["environment_steps"] < 0.95 * total:
+    episodes = evidence.records.episodes[-_MANY:]
+    if len(episodes) < _MANY or episodes[-1]["environment_steps"] < 0.95 * total:
         return None
     half = _MANY // 2
-    before, after = (sum(bool(e["success"]) for e in part) for part in (told[:half], told[half:]))
+    before, after = (
+        sum(bool(e["success"]) for e in part) for part in (episodes[:half], episodes[half:])
+    )
     figure = (
         f"of the last {half} episodes in its {total:,} steps {after} succeeded, of the {half}"
         f" before {before}"
@@ -130,8 +133,8 @@ def steps(evidence: Evidence) -> Cause | None:
     table = [[after, half - after], [before, half - before]]
     rises = fisher_exact(table, alternative="greater").pvalue <= 0.05 and after < 0.9 * half
     words = (f"resume={evidence.run.path}", f"environment_steps={2 * total}")
-    mend = f"learn on: {in_shell('robot-rl', 'train', *words)}"
-    return Cause("steps few", 0.5 if rises else 0.0, figure, mend)
+    fix = f"learn on: {in_shell('robot-rl', 'train', *words)}"
+    return Cause("steps few", 0.5 if rises else 0.0, figure, fix)
 
 
 def interventions(evidence: Evidence) -> Cause | None:
@@ -140,8 +143,8 @@ def interventions(evidence: Evidence) -> Cause | None:
     if not rates:
         return None
     figure = f"an operator took {percent(rates[-1][1])} of the steps of the latest episodes"
-    mend = "hand back sooner; or clone with HG-DAgger (dagger.rounds), which costs less such help"
-    return Cause("interventions", 0.0 if rates[-1][1] < 0.6 else 0.4, figure, mend)
+    fix = "hand back sooner; or clone with HG-DAgger (dagger.rounds), which costs less such help"
+    return Cause("interventions", 0.0 if rates[-1][1] < 0.6 else 0.4, figure, fix)
 
 
 def interruptions(evidence: Evidence) -> Cause | None:
@@ -157,7 +160,7 @@ def interruptions(evidence: Evidence) -> Cause | None:
 
 
 def gate(evidence: Evidence) -> Cause | None:
-    """What is learned, held back as long as it is not proved to be better than the clone."""
+    """A learned policy that is held back until it is proved to be better than the clone."""
     notes = evidence.records.learner
     rates = {k: notes[-1][k] for k in _RATES if k in notes[-1]} if notes else {}
     if not rates:
@@ -165,16 +168,14 @@ def gate(evidence: Evidence) -> Cause | None:
     figure = ", ".join(f"{name.replace('_', ' ')} {percent(rate)}" for name, rate in rates.items())
     cloned, learned = rates.get("base_success"), rates.get("exploring_success")
     few = len(evidence.records.episodes) < _MANY
-    mend = (
-        "try a smaller algorithm.scale; or learn for longer (environment_steps): docs/policies.md"
-    )
+    fix = "try a smaller algorithm.scale; or learn for longer (environment_steps): docs/policies.md"
     decided = evidence.records.ledger.deployed
     won = decided is not None and decided.policy == LEARNED_POLICY
     if evidence.deployed is not None and not won:
         figure += f"; the {evidence.deployed} policy is deployed{' so far' * (decided is None)}"
     if cloned is None or learned is None or few or won or learned >= cloned - 0.3:
         return Cause("gate", 0.0, figure)
-    return Cause("gate", 0.38, figure, mend)
+    return Cause("gate", 0.38, figure, fix)
 
 
 def outcome(evidence: Evidence) -> Cause | None:
@@ -186,33 +187,34 @@ def outcome(evidence: Evidence) -> Cause | None:
     figure = (
         f"{learned.name} solves {learned.count} {learned.seed_set} scenes, the clone {cloned.count}"
     )
-    mend = (
+    fix = (
         "learning often costs success at first: learn for longer (environment_steps); or begin with"
         " a better clone"
     )
-    return Cause("learned policy", 0.36 if compared.worse else 0.0, figure, mend)
+    return Cause("learned policy", 0.36 if compared.worse else 0.0, figure, fix)
 
 
 def candidates(evidence: Evidence) -> Cause | None:
-    """Rounds that improve the policy, of which a gate accepts nothing."""
-    if not (told := evidence.run.read_jsonl("gate")):
+    """Rounds in which a gate accepts no policy, or accepts a worse one."""
+    if not (verdicts := evidence.run.read_jsonl("gate")):
         return None
-    accepted = sum(verdict["decision"] == "accepted" for verdict in told)
+    accepted = sum(each["decision"] == "accepted" for each in verdicts)
     beside = evidence.records.beside(ACCEPTED_POLICY, CLONED_POLICY)
     if beside is not None and beside[-1].worse:
         chosen, cloned, _ = beside
         figure = f"{chosen.name} succeeds in {chosen.count} episodes, the clone in {cloned.count}"
-        mend = "let gate=episodes decide; or with more pairs (gate.pairs)"
-        return Cause("candidates", 0.6, f"a gate has accepted what is worse: {figure}", mend)
-    figure = f"a gate has accepted {accepted} of {len(told)}; of the latest: {told[-1]['reason']}"
-    judged = [verdict["figures"] for verdict in told if "pairs" in verdict["figures"]]
+        fix = "let gate=episodes decide; or with more pairs (gate.pairs)"
+        return Cause("candidates", 0.6, f"a gate has accepted a worse policy: {figure}", fix)
+    figure = f"a gate has accepted {accepted} of {len(verdicts)}"
+    figure += f"; of the latest: {verdicts[-1]['reason']}"
+    judged = [each["figures"] for each in verdicts if "pairs" in each["figures"]]
     if judged and not any(e["candidate_successes"] + e["accepted_successes"] for e in judged):
-        # Then there was nothing to tell apart: the causes are the clone's.
+        # Nothing could be compared: the causes are the clone's.
         return Cause("candidates", 0.0, figure)
     gained = any(each["won"] > each["lost"] for each in judged)
-    mend = "more episodes a round (recipe.stages.rounds.of.gather.episodes); or a better clone"
-    mend = f"more pairs (gate.pairs), which tell smaller gains; or {mend}" if gained else mend
-    return Cause("candidates", 0.0 if accepted or len(told) == 1 else 0.36, figure, mend)
+    fix = "more episodes a round (recipe.stages.rounds.of.gather.episodes); or a better clone"
+    fix = f"more pairs (gate.pairs), which prove smaller gains; or {fix}" if gained else fix
+    return Cause("candidates", 0.0 if accepted or len(verdicts) == 1 else 0.36, figure, fix)
 
 
 def scenes(evidence: Evidence) -> Cause | None:
@@ -221,11 +223,8 @@ def scenes(evidence: Evidence) -> Cause | None:
     if len(seeds) < _SOME:
         return None
     figure = f"{len(set(seeds))} seeds in {len(seeds)} episodes"
-    mend = "see that the reset draws another scene for each episode"
-    return Cause("scenes", 0.0 if len(set(seeds)) > 0.5 * len(seeds) else 0.5, figure, mend)
-
-
-_RATES = ("exploring_success", "learned_success", "base_success")
+    fix = "see that the reset draws another scene for each episode"
+    return Cause("scenes", 0.0 if len(set(seeds)) > 0.5 * len(seeds) else 0.5, figure, fix)
 
 
 CHECKS: tuple[Check, ...] = (

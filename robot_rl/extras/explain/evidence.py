@@ -1,8 +1,8 @@
-"""Why does a run not learn? What it has left that tells; it may go on meanwhile.
+"""The evidence of a run, for the checks of `robot-rl explain`; the run may go on meanwhile.
 
-`robot-rl explain` names causes, each with the figure behind it. A check is a function of the
-evidence. It returns a `Cause`, or None where there is nothing to look at. Thresholds are wide: a
-check speaks where a person who saw the figure would stop the run.
+A check is a function of the evidence. It returns a `Cause` with the figure behind it, or None where
+there is nothing to look at. Thresholds are wide: a check speaks where a person who saw the figure
+would stop the run.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Vector = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[Any]  # structured, one episode with its final row
 
-_ROWS = 6000  # that are looked at: the latest of the actors, the first of the demonstrations
-_PICTURES, _FILMED = 40, 3  # pictures that are looked at of an episode, and such episodes
+_ROWS = 6000  # at most: the latest of the actors, the first of the demonstrations
+_PICTURES, _FILMED = 40, 3  # pictures of an episode, and episodes with pictures
 _LAGS = 8  # steps over which an action may show its effect
 
 
@@ -43,8 +43,8 @@ _LAGS = 8  # steps over which an action may show its effect
 class Motion:
     """How the robot has answered commands, by least squares over many steps.
 
-    The response (lags, d, d) is what one action of 1 in column j has moved along column i after so
-    many steps, as a share of what it asks for.
+    The response (lags, d, d) is the motion along column i that an action of 1 in column j has
+    caused after so many steps, as a share of the commanded motion.
     """
 
     names: tuple[str, ...]  # the action columns that move something measured
@@ -53,12 +53,12 @@ class Motion:
 
     @property
     def gain(self) -> Vector:
-        """(d, d) what all lags come to, [commanded, moved]."""
+        """Sum over all lags (d, d): [commanded, moved]."""
         return np.asarray(self.response.sum(0))
 
     @property
     def lag(self) -> float:
-        """Steps until half of the motion is there, of the columns that move as they are told."""
+        """Steps until half of the motion is there, over the columns that follow commands."""
         own = np.diagonal(self.response, axis1=1, axis2=2).cumsum(0)  # (lags, d)
         moved = own[:, np.abs(own[-1]) > np.maximum(0.3, 4.0 * np.diag(self.error))]
         if not moved.size:
@@ -78,7 +78,7 @@ class Origin:
         return len(self.episodes)
 
     def column(self, name: str, *, last: bool = True) -> Vector:
-        """Values (n, width) of a column, in float64; without final rows, if so asked."""
+        """Values (n, width) of a column, in float64, with or without the final rows."""
         cut = None if last else -1
         parts = [e[name][:cut].reshape(len(e[name][:cut]), -1) for e in self.episodes]
         return np.concatenate(parts).astype(np.float64) if parts else np.empty((0, 0))
@@ -110,21 +110,19 @@ class Origin:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a run."""
+    """The records and the latest rows of a run."""
 
     run: RunDirectory
     config: DictConfig
     records: RunRecords
-    stages: list[dict[str, Any]]
     schema: RowSchema | None  # of the rows, if there are any
     demonstrated: int  # demonstrations that succeeded
     shown: Origin  # these, or the first of them
-    acted: Origin  # what the policy has done, the latest
-    interventions: int  # further episodes, in which an operator has acted
+    acted: Origin  # the latest episodes of the policy
     transitions: int  # environment steps of the actors that the store holds
-    gathered: int  # for want of a store, environment steps that a recipe's rounds have gathered
+    gathered: int  # environment steps of a recipe's rounds, where there is no store
     taken: dict[str, Any]  # see `resolved_settings`
-    deployed: str | None  # which policy is deployed, or so far; None where there is none
+    deployed: str | None  # the policy that is deployed, if any
 
     def setting(self, key: str, default: Any = None) -> Any:
         """A value of the configuration; null counts as none."""
@@ -133,7 +131,7 @@ class Evidence:
 
     @cached_property
     def origins(self) -> dict[str, Origin]:
-        """Those that have episodes, with words for them."""
+        """Words → origin, of those that have episodes."""
         named = {"the demonstrations": self.shown, "the policy's episodes": self.acted}
         return {name: origin for name, origin in named.items() if len(origin)}
 
@@ -153,7 +151,7 @@ class Evidence:
 
     @cached_property
     def discount(self) -> float | None:
-        """The one that the learner took, or is set; None where neither is known."""
+        """The discount that the learner took, or that is set, if known."""
         gamma = self.taken.get("discount") or self.setting("algorithm.schedule.discount")
         return None if gamma is None else float(gamma)
 
@@ -182,34 +180,33 @@ class Evidence:
         if not columns or units is None:
             return None
         steps_of = np.array(units, float)[order]
-        told = [a[:-1, columns] for a in origin.each("action")]
         return _fitted(
             tuple(names[c] for c in columns),
-            told,
+            [a[:-1, columns] for a in origin.each("action")],
             [m[:, order] / steps_of for m in moved],
             [c[:-1, 0] > 0 for c in origin.each("clamped")],
         )
 
 
-# Below this a finding is no cause: what was looked at is in order.
+# Below this likelihood a finding is in order.
 NAMED = 0.3
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What a check came to.
+    """The result of a check.
 
-    How `likely` it is why the run does not learn orders the causes: 0.9 and more for a part that
-    works wrongly and makes others look wrong, such as a sensor; 0.7 for a setting with which
-    nothing can be learned; 0.4 for what may as well follow from something else.
+    `likely` orders the causes: 0.9 and more for a part that works wrongly and makes others look
+    wrong, such as a sensor; 0.7 for a setting with which nothing can be learned; 0.4 for a figure
+    that may as well follow from another cause.
     """
 
-    name: str  # of what was looked at, two words
+    name: str  # two words
     likely: float  # 0: it is in order
-    figure: str  # what was measured
-    # What to do, if it is not: one way, or several with "; or " between them. Settings are in it by
-    # their full keys; `explain` leaves out ways with settings that the run does not have.
-    mend: str = ""
+    figure: str  # the measurement in words
+    # Advice if it is not: one way, or several with "; or " between them. Settings have their full
+    # keys; `explain` leaves out ways with settings that the run does not have.
+    fix: str = ""
 
 
 Check = Callable[[Evidence], Cause | None]
@@ -229,15 +226,18 @@ def _displacements(poses: Vector) -> Vector:
 
 
 def _fitted(
-    names: tuple[str, ...], told: Sequence[Vector], moved: Sequence[Vector], limited: Sequence[Mask]
+    names: tuple[str, ...],
+    actions: Sequence[Vector],
+    moved: Sequence[Vector],
+    limited: Sequence[Mask],
 ) -> Motion | None:
     """Fit motions (T, d) to the commands (T, d) of the same and the latest steps.
 
-    Steps (T,) in which a limit changed the command tell of the limit, and are left out.
+    Steps (T,) in which a limit changed the command are left out.
     """
     d = len(names)
     inputs, outputs = [], []
-    for action, way in zip(told, moved, strict=True):
+    for action, way in zip(actions, moved, strict=True):
         padded = np.concatenate([np.zeros((_LAGS - 1, d)), action])  # an episode begins at rest
         lags = [padded[_LAGS - 1 - k : len(padded) - k] for k in range(_LAGS)]
         inputs.append(np.concatenate(lags, axis=1))
@@ -258,12 +258,12 @@ def _fitted(
 
 
 def gather(run: RunDirectory, config: DictConfig) -> Evidence:
-    """Read what there is; what cannot be read counts as missing, for it has its own command."""
+    """Read the files of a run; those that cannot be read count as missing: `inspect` names them."""
     shown, schema, demonstrated = _demonstrations(run, config)
-    acted, found, interventions, transitions = _acted(run)
+    acted, found, transitions = _stored(run)
     gathered = 0
     if found is None:
-        acted, found, interventions, gathered = _gathered(run)
+        acted, found, gathered = _gathered(run)
     taken: dict[str, Any] = {}
     deployed = None
     with suppress(RobotRLError, OSError, ValueError):  # a newer one is taking its place
@@ -273,12 +273,10 @@ def gather(run: RunDirectory, config: DictConfig) -> Evidence:
         run=run,
         config=config,
         records=read_run(run),
-        stages=run.read_jsonl("stages"),
         schema=found or schema,
         demonstrated=demonstrated,
         shown=shown,
         acted=acted,
-        interventions=interventions,
         transitions=transitions,
         gathered=gathered,
         taken=taken,
@@ -287,22 +285,63 @@ def gather(run: RunDirectory, config: DictConfig) -> Evidence:
 
 
 def _demonstrations(run: RunDirectory, config: DictConfig) -> tuple[Origin, RowSchema | None, int]:
-    """Those that succeeded, of the first ones; the schema; and how many have succeeded in all."""
+    """Successful episodes among the first ones, their schema, and the number of all successes."""
     path = Path(config.dataset) if config.dataset else run.demonstrations
     try:
         dataset = EpisodeDataset(path)
         count = int(dataset.successes.sum())
         dataset.first(int(np.searchsorted(dataset.episode_ends, _ROWS)) + 1)
-        episodes = _without_pictures(dataset)
-    except RobotRLError:  # there are none; of damaged ones `robot-rl inspect` says more
+        succeeded = np.flatnonzero(dataset.successes).tolist()
+        origin = _origin(dataset, _without_pictures(dataset), succeeded, succeeded[:_FILMED])
+    except RobotRLError:
         return Origin(), None, 0
-    succeeded = np.flatnonzero(dataset.successes).tolist()
-    origin = _origin(dataset, episodes, succeeded, succeeded[:_FILMED])
     return origin, dataset.schema, count
 
 
+def _stored(run: RunDirectory) -> tuple[Origin, RowSchema | None, int]:
+    """The policy's latest episodes in the store, its schema, and all environment steps in it."""
+    if not is_store(run.store):
+        return Origin(), None, 0
+    episodes: list[Rows] = []
+    rows_read = transitions = 0
+    with StoreReader(run.store) as reader:
+        if reader.empty:
+            return Origin(), None, 0
+        for record in reversed(reader.episodes()):
+            if record.overall_source == SOURCE_DEMONSTRATION:
+                continue
+            transitions += record.environment_steps
+            by_policy = record.overall_source == SOURCE_POLICY
+            if by_policy and rows_read < _ROWS and record.rows > 1:
+                with suppress(RobotRLError):  # evicted, or cut
+                    episodes.insert(0, reader.read_episode(record))
+                    rows_read += len(episodes[0])
+        schema = reader.schema
+
+    def pictures(camera: str) -> list[tuple[Rows, Rows]]:
+        return [(rows, np.array(rows[camera][:_PICTURES])) for rows in episodes[-_FILMED:]]
+
+    return Origin(episodes, pictures), schema, transitions
+
+
+def _gathered(run: RunDirectory) -> tuple[Origin, RowSchema | None, int]:
+    """As `_stored`, for a recipe that learns without actors and a store."""
+    try:
+        dataset = EpisodeDataset(run.gathered)
+        episodes = _without_pictures(dataset)
+    except RobotRLError:
+        return Origin(), None, 0
+    latest = [
+        i
+        for i, rows in enumerate(episodes)
+        if not rows["intervened"].any() and dataset.episode_ends[i] > dataset.rows_total - _ROWS
+    ]
+    origin = _origin(dataset, episodes, latest, latest[-_FILMED:])
+    return origin, dataset.schema, dataset.rows_total - len(dataset)
+
+
 def _without_pictures(dataset: EpisodeDataset) -> list[Rows]:
-    """Rows of each episode in view."""
+    """Read the rows of each episode in view."""
     scalars = [f for f in dataset.schema.fields if not f.name.startswith("images/")]
     rows = np.empty(dataset.rows_total, [(f.name, f.dtype, f.shape) for f in scalars])
     for each in scalars:
@@ -311,52 +350,9 @@ def _without_pictures(dataset: EpisodeDataset) -> list[Rows]:
 
 
 def _origin(
-    dataset: EpisodeDataset, episodes: list[Rows], wanted: list[int], filmed: list[int]
+    dataset: EpisodeDataset, episodes: list[Rows], chosen: list[int], filmed: list[int]
 ) -> Origin:
     def pictures(camera: str) -> list[tuple[Rows, Rows]]:
         return [(episodes[i], dataset.episode(i)[camera][:_PICTURES]) for i in filmed]
 
-    return Origin([episodes[i] for i in wanted], pictures)
-
-
-def _acted(run: RunDirectory) -> tuple[Origin, RowSchema | None, int, int]:
-    """The policy's episodes, the schema of the store, interventions and environment steps."""
-    if not is_store(run.store):
-        return Origin(), None, 0, 0
-    episodes: list[Rows] = []
-    rows_read = interventions = transitions = 0
-    with StoreReader(run.store) as reader:
-        if reader.empty:
-            return Origin(), None, 0, 0
-        schema = reader.schema
-        for record in reversed(reader.episodes()):
-            if record.overall_source == SOURCE_DEMONSTRATION:
-                continue
-            transitions += record.environment_steps
-            if record.overall_source != SOURCE_POLICY:
-                interventions += 1
-            elif rows_read < _ROWS and record.rows > 1:
-                with suppress(RobotRLError):  # evicted, or cut
-                    rows = reader.read_episode(record)
-                    episodes.append(rows)
-                    rows_read += len(rows)
-    episodes.reverse()
-
-    def pictures(camera: str) -> list[tuple[Rows, Rows]]:
-        return [(rows, np.array(rows[camera][:_PICTURES])) for rows in episodes[-_FILMED:]]
-
-    return Origin(episodes, pictures), schema, interventions, transitions
-
-
-def _gathered(run: RunDirectory) -> tuple[Origin, RowSchema | None, int, int]:
-    """As `_acted`, of a recipe that learns without actors and a store."""
-    try:
-        dataset = EpisodeDataset(run.gathered)
-        episodes = _without_pictures(dataset)
-    except RobotRLError:
-        return Origin(), None, 0, 0
-    mine = [i for i, rows in enumerate(episodes) if not rows["intervened"].any()]
-    latest = [i for i in mine if dataset.episode_ends[i] > dataset.rows_total - _ROWS]
-    origin = _origin(dataset, episodes, latest, latest[-_FILMED:])
-    steps = dataset.rows_total - len(dataset)
-    return origin, dataset.schema, len(episodes) - len(mine), steps
+    return Origin([episodes[i] for i in chosen], pictures)

@@ -1,4 +1,4 @@
-"""`robot-rl explain RUN`: why a run does not learn, as far as what it has recorded tells."""
+"""`robot-rl explain RUN`: why a run does not learn, by what it has recorded."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import Any
 from omegaconf import DictConfig
 
 from robot_rl.commands.runs import load_resolved
+from robot_rl.config import flatten
 from robot_rl.errors import in_shell
 from robot_rl.extras.explain import course_causes, motion_causes, reward_causes, sensing_causes
 from robot_rl.extras.explain.evidence import NAMED, Cause, Check, Evidence, gather
 from robot_rl.processes.progress_display import plain_console
 from robot_rl.run import RunDirectory
 
-_GOOD = 0.95  # success of what is deployed, from which on nothing has to be explained
+_GOOD = 0.95  # success of the deployed policy; beyond, causes are only remarks
 CHECKS = (
     *sensing_causes.CHECKS,
     *motion_causes.CHECKS,
@@ -33,7 +34,7 @@ _SETTING = re.compile(
 
 
 def run(path: str = "latest", *, runs_directory: str, **options: Any) -> None:
-    """Print the causes that are found, the likeliest first, and what else was looked at.
+    """Print the causes, the likeliest first, and what is in order.
 
     Nothing is changed, no robot and no network is made, and the run may go on meanwhile.
     """
@@ -49,10 +50,10 @@ def run(path: str = "latest", *, runs_directory: str, **options: Any) -> None:
 
 
 def warnings(run: RunDirectory, config: DictConfig) -> list[str]:
-    """Say what is wrong with a run, before a robot is worn in vain."""
+    """Say what is wrong with a run, before learning wears the robot."""
     causes, _ = explain(gather(run, config))
     return [
-        f"robot-rl explain: {cause.name}: {cause.figure}{'; next: ' * bool(cause.mend)}{cause.mend}"
+        f"robot-rl explain: {cause.name}: {cause.figure}{'; next: ' * bool(cause.fix)}{cause.fix}"
         for cause in causes
     ]
 
@@ -60,40 +61,33 @@ def warnings(run: RunDirectory, config: DictConfig) -> list[str]:
 def explain(
     evidence: Evidence, checks: Iterable[Check] = CHECKS
 ) -> tuple[list[Cause], list[Cause]]:
-    """Run the checks; returns the causes, the likeliest first, and what is in order."""
-    found = [finding for check in checks if (finding := check(evidence)) is not None]
-    causes = [
-        replace(finding, mend=possible(finding.mend, evidence.config))
-        for finding in found
-        if finding.likely >= NAMED
-    ]
+    """Run the checks; returns the causes, the likeliest first, and what is in order.
+
+    Of a fix, the ways are left out whose settings the configuration does not have.
+    """
+    known = flatten(evidence.config)
+
+    def has(key: str) -> bool:  # a `*` at its end stands for any rest of a name
+        return any(fnmatchcase(each, key) or each.startswith(f"{key}.") for each in known)
+
+    causes, in_order = [], []
+    for check in checks:
+        if (found := check(evidence)) is None:
+            continue
+        if found.likely < NAMED:
+            in_order.append(replace(found, fix=""))
+            continue
+        ways = found.fix.split(_OR)
+        possible = (way for way in ways if all(map(has, settings_named(way, evidence.config))))
+        causes.append(replace(found, fix=_OR.join(possible)))
     # Python's sort is stable: of equally likely ones the earlier check comes first.
-    causes.sort(key=lambda finding: -finding.likely)
-    return causes, [replace(each, mend="") for each in found if each.likely < NAMED]
+    return sorted(causes, key=lambda cause: -cause.likely), in_order
 
 
 def settings_named(words: str, config: DictConfig) -> list[str]:
     """Keys of a configuration that a text names: with a dot in them, or with = behind them."""
     found = (one or other for one, other in _SETTING.findall(words))
     return [key for key in found if "." not in key or key.split(".")[0] in config]
-
-
-def has_setting(config: DictConfig, key: str) -> bool:
-    """Whether a configuration has a key; a `*` at its end stands for any rest of a name."""
-    *sections, name = key.split(".")
-    node: Any = config
-    for section in sections:
-        node = node.get(section) if isinstance(node, DictConfig) else None
-    names = list(node) if isinstance(node, DictConfig) else []
-    return any(fnmatchcase(str(each), name) for each in names)
-
-
-def possible(advice: str, config: DictConfig) -> str:
-    """Of the ways that an advice gives, those whose settings a configuration has."""
-    ways = advice.split(_OR)
-    return _OR.join(
-        w for w in ways if all(has_setting(config, k) for k in settings_named(w, config))
-    )
 
 
 def _print(evidence: Evidence, causes: list[Cause], in_order: list[Cause]) -> None:
@@ -124,8 +118,8 @@ def _print(evidence: Evidence, causes: list[Cause], in_order: list[Cause]) -> No
         console.print("\nno cause was found; what the policy does: robot-rl inspect, report.html")
     for number, cause in enumerate(causes, 1):
         console.print(f"\n{number}. {cause.name}: {cause.figure}")
-        if cause.mend:
-            console.print(f"   next: {cause.mend}")
+        if cause.fix:
+            console.print(f"   next: {cause.fix}")
     console.print("\nlooked at, and found in order:")
     for finding in in_order:
         console.print(f"  {finding.name}: {finding.figure}")

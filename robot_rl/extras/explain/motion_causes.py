@@ -30,8 +30,8 @@ def action_sign(evidence: Evidence) -> Cause | None:
     own = np.diag(_sure(motion))
     column = int(own.argmin())
     figure = f"in {words} a command along {motion.names[column]} moves {own[column]:+.2f} of it"
-    mend = f"turn the sign of {motion.names[column]}; {_FITS}"
-    return Cause("action sign", 0.0 if own[column] > -0.2 else 0.95, figure, mend)
+    fix = f"turn the sign of {motion.names[column]}; {_FITS}"
+    return Cause("action sign", 0.0 if own[column] > -0.2 else 0.95, figure, fix)
 
 
 def action_columns(evidence: Evidence) -> Cause | None:
@@ -42,16 +42,16 @@ def action_columns(evidence: Evidence) -> Cause | None:
     size = np.abs(_sure(motion))
     turns = np.array(["rotation" in name for name in motion.names])
     across = np.where(turns == turns[:, None], size - np.diag(np.diag(size)), 0.0)
-    column, along = np.unravel_index(int(across.argmax()), size.shape)
-    told, moved = motion.names[column], motion.names[along]
+    column, other = np.unravel_index(int(across.argmax()), size.shape)
+    along, moved = motion.names[column], motion.names[other]
     own = abs(float(motion.gain[column, column]))
     figure = (
-        f"in {words} a command along {told} moves it by {size[column, along]:.2f} along {moved}"
-        f" and by {own:.2f} along {told}"
+        f"in {words} a command along {along} moves it by {size[column, other]:.2f} along {moved}"
+        f" and by {own:.2f} along {along}"
     )
-    mend = f"see whether {told} and {moved} are exchanged; {_FITS}"
-    likely = 0.0 if size[column, along] < 0.4 or size[column, along] < 2.0 * own else 0.95
-    return Cause("action columns", likely, figure, mend)
+    fix = f"see whether {along} and {moved} are exchanged; {_FITS}"
+    likely = 0.0 if size[column, other] < 0.4 or size[column, other] < 2.0 * own else 0.95
+    return Cause("action columns", likely, figure, fix)
 
 
 def action_scale(evidence: Evidence) -> Cause | None:
@@ -69,7 +69,7 @@ def action_scale(evidence: Evidence) -> Cause | None:
 
 
 def _scale(words: str, motion: Motion, share: Vector) -> Cause:
-    """What to say of the motion, of which this share has come of what was to be expected."""
+    """Judge the motion, by the share of the expected motion that has come."""
     own = np.abs(np.diag(motion.gain))
     turns = np.array(["rotation" in name for name in motion.names])
     parts = [share[part] for part in (turns, ~turns) if part.any()]
@@ -82,11 +82,11 @@ def _scale(words: str, motion: Motion, share: Vector) -> Cause:
             return Cause("action scale", 0.0, figure)
         still = motion.names[int(share.argmin())]
         return Cause("action scale", 0.5, figure, f"{still} moves nothing: {_FITS}")
-    mend = (
+    fix = (
         f"see how far one action moves the arm, and what holds it back: {_FITS}; or see"
         " robot.limits.translation_step, robot.limits.rotation_step, robot.limits.max_lead_*"
     )
-    return Cause("action scale", 0.88 if not 0.4 < gain < 2.5 else 0.7, figure, mend)
+    return Cause("action scale", 0.88 if not 0.4 < gain < 2.5 else 0.7, figure, fix)
 
 
 def limited(evidence: Evidence) -> Cause | None:
@@ -96,11 +96,11 @@ def limited(evidence: Evidence) -> Cause | None:
         return None
     words, share = max(shares.items(), key=lambda item: item[1])
     figure = f"limits changed {percent(share)} of the commands in {words}"
-    mend = (
+    fix = (
         "act where no limit is met: docs/robot.md; or raise the limit that is met:"
         " robot.limits.max_lead_*, robot.limits.workspace_*, robot.limits.max_force"
     )
-    return Cause("actions limited", 0.0 if share < 0.3 else 0.9, figure, mend)
+    return Cause("actions limited", 0.0 if share < 0.3 else 0.9, figure, fix)
 
 
 def saturated(evidence: Evidence) -> Cause | None:
@@ -117,16 +117,16 @@ def saturated(evidence: Evidence) -> Cause | None:
     if share < 0.5:
         return Cause("actions saturated", 0.0, figure)
     if words == "the demonstrations":
-        mend = (
+        fix = (
             "demonstrate more slowly; or raise robot.limits.translation_step and"
             " robot.limits.rotation_step; or raise robot.joints.step; or raise robot.action_scale"
         )
     else:
-        mend = (
+        fix = (
             "see that Q does not grow (q_mean in learner.jsonl); or lower"
             " algorithm.settings.actor_rate; or lower algorithm.scale"
         )
-    return Cause("actions saturated", 0.5, figure, mend)
+    return Cause("actions saturated", 0.5, figure, fix)
 
 
 def delayed(evidence: Evidence) -> Cause | None:
@@ -139,45 +139,45 @@ def delayed(evidence: Evidence) -> Cause | None:
     figure = f"in {words} half of a motion has come {lag:.0f} steps after its command" + (
         f", in the others after {least:.0f}" if len(lags) > 1 else ""
     )
-    mend = (
+    fix = (
         "find what is late (network, controller, sensors: docs/robot.md); or see robot.sensors;"
         " or a lower control_rate_hz"
     )
-    return Cause("delay", 0.0 if lag < least + 2.0 and lag < 3.0 else 0.93, figure, mend)
+    return Cause("delay", 0.0 if lag < least + 2.0 and lag < 3.0 else 0.93, figure, fix)
 
 
 def gripper(evidence: Evidence) -> Cause | None:
-    """A gripper that does not do what it is told, or is told nothing."""
+    """A gripper that does not do what it is commanded, or gets no command."""
     if evidence.schema is None:
         return None
     for column in evidence.grippers:
         action = evidence.schema.action_names[column]
         name = f"state/{action}_position"
-        told: dict[str, float] = {}
+        closes: dict[str, float] = {}
         for words, origin in evidence.origins.items():
             closing = origin.column("action", last=False)[:, column] > 0.0
-            told[words] = float(closing.mean())
-            if not origin.has(name) or not 0.02 < told[words] < 0.98:
+            closes[words] = float(closing.mean())
+            if not origin.has(name) or not 0.02 < closes[words] < 0.98:
                 continue
             follows = _follows(origin, name, column)
             figure = (
-                f"in {words} {action} was told to close in {percent(told[words])} of the steps, and"
-                f" was then {follows:+.2f} of 1 further closed than otherwise"
+                f"in {words} {percent(closes[words])} of the commands close {action}, which was"
+                f" then {follows:+.2f} of 1 further closed than otherwise"
             )
             if follows < 0.1:
-                mend = "see that the gripper is switched on and its node runs: robot-rl doctor"
-                return Cause("gripper", 0.95, figure, mend)
-        shown, acted = (told.get(words) for words in ("the demonstrations", _ACTED))
+                fix = "see that the gripper is switched on and its node runs: robot-rl doctor"
+                return Cause("gripper", 0.95, figure, fix)
+        shown, acted = (closes.get(words) for words in ("the demonstrations", _ACTED))
         if shown is not None and acted is not None and shown > 0.05 and acted < 0.01:
             figure = f"the policy never closes {action}, as the demonstrations do"
             return Cause("gripper", 0.6, figure, "clone for longer, or demonstrate more grasps")
-        if told:
-            shares = ", ".join(f"{percent(share)} in {words}" for words, share in told.items())
-            return Cause("gripper", 0.0, f"{action} was told to close in {shares}, and followed")
+        if closes:
+            shares = ", ".join(f"in {words} {percent(share)}" for words, share in closes.items())
+            return Cause("gripper", 0.0, f"{shares} of the commands close {action}, which follows")
     return None
 
 
-def period(evidence: Evidence) -> Cause | None:
+def control_period(evidence: Evidence) -> Cause | None:
     """Steps that do not come at the control rate."""
     if evidence.schema is None or not len(evidence.acted):
         return None
@@ -185,18 +185,18 @@ def period(evidence: Evidence) -> Cause | None:
     stamps = np.concatenate(ticks)
     if not stamps.size or evidence.acted.episodes[-1]["stamp_observation"][0] < _WALL_CLOCK:
         return None  # simulated time is exact
-    wanted = 1e9 / evidence.schema.control_rate_hz
-    off = float(np.mean(np.abs(stamps - wanted) > 0.25 * wanted))
+    period = 1e9 / evidence.schema.control_rate_hz
+    off = float(np.mean(np.abs(stamps - period) > 0.25 * period))
     figure = (
         f"{percent(off)} of the steps took more than a quarter less or longer than"
-        f" {wanted / 1e6:.0f} ms; the longest {stamps.max() / 1e6:.0f} ms"
+        f" {period / 1e6:.0f} ms; the longest {stamps.max() / 1e6:.0f} ms"
     )
-    mend = "give the actor's machine less to do, or lower control_rate_hz; robot-rl bench loop"
-    return Cause("control period", 0.0 if off < 0.15 else 0.9, figure, mend)
+    fix = "give the actor's machine less to do, or lower control_rate_hz; robot-rl bench loop"
+    return Cause("control period", 0.0 if off < 0.15 else 0.9, figure, fix)
 
 
 def _follows(origin: Origin, name: str, column: int) -> float:
-    """How much further closed a gripper is, some steps after it was told to close, than else."""
+    """How much further closed a gripper is, some steps after a command to close, than otherwise."""
     pairs = [
         (commands[:-_CLOSES, column] > 0.0, position[_CLOSES:, 0])
         for commands, position in zip(origin.each("action"), origin.each(name), strict=True)
@@ -209,7 +209,7 @@ def _follows(origin: Origin, name: str, column: int) -> float:
 
 
 def _sure(motion: Motion) -> Vector:
-    """The gains (d, d) that are told from 0 beyond doubt, the others 0."""
+    """The gains (d, d) that certainly differ from 0; the others are 0."""
     return np.where(np.abs(motion.gain) > 5.0 * motion.error, motion.gain, 0.0)
 
 
@@ -226,5 +226,5 @@ CHECKS: tuple[Check, ...] = (
     action_scale,
     saturated,
     gripper,
-    period,
+    control_period,
 )

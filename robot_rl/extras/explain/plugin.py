@@ -1,4 +1,4 @@
-"""Why a run does not learn."""
+"""`robot-rl explain`, and warnings before a policy learns on a robot: why a run does not learn."""
 
 from robot_rl.commands.table import RUNS
 from robot_rl.plugins import Command, Option, Plugin

@@ -10,10 +10,10 @@ from scipy.stats import poisson
 from robot_rl.extras.explain.evidence import Cause, Check, Evidence, Origin, Vector, percent
 from robot_rl.run import CLONED_POLICY
 
-_FEW = 5  # demonstrations; from twice as many on nobody complains
+_FEW = 5  # demonstrations; twice as many are no cause
 _SOME = 5  # episodes of the policy, before which nothing is said of them
-_LINGERS = 0.3  # share of a demonstration spent where it ends, from which on that tells nothing
-_CHANCE = 0.05  # of so few successes, from which on they are held for missing labels
+_LINGERS = 0.3  # share of a demonstration spent where it ends; beyond, that place says nothing
+_CHANCE = 0.05  # of so few successes; below, labels are missing
 _MOVING = ("velocity", "velocities", "wrench", "lead")
 
 
@@ -26,27 +26,27 @@ def reward_sign(evidence: Evidence) -> Cause | None:
             continue
         at, before = rewards[success > 0].mean(), rewards[success == 0].mean()
         figure = f"in {words} the mean reward is {at:.3g} at success, {before:.3g} before"
-        mend = "turn its sign; the steps that lead to success must bring more than others"
+        fix = "turn its sign; the steps that lead to success must bring more than others"
         if at < before:
-            return Cause("reward sign", 0.94, figure, mend)
+            return Cause("reward sign", 0.94, figure, fix)
     thirds = [np.array_split(r[:-1, 0], 3) for r in evidence.shown.each("reward") if len(r) > 6]
     falls = [float(last.mean() < first.mean()) for first, _, last in thirds]
     share = float(np.mean(falls or [0.0]))
     if share > 0.7:
         figure = f"{percent(share)} of the demonstrations end with less reward than they begin with"
-        return Cause("reward sign", 0.6, figure, mend)
+        return Cause("reward sign", 0.6, figure, fix)
     return Cause("reward sign", 0.0, figure) if figure else None
 
 
 def reward_seen(evidence: Evidence) -> Cause | None:
     """Rewards that are all the same, so that there is nothing to learn from."""
     returns = np.array([sum(rewards) for rewards in evidence.shown.each("reward")])
-    # The same reward at each step still tells a long episode from a short one.
+    # With the same reward at each step, the return still depends on the length.
     equal = len(returns) and not np.ptp(evidence.shown.column("reward", last=False))
     if equal and not np.ptp(returns):
         figure = "all rewards of the demonstrations are equal"
-        mend = "record them with a reward, or say which of them succeeded: docs/rewards.md"
-        return Cause("reward seen", 0.85, figure, mend)
+        fix = "record them with a reward, or say which of them succeeded: docs/rewards.md"
+        return Cause("reward seen", 0.85, figure, fix)
     if len(evidence.acted) < _SOME:
         return None
     rewards = evidence.acted.column("reward", last=False)
@@ -54,14 +54,14 @@ def reward_seen(evidence: Evidence) -> Cause | None:
         f"{evidence.acted.succeeded.sum()} of the policy's latest {len(evidence.acted)} episodes"
         f" succeeded; rewards from {rewards.min():.3g} to {rewards.max():.3g}"
     )
-    mend = "give it more or better demonstrations, a longer time limit, or help: operator, teleop"
+    fix = "give it more or better demonstrations, a longer time limit, or help: operator, teleop"
     seen = np.ptp(rewards) > 0 or evidence.acted.succeeded.any()
     # Some failures in a row are no cause; many are at least worth a word.
-    return Cause("reward seen", 0.0 if seen or len(evidence.acted) < 20 else 0.35, figure, mend)
+    return Cause("reward seen", 0.0 if seen or len(evidence.acted) < 20 else 0.35, figure, fix)
 
 
 def labels(evidence: Evidence) -> Cause | None:
-    """Success that is not called one, or what is none called so."""
+    """Success without its label, or a label without success."""
     ends = _Ends.of(evidence)
     if ends is None or len(evidence.acted) < _SOME:
         return None
@@ -74,36 +74,34 @@ def labels(evidence: Evidence) -> Cause | None:
     figure = (
         f"in {len(success)} episodes the policy was for {there.sum()} steps where demonstrations"
         f" ended ({', '.join(ends.names)}): {expected:.1f} successes are to be expected,"
-        f" {success.sum()} are told, {elsewhere} of them elsewhere"
+        f" {success.sum()} are labelled, {elsewhere} of them elsewhere"
     )
     chance = float(poisson.cdf(success.sum(), expected))
     if success.sum() < 0.25 * expected and chance < _CHANCE:
-        mend = "see who says success (reward=, robot-rl console), and correct its labels"
-        return Cause("label missing", 0.82 if chance < 0.4 * _CHANCE else 0.6, figure, mend)
+        fix = "see what labels success (reward=, robot-rl console), and correct its labels"
+        return Cause("label missing", 0.82 if chance < 0.4 * _CHANCE else 0.6, figure, fix)
     if elsewhere >= 3 and elsewhere > 0.5 * success.sum():
-        mend = "see who says success (reward=): what it takes for one is none"
-        return Cause("label false", 0.82, figure, mend)
+        fix = "see what labels success (reward=): it labels other states as success"
+        return Cause("label false", 0.82, figure, fix)
     return Cause("labels", 0.0, figure)
 
 
 def detector(evidence: Evidence) -> Cause | None:
     """A reward that contradicts the task's own detector, or that has raised an alarm."""
-    told = [e for e in evidence.records.episodes if "task_success" in e]
-    if len(told) < _SOME:
+    episodes = [e for e in evidence.records.episodes if "task_success" in e]
+    if len(episodes) < _SOME:
         return None
-    wrong = float(np.mean([bool(e["success"]) != bool(e["task_success"]) for e in told]))
-    alarms = sum(bool(e.get("reward_alarm")) for e in told)
+    wrong = float(np.mean([bool(e["success"]) != bool(e["task_success"]) for e in episodes]))
+    alarms = sum(bool(e.get("reward_alarm")) for e in episodes)
     figure = f"in {percent(wrong)} of the episodes reward and task disagree; {alarms} reward alarms"
-    likely = 0.0 if wrong < 0.2 and alarms < 0.2 * len(told) else 0.83
+    likely = 0.0 if wrong < 0.2 and alarms < 0.2 * len(episodes) else 0.83
     return Cause("reward and task", likely, figure, "train it on such frames: docs/rewards.md")
 
 
 def value_range(evidence: Evidence) -> Cause | None:
-    """Returns that the critics cannot tell."""
-    bounds, gamma = (
-        evidence.taken.get("value_range") or evidence.setting("algorithm.settings.value_range"),
-        evidence.discount,
-    )
+    """Returns outside the range of the critics."""
+    set_bounds, gamma = evidence.setting("algorithm.settings.value_range"), evidence.discount
+    bounds = evidence.taken.get("value_range") or set_bounds
     if not bounds or gamma is None or not evidence.origins:
         return None
     low, high = map(float, bounds)
@@ -114,11 +112,11 @@ def value_range(evidence: Evidence) -> Cause | None:
         f"value_range is {low:g} to {high:g}; returns are {returns.min():.3g} to"
         f" {returns.max():.3g}, {percent(outside)} of them outside"
     )
-    mend = (
+    fix = (
         "see whether the rewards are right; or name the range that their returns can have, with"
         " algorithm.settings.value_range=[LOW,HIGH]"
     )
-    return Cause("value range", 0.8 if outside > 0.05 else 0.0, figure, mend)
+    return Cause("value range", 0.8 if outside > 0.05 else 0.0, figure, fix)
 
 
 def discount(evidence: Evidence) -> Cause | None:
@@ -129,8 +127,8 @@ def discount(evidence: Evidence) -> Cause | None:
     steps = float(np.median(evidence.shown.steps_to_success))
     left = gamma**steps
     figure = f"at a discount of {gamma:g} a success in {steps:.0f} steps is worth {left:.2g} of 1"
-    mend = "leave algorithm.schedule.discount=null: it is then chosen by the demonstrations"
-    return Cause("discount", 0.0 if left > 0.05 else 0.75 if left < 0.01 else 0.45, figure, mend)
+    fix = "leave algorithm.schedule.discount=null: it is then chosen by the demonstrations"
+    return Cause("discount", 0.0 if left > 0.05 else 0.75 if left < 0.01 else 0.45, figure, fix)
 
 
 def time_limit(evidence: Evidence) -> Cause | None:
@@ -146,8 +144,8 @@ def time_limit(evidence: Evidence) -> Cause | None:
         f" {steps.max():.0f}; the limit is"
         f" {limit}; it has ended {percent(cut.mean())} of the policy's episodes"
     )
-    mend = f"task.environment.time_limit_steps={int(1.5 * steps.max())} or more"
-    return Cause("time limit", 0.0 if late < 0.2 else 0.87, figure, mend)
+    fix = f"task.environment.time_limit_steps={int(1.5 * steps.max())} or more"
+    return Cause("time limit", 0.0 if late < 0.2 else 0.87, figure, fix)
 
 
 def demonstrations(evidence: Evidence) -> Cause | None:
@@ -157,16 +155,16 @@ def demonstrations(evidence: Evidence) -> Cause | None:
     count, lengths = evidence.demonstrated, evidence.shown.lengths
     steps = float(np.median(lengths)) if count else 0.0
     figure = f"{count} that succeeded, of {steps:.0f} steps"
-    mend = "record more: robot-rl collect RUN goes on with a recording; 20 are a good start"
+    fix = "record more: robot-rl collect RUN goes on with a recording; 20 are a good start"
     likely = 0.0 if count >= 2 * _FEW else 0.65 if count < _FEW else 0.32
-    return Cause("demonstrations", likely, figure, mend)
+    return Cause("demonstrations", likely, figure, fix)
 
 
 def clone(evidence: Evidence) -> Cause | None:
     """A clone that never succeeds, so that learning has nothing to begin with."""
-    told = evidence.records.final(CLONED_POLICY)
-    if told is not None:
-        successes, episodes = told.successes, told.episodes
+    final = evidence.records.final(CLONED_POLICY)
+    if final is not None:
+        successes, episodes = final.successes, final.episodes
     else:
         alone = [e for e in evidence.acted.episodes if e["base_alone"][:-1].all()]
         successes, episodes = sum(bool(e["success"].any()) for e in alone), len(alone)
@@ -176,16 +174,14 @@ def clone(evidence: Evidence) -> Cause | None:
     figure = (
         f"the cloned policy, of {made:,} updates, succeeds in {successes} of {episodes} episodes"
     )
-    mend = (
-        "clone for longer (cloning.updates); or from more demonstrations; or see what it observes"
-    )
-    return Cause("clone", 0.0 if successes else 0.4, figure, mend)
+    fix = "clone for longer (cloning.updates); or from more demonstrations; or see what it observes"
+    return Cause("clone", 0.0 if successes else 0.4, figure, fix)
 
 
 def q_values(evidence: Evidence) -> Cause | None:
     """Critics that promise more, or less, than what came."""
-    gamma, told = evidence.discount, [r for r in evidence.records.learner if "q_mean" in r]
-    if gamma is None or not told or not evidence.origins:
+    gamma, notes = evidence.discount, [r for r in evidence.records.learner if "q_mean" in r]
+    if gamma is None or not notes or not evidence.origins:
         return None
     parts = {words: _returns(origin, gamma).mean() for words, origin in evidence.origins.items()}
     share = float(evidence.setting("algorithm.schedule.demonstration_share", 0.0))
@@ -193,22 +189,22 @@ def q_values(evidence: Evidence) -> Cause | None:
     expected = sum(weights[w] * value for w, value in parts.items()) / sum(
         weights[w] for w in parts
     )
-    said = float(np.mean([r["q_mean"] for r in told[-5:]]))
+    said = float(np.mean([r["q_mean"] for r in notes[-5:]]))
     every = np.concatenate([_returns(origin, gamma) for origin in evidence.origins.values()])
     scale = max(float(np.ptp(every)), 1e-6)
     figure = f"the critics say {said:.3g} on average, the recorded returns are {expected:.3g}"
-    mend = (
+    fix = (
         "more heads (algorithm.settings.target_heads); or a lower algorithm.settings.critic_rate;"
         " or the range that returns can have with algorithm.settings.value_range"
         if said > expected
         else "more updates for each step, or a longer run"
     )
     likely = 0.0 if abs(said - expected) < 0.5 * scale else 0.45 if said > expected else 0.35
-    return Cause("critics", likely, figure, mend)
+    return Cause("critics", likely, figure, fix)
 
 
 class _Ends:
-    """Where demonstrations end: a box about their last observations, where these are alike."""
+    """A box around the last observations of the demonstrations, if these are alike."""
 
     def __init__(self, boxes: dict[str, tuple[npt.NDArray[np.intp], Vector, Vector]]) -> None:
         self._boxes, self.names = boxes, list(boxes)
@@ -216,7 +212,7 @@ class _Ends:
 
     @classmethod
     def of(cls, evidence: Evidence) -> _Ends | None:
-        """None where the ends cannot be told from the rest of what was demonstrated."""
+        """None where the ends do not differ from the rest of the demonstrations."""
         boxes = {}
         if len(evidence.shown) < _SOME:
             return None

@@ -16,7 +16,7 @@ from robot_rl.extras.explain.evidence import Cause, Check, Evidence, Origin, Vec
 _POSE = "state/tcp_pose"
 _DARK = 3.0  # grey levels: a picture that varies less shows nothing
 _NEIGHBOURS = 2000  # of the policy's latest steps that are compared with the demonstrations
-_MOVED = 0.03  # m of the tool: what a camera at work cannot miss
+_MOVED = 0.03  # m of the tool; a working camera shows it
 _FRAMES = 3  # pairs of pictures so far apart, before which nothing is said
 # What reacts to each command at once, and so trembles without any fault.
 _LIVELY = ("velocity", "velocities", "wrench", "lead", "command")
@@ -31,8 +31,8 @@ def dead_camera(evidence: Evidence) -> Cause | None:
         return None
     worst = min(contrast, key=lambda words: contrast[words])
     figure = f"{worst}: grey levels vary by {contrast[worst]:.1f} of 255 in a picture"
-    mend = "look at the live picture (robot-rl console): cap, exposure, cable, or the wrong device"
-    return Cause("camera dead", 0.0 if contrast[worst] >= _DARK else 0.97, figure, mend)
+    fix = "look at the live picture (robot-rl console): cap, exposure, cable, or the wrong device"
+    return Cause("camera dead", 0.0 if contrast[worst] >= _DARK else 0.97, figure, fix)
 
 
 def frozen_camera(evidence: Evidence) -> Cause | None:
@@ -53,8 +53,8 @@ def frozen_camera(evidence: Evidence) -> Cause | None:
         f"{worst}: {percent(repeated[worst])} of the pictures equal the one from"
         f" {100 * _MOVED:g} cm away"
     )
-    mend = "restart the camera's driver; see that its stamps go on: robot-rl doctor cell=PATH"
-    return Cause("camera frozen", 0.0 if repeated[worst] < 0.95 else 0.97, figure, mend)
+    fix = "restart the camera's driver; see that its stamps go on: robot-rl doctor cell=PATH"
+    return Cause("camera frozen", 0.0 if repeated[worst] < 0.95 else 0.97, figure, fix)
 
 
 def constant_features(evidence: Evidence) -> Cause | None:
@@ -65,8 +65,8 @@ def constant_features(evidence: Evidence) -> Cause | None:
         values = evidence.acted.column(name)
         spread = float(values.std(0).max() / max(np.abs(values).max(), 1e-3))
         figure = f"the liveliest of {values.shape[1]} features varies by {percent(spread)}"
-        mend = "train the encoder again, and longer: observation.vision_training.cloning.updates"
-        return Cause("features", 0.0 if spread > 0.01 else 0.95, figure, mend)
+        fix = "train the encoder again, and longer: observation.vision_training.cloning.updates"
+        return Cause("features", 0.0 if spread > 0.01 else 0.95, figure, fix)
     return None
 
 
@@ -86,8 +86,8 @@ def quaternions(evidence: Evidence) -> Cause | None:
         norms = np.linalg.norm(turns, axis=1)
         if np.median(np.abs(norms - 1.0)) > 0.02:
             figure = f"in {words} {_POSE}[3:7] has a length of {np.median(norms):.2f}"
-            mend = "a unit quaternion xyzw is expected: see what the driver or the mapping gives"
-            return Cause(name, 0.97, figure, mend)
+            fix = "a unit quaternion xyzw is expected: see what the driver or the mapping gives"
+            return Cause(name, 0.97, figure, fix)
         for against, turn in expected:
             angle = _median_angle(turns, turn)
             other = _median_angle(turns[:, [1, 2, 3, 0]], turn)
@@ -97,8 +97,8 @@ def quaternions(evidence: Evidence) -> Cause | None:
                     f"in {words} the tool is {angle:.1f} rad away from {against};"
                     f" read with the scalar first, as wxyz, {other:.1f} rad"
                 )
-                mend = f"{_POSE} must be xyzw: reorder what the driver or the mapping gives"
-                return Cause(name, 0.98, figure, mend)
+                fix = f"{_POSE} must be xyzw: reorder what the driver or the mapping gives"
+                return Cause(name, 0.98, figure, fix)
     if not expected or not evidence.origins:
         return None
     return Cause(name, 0.0, f"of unit length, within {worst:.1f} rad of the reference")
@@ -120,7 +120,7 @@ def units(evidence: Evidence) -> Cause | None:
         return None
     largest, name = 1.0, ""
     for field in _numbers(evidence):
-        # A unit changes the median as much. What never happened, such as a lift, does not.
+        # A unit changes the median as much; an event that never came, such as a lift, does not.
         shown, acted = (
             np.quantile(np.abs(origin.column(field)), [0.5, 0.95], axis=0)
             for origin in (evidence.shown, evidence.acted)
@@ -134,8 +134,8 @@ def units(evidence: Evidence) -> Cause | None:
             if abs(np.log(times)) > abs(np.log(largest)):
                 largest, name = times, field
     figure = f"{name or 'each state'} is {largest:.3g} times as large as in the demonstrations"
-    mend = "SI is expected everywhere: m for mm, rad for degrees"
-    return Cause("unit", 0.0 if 1 / 40.0 < largest < 40.0 else 0.96, figure, mend)
+    fix = "SI is expected everywhere: m for mm, rad for degrees"
+    return Cause("unit", 0.0 if 1 / 40.0 < largest < 40.0 else 0.96, figure, fix)
 
 
 def constant_observation(evidence: Evidence) -> Cause | None:
@@ -156,7 +156,7 @@ def constant_observation(evidence: Evidence) -> Cause | None:
                 f"{name} stands still in {percent(acted)} of the policy's episodes, and in"
                 f" {percent(shown)} of the demonstrations"
             )
-            return Cause("observation constant", 0.95, figure, f"see who publishes {name}")
+            return Cause("observation constant", 0.95, figure, f"see what publishes {name}")
     fixed = [
         name
         for name, shares in still.items()
@@ -164,8 +164,8 @@ def constant_observation(evidence: Evidence) -> Cause | None:
     ]
     if fixed:
         figure = f"{', '.join(fixed)} never changes within an episode, not even where demonstrated"
-        mend = "if it should, see who publishes it; or leave it out: observation.states=[...]"
-        return Cause("observation constant", 0.6, figure, mend)
+        fix = "if it should, see what publishes it; or leave it out: observation.states=[...]"
+        return Cause("observation constant", 0.6, figure, fix)
     return Cause("observation constant", 0.0, f"each of {len(still)} fields changes")
 
 
@@ -187,19 +187,19 @@ def noise(evidence: Evidence) -> Cause | None:
         f"{words}: {percent(share)} of what it varies by is white noise (one change undoes the one"
         f" before: correlation {correlation:.2f})"
     )
-    mend = "look at the sensor or tracker: light, distance, filter; or average over some frames"
-    return Cause("noise", 0.92, figure, mend)
+    fix = "look at the sensor or tracker: light, distance, filter; or average over some frames"
+    return Cause("noise", 0.92, figure, fix)
 
 
 def elsewhere(evidence: Evidence) -> Cause | None:
-    """Episodes that begin where no demonstration has begun."""
+    """Episodes that begin where no demonstration began."""
     if len(evidence.shown) < 2 or not len(evidence.acted):
         return None
     outside: dict[str, tuple[float, float, Vector]] = {}
     for name in _calm(evidence):
-        begun = np.array([v[0] for v in _without_turns(evidence.shown, name)])
+        starts = np.array([v[0] for v in _without_turns(evidence.shown, name)])
         began = np.array([v[0] for v in _without_turns(evidence.acted, name)])
-        low, high = begun.min(0), begun.max(0)
+        low, high = starts.min(0), starts.max(0)
         margin = (
             0.3 * (high - low)
             + 0.3 * np.concatenate(list(_without_turns(evidence.shown, name))).std(0)
@@ -223,32 +223,31 @@ def elsewhere(evidence: Evidence) -> Cause | None:
     )
     if share < 0.7:
         return Cause("demonstrations elsewhere", 0.0, figure)
-    mend = "demonstrate from where the policy begins, or put robot and objects back there"
-    return Cause("demonstrations elsewhere", 0.85, f"{figure}, mostly by {by:.3g}", mend)
+    fix = "demonstrate from where the policy begins, or put robot and objects back there"
+    return Cause("demonstrations elsewhere", 0.85, f"{figure}, mostly by {by:.3g}", fix)
 
 
 def overlap(evidence: Evidence) -> Cause | None:
-    """A policy that is mostly where nobody has demonstrated anything."""
+    """A policy that is mostly far from all demonstrations."""
     names = _calm(evidence)
     if len(evidence.shown) < 2 or not len(evidence.acted) or not names:
         return None
-    shown, acted = (
-        [
-            np.concatenate(each, axis=1)
-            for each in zip(*(_without_turns(o, n) for n in names), strict=True)
-        ]
-        for o in (evidence.shown, evidence.acted)
-    )
+
+    def states(origin: Origin) -> list[Vector]:
+        columns = zip(*(_without_turns(origin, name) for name in names), strict=True)
+        return [np.concatenate(episode, axis=1) for episode in columns]
+
+    shown, acted = states(evidence.shown), states(evidence.acted)
     spread = np.concatenate(shown).std(0)
-    scale = np.where(spread > 1e-4, spread, np.inf)  # what never varied tells no distance
+    scale = np.where(spread > 1e-4, spread, np.inf)  # a column that never varied gives no distance
     tree = cKDTree(np.concatenate(shown[1:]) / scale)
     # As far as one demonstration is from the others.
     usual = float(np.quantile(tree.query(shown[0] / scale)[0], 0.95))
     others = cKDTree(np.concatenate(shown) / scale)
     away = others.query(np.concatenate(acted)[-_NEIGHBOURS:] / scale)[0] > 2.0 * usual
     figure = f"{percent(away.mean())} of the policy's steps are far from all that was demonstrated"
-    mend = "demonstrate more widely; or correct the policy where it goes: operator, dagger.rounds"
-    return Cause("overlap", 0.0 if away.mean() < 0.7 else 0.37, figure, mend)
+    fix = "demonstrate more widely; or correct the policy where it goes: operator, dagger.rounds"
+    return Cause("overlap", 0.0 if away.mean() < 0.7 else 0.37, figure, fix)
 
 
 def _films(evidence: Evidence) -> Iterator[tuple[str, list[tuple[Any, npt.NDArray[np.uint8]]]]]:
@@ -278,7 +277,7 @@ def _numbers(evidence: Evidence) -> list[str]:
 
 
 def _calm(evidence: Evidence) -> list[str]:
-    """Those of them that do not tremble."""
+    """Of these, the states that do not tremble."""
     return [n for n in _numbers(evidence) if not any(word in n for word in _LIVELY)]
 
 
@@ -286,11 +285,9 @@ def _without_turns(origin: Origin, name: str) -> Iterator[Vector]:
     """Values by episode, of poses the positions: a quaternion may change its sign at any time."""
     poses = name in (_POSE, OBJECT_POSES)
     for values in origin.each(name):
-        yield (
-            values.reshape(len(values), -1, 7)[..., :3].reshape(len(values), -1)
-            if poses
-            else values
-        )
+        if poses:
+            values = values.reshape(len(values), -1, 7)[..., :3].reshape(len(values), -1)
+        yield values
 
 
 def _median_angle(turns: Vector, turn: Vector) -> float:

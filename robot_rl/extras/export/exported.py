@@ -30,7 +30,7 @@ DESCRIPTION_FILE = "policy.json"
 VISION_GRAPH, PLAN_GRAPH, ACT_GRAPH = "vision.onnx", "plan.onnx", "act.onnx"
 NOISE, BASE_ACTION = "noise", "base_action"
 GRAPHS = "graphs"
-"""The key of `policy.json` that tells it from a checkpoint's: file name → SHA-256."""
+"""The key of `policy.json` that a checkpoint does not have: file name → SHA-256."""
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -62,7 +62,7 @@ class Graph:
                     expected=tuple(shape),
                 )
             fed[name] = np.ascontiguousarray(value.reshape(-1, 1, *shape), dtype)
-        # Row by row: a robot has one, and a graph whose batch is fixed suits every network.
+        # Row by row: a robot has one, and every network can be a graph of a fixed batch.
         rows = zip(*fed.values(), strict=True)
         try:
             answers = [self._session.run(None, dict(zip(fed, row, strict=True)))[0] for row in rows]
@@ -73,7 +73,7 @@ class Graph:
 
 
 class ExportedVision:
-    """What stands for an `ImageEncoder`."""
+    """Takes the place of an `ImageEncoder`."""
 
     def __init__(self, graph: Graph, description: Mapping[str, Any]) -> None:
         self._graph = graph
@@ -87,9 +87,9 @@ class ExportedVision:
 
 
 class ExportedPolicy:
-    """What stands for a `Policy` where it only acts by its best guess.
+    """Takes the place of a `Policy` that only acts by its best guess.
 
-    Those with the same `checksums` of their files act alike.
+    Two with the same `checksums` of their files act alike.
     """
 
     conditioned = on_torch = False
@@ -128,7 +128,7 @@ class ExportedPolicy:
 
 
 class ExportedPlanner(ExportedPolicy):
-    """What stands for a `ChunkPolicy`."""
+    """Takes the place of a `ChunkPolicy`."""
 
     def __init__(self, folder: Path, description: Mapping[str, Any]) -> None:
         super().__init__(folder, PLAN_GRAPH, description)
@@ -192,7 +192,7 @@ def load(folder: Path) -> Behaviour:
         steps, version = int(description["execute_steps"]), int(description["version"])
         if len(interface.action_names) != policy.action_dimension:
             raise ValueError(f"{policy.action_dimension} actions, {interface.action_names}")
-        # They answer what a runner and a behaviour ask, but are no modules.
+        # They have the members that a runner and a behaviour use, but are no modules.
         acting, sees = cast("Policy", policy), cast("ImageEncoder | None", vision)
         return Behaviour(acting, interface, steps, version=version, vision=sees)
     except (CheckpointError, MissingExtra):

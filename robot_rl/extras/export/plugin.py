@@ -1,4 +1,4 @@
-"""Policies as ONNX files, for a robot computer without torch."""
+"""`robot-rl export-policy`: policies as ONNX files, for a robot computer without torch."""
 
 from robot_rl.commands.table import RUNS
 from robot_rl.plugins import Command, Option, Plugin
@@ -6,10 +6,10 @@ from robot_rl.run import POLICIES
 
 _COMMANDS = {
     "export-policy": Command(
-        "robot_rl.extras.export.export_policy:run",
+        "robot_rl.extras.export.write_onnx:run",
         "Write a policy as ONNX files, for a robot computer without torch.",
-        "Of the one that `train` has decided to deploy, or of the one that `which` names; RUN may"
-        " be a checkpoint too. OUT is made: the files, checked to be equal to the policy, the"
+        "It is the policy that `train` has deployed, or the one that `which` names; RUN may be a"
+        " checkpoint too. OUT is made: the files, checked to be equal to the policy, the"
         " description policy.json, the run's configuration and CARD.md, which says where the policy"
         " comes from and how good it was found to be. robot-rl run OUT plays it; it"
         " needs the extra onnx-runtime, and this command the extra export.",

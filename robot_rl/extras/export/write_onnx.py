@@ -1,8 +1,9 @@
-"""Writes a behaviour as ONNX files; `exported` runs them."""
+"""`robot-rl export-policy`: writes a policy as ONNX files and its card; `exported` runs them."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,18 +18,59 @@ from policies.errors import PolicyError, require
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy
 from policies.vision import ImageEncoder, SeeingEncoder
-from robot_rl.extras.card.card import described
+from robot_rl.commands.runs import load_resolved
+from robot_rl.errors import RobotRLError, in_shell
+from robot_rl.evaluation.ledger import open_policy, policy_checkpoint
+from robot_rl.extras.card.card import CARD, card, described, policy_facts
 from robot_rl.extras.export import exported
 from robot_rl.extras.export.exported import BASE_ACTION, NOISE
+from robot_rl.processes.files import new_folder
+from robot_rl.run import CELL_FILE, CONFIG_FILE, RunDirectory, policy_folder
 
 LARGEST_DIFFERENCE = 1e-4
 _CASES = 64  # invented observations on which the graphs are compared with torch
 
 
+def run(path: str, out: str, *, which: str, runs_directory: str) -> None:
+    """Write the policy of a run, or of one of its checkpoints, into a new folder.
+
+    The folder is a run directory too: robot-rl run and evaluate work in it.
+    """
+    target = Path(out)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RobotRLError(f"{target} exists", hint="name a folder that is not there")
+    directory = RunDirectory.around(path, runs_directory, with_policy=True)
+    folder = policy_folder(path)
+    if folder is None:
+        named = policy_checkpoint(directory, which)
+        folder = directory.complete_folder(named) / "policy"
+        behaviour, steps = open_policy(directory.path, which)
+    elif (folder / exported.PLAN_GRAPH).is_file() or (folder / exported.ACT_GRAPH).is_file():
+        raise RobotRLError(f"{path} is an exported policy already", hint="name its run")
+    else:
+        behaviour, steps = open_policy(path)
+        here = Path(path).absolute()  # by way of runs/latest too
+        inside = next(above for above in here.parents if above.samefile(directory.path))
+        named = str(here.relative_to(inside))
+    config = load_resolved(directory.path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with new_folder(target, target.with_name(f".{target.name}.partial")) as partial:
+        facts = policy_facts(directory, config, named, folder, behaviour, steps)
+        apart = export(partial, behaviour, facts)
+        for name in (CONFIG_FILE, CELL_FILE):
+            if (directory.path / name).is_file():
+                shutil.copy(directory.path / name, partial / name)
+        text = card(directory, exported.describe(partial))
+        (partial / CARD).write_text(text, encoding="utf-8")
+    print(f"{named} of {directory.path}: the largest difference from torch is {apart:.1e}")
+    plays = in_shell("robot-rl", "run", target)
+    print(f"written to {target}: {plays} plays it; {target / CARD} is its card")
+
+
 def export(folder: Path, behaviour: Behaviour, facts: Mapping[str, Any]) -> float:
     """Write `policy.json`, with further facts, and the graphs into an empty folder.
 
-    Gives the largest difference of their outputs from torch's on invented observations.
+    Returns the largest difference of their outputs from torch's on invented observations.
 
     Raises:
         PolicyError: The policy cannot be written as graphs, or these compute something else.
@@ -123,19 +165,18 @@ class _Acting(nn.Module):
 
 
 def _write(folder: Path, policy: Policy) -> float:
-    chunks = isinstance(policy, ChunkPolicy)
     if isinstance(policy, ChunkPolicy) and policy.conditioned:
         raise PolicyError(
             "a policy that follows instructions cannot be exported",
             got=policy.kind,
             expected="one that sees numbers and images alone",
         )
-    given = _observations(policy)
+    given, name = _observations(policy), exported.ACT_GRAPH
     if isinstance(policy, ChunkPolicy):
+        name = exported.PLAN_GRAPH
         given[NOISE] = torch.randn(_CASES, *policy.noise_shape, generator=seeded(0))
     elif policy.base is not None:
         given[BASE_ACTION] = _invented((policy.action_dimension,))
-    name = exported.PLAN_GRAPH if chunks else exported.ACT_GRAPH
     return _traced(folder / name, _Acting(policy), given, f"the {policy.kind} policy")
 
 
@@ -149,7 +190,7 @@ def _observations(policy: Policy) -> dict[str, Tensor]:
         if name in cameras:
             found[name] = _invented((steps, *cameras[name]), image=True)
             continue
-        if name not in normalizer.widths:  # such as what was commanded last, in [-1, 1]
+        if name not in normalizer.widths:  # such as the last command, in [-1, 1]
             found[name] = _invented((steps, width))
             continue
         at = list(normalizer.widths).index(name)
@@ -181,7 +222,7 @@ def _traced(path: Path, module: nn.Module, given: Mapping[str, Tensor], what: st
                 dynamo=False,
                 input_names=list(given),
             )
-    except Exception as error:  # what it raises for a network that it cannot write is its own
+    except Exception as error:  # the tracer has errors of its own
         raise PolicyError(
             f"{what} cannot be written as ONNX", got=str(error).strip().partition("\n")[0]
         ) from error

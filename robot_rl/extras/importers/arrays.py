@@ -1,4 +1,4 @@
-"""Episodes in arrays: a group each, as robomimic and Minari have them, or one after the other."""
+"""Episodes in arrays, NumPy's `.npz` among them: one group or file each, or one after the other."""
 
 from __future__ import annotations
 
@@ -10,23 +10,31 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data._episode_files import damage
+from robot_rl.data.episode_files import damage, inside
 from robot_rl.data.episodes import DatasetDamaged, DatasetError
 from robot_rl.data.schema import Array
-from robot_rl.extras.importers.dataset import Episodes, ForeignDataset, ForeignEpisode, reason
+from robot_rl.extras.importers.dataset import (
+    ALL,
+    Episodes,
+    ForeignDataset,
+    ForeignEpisode,
+    read_columns,
+    reason,
+)
 
-# What says where episodes end that lie one after the other: rows before each end, a number for
-# each row, or flags of which any is true at the end. Terminations alone miss episodes cut short.
+# Columns that say where episodes end: rows before each end, an episode number for each row, or
+# flags of which any is true at the end. Terminations alone miss episodes that were cut short.
 ENDS, _NUMBERS = "episode_ends", ("episode_index", "episode_id", "episode")
 _TERMINATIONS = ("terminals", "terminations", "terminated")
 _FLAGS = (*_TERMINATIONS, "timeouts", "truncations", "truncated", "dones", "done")
-_NEXT = "next_"  # robomimic, D4RL: what was seen after the action of the same row
+_NEXT = "next_"  # robomimic, D4RL: the observation after the action of the same row
 _ABSENT = "it is not there"
+_NPZ_HINT = "copy it again, or write arrays without Python objects"
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Arrays or HDF5 datasets by name, and why others of that group or file cannot be read."""
+    """The arrays of a group or file by name, and why others in it cannot be read."""
 
     name: str  # of the group or file
     found: Mapping[str, Any]
@@ -34,7 +42,7 @@ class Arrays:
 
     @property
     def steps(self) -> int:
-        """Number of actions, or else what most of them have."""
+        """Number of actions; without actions, the commonest length of the arrays."""
         lengths = [array.shape[0] for name, array in self.found.items() if name != ENDS]
         named = [self.found[name].shape[0] for name in ("actions", "action") if name in self.found]
         return named[0] if named else max(lengths, key=lengths.count, default=0)
@@ -55,7 +63,7 @@ class Part:
         return self.stop - self.start == self.arrays.steps
 
     def problem(self, name: str) -> str | None:
-        """Why a column cannot be read, as far as its description says it."""
+        """Why a column cannot be read, as far as its dtype and shape show."""
         if name not in self.arrays.found:
             return self.arrays.unreadable.get(name, _ABSENT)
         array, steps = self.arrays.found[name], self.arrays.steps
@@ -80,13 +88,12 @@ class Part:
 
 
 def whole_parts(found: Sequence[Arrays], notes: list[str]) -> dict[str, Part]:
-    """One episode each, but for what has no step."""
-    parts = {a.name: Part(a.name, a, 0, a.steps) for a in found if a.steps}
+    """Make each group or file an episode; those without a step become notes."""
     for arrays in found:
-        if arrays.name not in parts:
+        if not arrays.steps:
             why = "; ".join(sorted({*arrays.unreadable.values()})) or "it has no steps"
             notes.append(f"{arrays.name} is left out: {why}")
-    return parts
+    return {a.name: Part(a.name, a, 0, a.steps) for a in found if a.steps}
 
 
 def dataset_of(
@@ -97,7 +104,7 @@ def dataset_of(
     answers: Mapping[str, Any],
     rate: float | None = None,
 ) -> ForeignDataset:
-    """The dataset of a file or folder, with its choices of episodes.
+    """Describe the dataset of a file or folder, with its choices of episodes.
 
     Raises:
         DatasetError: There is no episode, or none of its columns can be read.
@@ -111,10 +118,10 @@ def dataset_of(
         )
     parts = choices[next(iter(counts))]
     each = {id(part.arrays): part.arrays for part in parts}.values()
-    names = dict.fromkeys(n for arrays in each for n in (*arrays.found, *arrays.unreadable))
+    known = dict.fromkeys(n for arrays in each for n in (*arrays.found, *arrays.unreadable))
     columns, unreadable = dict[str, tuple[str, ...]](), dict[str, str]()
-    for name in names:
-        if name.rpartition("/")[2].startswith(_NEXT) and name.replace(_NEXT, "", 1) in names:
+    for name in known:
+        if name.rpartition("/")[2].startswith(_NEXT) and name.replace(_NEXT, "", 1) in known:
             continue
         problems = [part.problem(name) for part in parts]
         if None in problems:
@@ -124,16 +131,9 @@ def dataset_of(
     if not columns:
         raise _nothing_readable(path, unreadable)
 
-    def episodes(wanted: Collection[str], choice: str) -> Episodes:
+    def episodes(names: Collection[str], choice: str) -> Episodes:
         for part in choices[choice]:
-            values: dict[str, Array] = {}
-            lost: dict[str, str] = {}
-            for name in wanted:
-                try:
-                    values[name] = part.column(name)
-                except DatasetDamaged as error:
-                    lost[name] = reason(error)
-            yield ForeignEpisode(part.name, values, lost)
+            yield ForeignEpisode(part.name, *read_columns(names, part.column))
 
     return ForeignDataset(
         kind, counts, columns, episodes, rate, answers, unreadable=unreadable, notes=tuple(notes)
@@ -182,6 +182,35 @@ def flat_dataset(path: Path, kind: str, arrays: Arrays, notes: list[str]) -> For
     kept = Arrays(arrays.name, known, arrays.unreadable)
     parts = [Part(f"episode {n}", kept, i, j) for n, (i, j) in enumerate(pairs)]
     return dataset_of(path, kind, {by: parts}, notes, {"episodes": by} if certain else {})
+
+
+def open_npz(path: Path) -> ForeignDataset:
+    """Open a file with the steps of all episodes, or a folder with a file an episode.
+
+    Raises:
+        DatasetError: It cannot be read, or nothing says where episodes end.
+    """
+    notes: list[str] = []
+    if path.is_file():
+        return flat_dataset(path, "NumPy", _read_npz(path), notes)
+    found = []
+    files = [inside(path, file) for file in path.glob("*.npz")]
+    for file in sorted(files, key=lambda file: (len(file.name), file.name)):  # 9 before 10
+        try:
+            found.append(_read_npz(file))
+        except DatasetDamaged as error:
+            notes.append(f"{file.name} is left out: {reason(error)}")
+    return dataset_of(path, "NumPy", {ALL: [*whole_parts(found, notes).values()]}, notes, {})
+
+
+def _read_npz(file: Path) -> Arrays:
+    def read(name: str) -> Any:
+        with damage("it", hint=_NPZ_HINT):
+            return opened[name]
+
+    with damage(file, hint=_NPZ_HINT), np.load(file, allow_pickle=False) as opened:
+        arrays, unreadable = read_columns(opened.files, read)
+    return Arrays(file.name, {n: a for n, a in arrays.items() if np.ndim(a)}, unreadable)
 
 
 def _nothing_readable(path: Path, unreadable: Mapping[str, str]) -> DatasetDamaged:

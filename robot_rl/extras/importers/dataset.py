@@ -1,4 +1,4 @@
-"""What the readers of others' formats give: columns as they are, and why others cannot be read."""
+"""What a reader of another format gives: columns as they are, and why others cannot be read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from robot_rl.data._episode_files import DatasetDamaged
+from robot_rl.data.episode_files import DatasetDamaged
 from robot_rl.data.schema import Array
 
 ALL = "all"
@@ -15,13 +15,13 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class ForeignEpisode:
-    """What was asked of one episode."""
+    """The requested columns of one episode."""
 
-    name: str  # what it is called there
-    # (T, ...) each, or (T + 1, ...) with what followed the last action.
+    name: str  # as the dataset calls it
+    # (T, ...) each, or (T + 1, ...) with the observation after the last action.
     columns: Mapping[str, Array]
     unreadable: Mapping[str, str] = field(default_factory=dict)  # the other columns, and why
-    instruction: str = ""  # what the robot was told to do
+    instruction: str = ""  # the task of the episode in words
 
 
 Episodes = Iterator[ForeignEpisode]
@@ -29,15 +29,15 @@ Episodes = Iterator[ForeignEpisode]
 
 @dataclass(frozen=True)
 class ForeignDataset:
-    """A dataset of others."""
+    """A dataset in a format that is not ours."""
 
-    kind: str  # the format, in words, and what else it says of itself
+    kind: str  # the format in words, with what its metadata says
     # The choices of episodes that the mapping file has, and how many each takes.
     counts: Mapping[str, int]
     # What the numbers of each column are called, () where they have no names.
     columns: Mapping[str, tuple[str, ...]]
-    # Given names of columns and a choice, yields the episodes. It raises `DatasetDamaged` where
-    # what it reads contradicts itself; what it cannot read it says in the episode.
+    # Takes names of columns and a choice; yields episodes, each with its unreadable columns.
+    # `DatasetDamaged` where the data contradicts itself.
     episodes: Callable[[Collection[str], str], Episodes]
     rate: float | None = None  # steps per second [Hz]; None where nothing says it
     # Values that the metadata gives to keys of the mapping file.
@@ -46,7 +46,7 @@ class ForeignDataset:
     observed: Mapping[str, str] = field(default_factory=dict)
     # Columns that no episode has in a form that can be read, and why.
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    notes: Collection[str] = ()  # what else is missing or cannot be read, for a person
+    notes: Collection[str] = ()  # missing and unreadable parts, for a person
 
 
 def one_line(text: str) -> str:
@@ -56,12 +56,24 @@ def one_line(text: str) -> str:
 
 def reason(error: BaseException) -> str:
     """Why something cannot be read, on one line and without advice."""
-    told, _, _ = str(error).partition("; next: ")
-    return one_line(told)
+    return one_line(str(error).partition("; next: ")[0])
+
+
+def read_columns(
+    names: Collection[str], read: Callable[[str], Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Read columns one by one; gives those that can be read, and why the others cannot."""
+    columns, unreadable = dict[str, Any](), dict[str, str]()
+    for name in names:
+        try:
+            columns[name] = read(name)
+        except DatasetDamaged as error:
+            unreadable[name] = reason(error)
+    return columns, unreadable
 
 
 def parsed(text: object, what: str, notes: list[str]) -> dict[str, Any]:
-    """A JSON object that a dataset may have; {}, and a note, where it is none."""
+    """Parse a JSON object of a dataset; gives {}, and adds a note, if it is not one."""
     if isinstance(text, Mapping):
         return dict(text)
     try:
@@ -75,18 +87,18 @@ def parsed(text: object, what: str, notes: list[str]) -> dict[str, Any]:
 
 
 def first_readable(dataset: ForeignDataset, names: Collection[str], choice: str) -> ForeignEpisode:
-    """The first episode of which these columns can be read.
+    """Find the first episode in which all of these columns can be read.
 
     Raises:
-        DatasetDamaged: There is none; it says why of the first one.
+        DatasetDamaged: There is none; the message says why the first one cannot be used.
     """
-    why: dict[str, str] = {}
+    why = ""
     for episode in dataset.episodes(names, choice):
         if not episode.unreadable:
             return episode
-        why = why or {episode.name: "; ".join(sorted({*episode.unreadable.values()}))}
+        why = why or f"{episode.name}: {'; '.join(sorted({*episode.unreadable.values()}))}"
     raise DatasetDamaged(
         f"no episode has all of {', '.join(sorted(names))} in a form that can be read",
-        got=", ".join(f"{name}: {told}" for name, told in why.items()) or "no episode",
-        hint="leave out of the mapping what it marks as unreadable, or mend the files",
+        got=why or "no episode",
+        hint="leave out of the mapping what it marks as unreadable, or repair the files",
     )

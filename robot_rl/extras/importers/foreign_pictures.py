@@ -1,4 +1,4 @@
-"""Which columns of others are pictures, and how they become cameras of ours."""
+"""Finds columns that hold pictures, and converts them to the cameras of a row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BRIGHTEST = (1.0, 255.0)
 
 
 def is_picture(column: Array) -> bool:
-    """Whether the values (T, ...) of a column are pictures, even such as cannot be converted."""
+    """Whether the values (T, ...) of a column are pictures, convertible or not."""
     try:
         return _form(column) is not None
     except PictureError:
@@ -20,17 +20,17 @@ def is_picture(column: Array) -> bool:
 
 
 def camera_name(name: str, column: Array) -> str:
-    """The field of a column of pictures, which its name and form propose."""
+    """Propose the field for a column of pictures, by its name and shape."""
     one_number = column.ndim == 3 or 1 in (column.shape[1], column.shape[-1])
     is_depth = one_number and column.dtype != np.uint8
     return f"images/{name.removesuffix(_DEPTH)}{_DEPTH if is_depth else ''}"
 
 
 def camera_form(name: str, column: Array) -> PictureForm:
-    """What the pictures (T, ...) of a column are, as the camera that it is named.
+    """Say what the pictures (T, ...) of the column for camera `name` are.
 
     Raises:
-        PictureError: None that are supported, or not those that the name means.
+        PictureError: They are not supported, or are depth where the name means colour.
     """
     form = _form(_in_millimetres(name, column))
     expected = f"depth as {name}" if name.endswith(_DEPTH) else f"colour, or {name}{_DEPTH}"
@@ -41,9 +41,9 @@ def camera_form(name: str, column: Array) -> PictureForm:
 
 
 def as_camera(name: str, column: Array, form: PictureForm) -> Array:
-    """The pictures as a field has them: uint8 (T, H, W, 3), or uint16 (T, H, W, 1) of depth [mm].
+    """Convert pictures for a field: uint8 (T, H, W, 3), or uint16 (T, H, W, 1) of depth [mm].
 
-    `PictureError` where they are others than those that gave the form.
+    `PictureError` where they differ from those that gave the form.
     """
     return form.to_row(_in_millimetres(name, column))
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data._episode_files import damage, inside
+from robot_rl.data.episode_files import damage, inside
 from robot_rl.errors import require
 from robot_rl.extras.importers.arrays import Arrays, Part, dataset_of, flat_dataset, whole_parts
-from robot_rl.extras.importers.dataset import ALL, ForeignDataset, parsed
+from robot_rl.extras.importers.dataset import ALL, ForeignDataset, one_line, parsed
 
 _HINT = "copy or download it again"
 _EPISODE = re.compile(r"[A-Za-z]+_\d+")
-_LEAST_BOUND = 1e30  # from here on a bound is the largest number of a dtype, and bounds nothing
+_LEAST_BOUND = 1e30  # beyond, a bound is the largest number of a dtype: there is none
 
 
 def open_hdf5(path: Path) -> ForeignDataset:
@@ -36,8 +36,8 @@ def open_hdf5(path: Path) -> ForeignDataset:
 
 def _robomimic(path: Path, file: Any, notes: list[str]) -> ForeignDataset:
     written = file["data"].attrs.get("env_args")
-    told = {} if written is None else parsed(written, "env_args", notes)
-    options = told.get("env_kwargs")
+    declared = {} if written is None else parsed(written, "env_args", notes)
+    options = declared.get("env_kwargs")
     rate = options.get("control_freq") if isinstance(options, dict) else None
     if not isinstance(rate, int | float) or not 0 < rate < math.inf:
         rate = None
@@ -46,13 +46,13 @@ def _robomimic(path: Path, file: Any, notes: list[str]) -> ForeignDataset:
     for key in [*file["mask"]] if _is_group(file, "mask") else ():
         try:
             names = [str(name) for name in np.ravel(file["mask"][key].asstr()[:])]
-        except Exception as error:  # whatever h5py raises of a mask that is none
-            notes.append(f"mask/{key} cannot be read: {' '.join(str(error).split())}")
+        except Exception as error:  # h5py has many kinds for a damaged mask
+            notes.append(f"mask/{key} cannot be read: {one_line(str(error))}")
             continue
         choices[key] = [groups[name] for name in names if name in groups]
         if lost := [name for name in names if name not in groups]:
             notes.append(f"mask/{key} names {', '.join(lost)}, which cannot be read")
-    kind = f"robomimic, environment {told.get('env_name')}"
+    kind = f"robomimic, environment {declared.get('env_name')}"
     return dataset_of(path, kind, choices, notes, {}, None if rate is None else float(rate))
 
 
@@ -65,9 +65,9 @@ def _minari_answers(path: Path, notes: list[str]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         notes.append(f"metadata.json cannot be read: {error}")
         return {}
-    told = parsed(text, "metadata.json", notes)
+    declared = parsed(text, "metadata.json", notes)
     spec, space = (
-        parsed(told[key], f"{key} of metadata.json", notes) if told.get(key) else {}
+        parsed(declared[key], f"{key} of metadata.json", notes) if declared.get(key) else {}
         for key in ("env_spec", "action_space")
     )
     answers: dict[str, Any] = {} if spec.get("id") is None else {"task": str(spec["id"])}
@@ -123,8 +123,8 @@ def _arrays(name: str, group: Any) -> Arrays:
             is_elsewhere = it.external or (
                 it.is_virtual and any(s.file_name != "." for s in it.virtual_sources())
             )
-        except Exception as error:  # whatever h5py raises of a damaged part
-            unreadable[name] = " ".join(str(error).split())
+        except Exception as error:  # h5py has many kinds for a damaged part
+            unreadable[name] = one_line(str(error))
             return
         if is_elsewhere:
             unreadable[name] = "its numbers are in another file"

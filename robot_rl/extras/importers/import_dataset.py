@@ -1,4 +1,11 @@
-"""`robot-rl import`: demonstrations of ours and of others, as a dataset or into a running store."""
+"""`robot-rl import`: demonstrations of ours and of others, as a dataset or into a running store.
+
+Others' are read as HDF5 of robomimic 0.3, of Minari 0.5 and of D4RL (`hdf5`), the zarr of
+diffusion_policy (`zarr_files`), NumPy's `.npz` (`arrays`), MCAP of ROS 2 topics (`mcap`), and
+LeRobot: v3.0 as of release 0.4.4, v2.1 as of 0.3.3, and v2.0 (`lerobot_frames`). Each reader gives
+columns as they are, and says which it cannot read, and why: a damaged part never hides a whole one.
+A person says in a mapping file (`mapping`) what the columns mean, and `mapped` makes rows by it.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +17,18 @@ from pathlib import Path
 import numpy as np
 
 from robot_rl.commands.export import stoppable, store_at, transfer
+from robot_rl.data.episode_files import inside
 from robot_rl.data.episodes import Episode, NotADataset, is_ours
 from robot_rl.data.schema import ANNOTATION
 from robot_rl.data.transfer import DatasetEpisodes, EpisodeSource, Selection
 from robot_rl.errors import RobotRLError, in_shell
+from robot_rl.extras.importers.arrays import open_npz
+from robot_rl.extras.importers.dataset import ForeignDataset
+from robot_rl.extras.importers.hdf5 import open_hdf5
 from robot_rl.extras.importers.mapped import MappedEpisodes
 from robot_rl.extras.importers.mapping import propose
-from robot_rl.extras.importers.open_foreign import open_foreign
+from robot_rl.extras.importers.zarr_files import is_zarr, open_zarr
+from robot_rl.extras.lerobot import layout
 from robot_rl.plugins import format_of, resolve
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.client import ReplayClient
@@ -38,7 +50,7 @@ def import_dataset(path: str, out: str, *, map: str | None) -> None:
         raise NotADataset(
             "there is nothing to import",
             got=f"no folder {place}",
-            hint="name a dataset that `robot-rl export` or somebody else wrote",
+            hint="name a dataset that `robot-rl export` or another program wrote",
         )
     store = store_at(Path(out))
     live = is_store(store) or store != Path(out)
@@ -76,6 +88,41 @@ def _import_foreign(place: Path, out: str, map: str | None) -> None:
     print("\n".join(f"    {line}" for line in source.report))
 
 
+def open_foreign(path: Path) -> ForeignDataset:
+    """Open a folder of LeRobot, Minari, zarr, `.npz` or MCAP, or a file.
+
+    Raises:
+        MissingExtra: The package that reads the format is not installed.
+        OutsideDataset: It names a file that is not in its folder.
+        DatasetError: It has another format, or cannot be read.
+    """
+    path = path.absolute()  # messages then name its files in full
+    if (path / layout.INFO_PATH).is_file():
+        layout.require_packages()
+        from robot_rl.extras.importers.lerobot_frames import open_lerobot  # late: needs them
+
+        return open_lerobot(path)
+    minari = path / "data" / "main_data.hdf5"
+    if minari.is_file():
+        return open_hdf5(inside(path, minari))
+    if path.is_file() and path.suffix.lower() in (".hdf5", ".h5"):
+        return open_hdf5(path)
+    if is_zarr(path):
+        return open_zarr(path)
+    if path.suffix == ".npz" or any(path.glob("*.npz")):
+        return open_npz(path)
+    if path.suffix == ".mcap" or any(path.glob("*.mcap")):
+        from robot_rl.extras.importers.mcap import open_mcap
+
+        return open_mcap(path)
+    raise NotADataset(
+        f"{path} is no dataset that can be imported",
+        expected="an episode or LeRobot dataset, .hdf5 (robomimic, Minari, D4RL), zarr of"
+        " diffusion_policy, .npz or .mcap",
+        hint="give the folder that `robot-rl export` or LeRobot wrote, or the file; unpack a .zip",
+    )
+
+
 def _import_into(source: EpisodeSource, store: Path) -> None:
     wait_for_endpoint(store, _SERVER_SECONDS)
     with (
@@ -99,10 +146,10 @@ def import_episodes(
 ) -> Counter[str]:
     """Send all episodes of a source, and their annotations, to the server of a client.
 
-    A source is known by its first episode, its columns and its length, and has a session of its
-    own in the store: one that was interrupted goes on where it stood, and one that is there is not
-    added again. `on_episode` is called after each. Gives counts
-    of ``episodes``, and of ``new_episodes``, ``new_rows`` and ``new_annotations``.
+    A source has a session of its own in the store, known by its first episode, its columns and its
+    length: an interrupted import goes on where it stood, and nothing is added twice. `on_episode`
+    is called after each episode. Gives counts of ``episodes``, ``new_episodes``, ``new_rows`` and
+    ``new_annotations``.
 
     Raises:
         SchemaMismatch: The store has other columns; names the field.

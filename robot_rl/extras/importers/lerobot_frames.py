@@ -1,16 +1,16 @@
-"""LeRobot's datasets, whoever recorded them."""
+"""LeRobot datasets that others recorded."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pyarrow import parquet
 
-from robot_rl.data._episode_files import damage, inside
+from robot_rl.data.episode_files import damage, inside
 from robot_rl.data.episodes import DatasetDamaged, DatasetError
 from robot_rl.data.schema import DTYPES
 from robot_rl.extras.importers.dataset import ALL, Episodes, ForeignDataset, ForeignEpisode, reason
@@ -58,11 +58,11 @@ def open_lerobot(path: Path) -> ForeignDataset:
             unreadable[feature.key] = lost[0]
         elif lost:
             notes.append(f"{feature.key}: {lost[0]}; {len(lost)} episodes lack it")
-    tasks = partial(_instruction, _tasks(path, notes))
+    instructions = _tasks(path, notes)
 
     def episodes(names: Collection[str], _: str) -> Episodes:
-        wanted = [*INDEX_FEATURES, *(features[name] for name in names)]
-        for frame in LeRobotFrames(path, information, wanted, frame_rate(rate)).episodes():
+        chosen = [*INDEX_FEATURES, *(features[name] for name in names)]
+        for frame in LeRobotFrames(path, information, chosen, frame_rate(rate)).episodes():
             number = frame.record["episode_index"]
             if _TIMESTAMP in frame.values:
                 _check_rate(number, frame.values[_TIMESTAMP], rate)
@@ -71,7 +71,7 @@ def open_lerobot(path: Path) -> ForeignDataset:
                 f"episode {number}",
                 {name: values[name] for name in names if name in values},
                 {f.key: reason(why) for f, why in frame.damaged.items() if f.key in names},
-                tasks(frame),
+                _instruction(instructions, frame),
             )
 
     return ForeignDataset(
@@ -85,36 +85,36 @@ def open_lerobot(path: Path) -> ForeignDataset:
     )
 
 
-def feature_of(key: str, told: Mapping[str, Any]) -> Feature:
-    """A feature by its entry in `meta/info.json`; pictures say their shape themselves.
+def feature_of(key: str, declared: Mapping[str, Any]) -> Feature:
+    """Make the feature of an entry in `meta/info.json`; the shape of pictures is left open.
 
     ValueError, TypeError, AttributeError or OverflowError where the entry cannot be used.
     """
-    dtype = str(told.get("dtype")).lower()
+    dtype = str(declared.get("dtype")).lower()
     if dtype in (layout.VIDEO, layout.IMAGE):
         return Feature(key, dtype, ())
-    shape = told.get("shape")
+    shape = declared.get("shape")
     sizes = (-1,) if shape is None else tuple(int(size) for size in np.ravel(shape))
     if shape is not None and min(sizes, default=1) < 1:
         raise ValueError(f"shape {shape}")
-    names = _names(told.get("names"))
+    names = _names(declared.get("names"))
     fits = len(names) == len({*names}) and len(names) == math.prod(sizes)
     return Feature(key, dtype if dtype in DTYPES else "", sizes, tuple(names) if fits else None)
 
 
-def _names(told: Any) -> list[str]:
+def _names(declared: Any) -> list[str]:
     """The names of numbers, flat: of lists, of lists by name, or of places by name."""
-    if isinstance(told, str):
-        return [told]
-    if isinstance(told, list):
-        return [name for item in told for name in _names(item)]
-    if not isinstance(told, dict):
+    if isinstance(declared, str):
+        return [declared]
+    if isinstance(declared, list):
+        return [name for item in declared for name in _names(item)]
+    if not isinstance(declared, dict):
         return []
-    if all(isinstance(place, int) for place in told.values()):
-        return sorted(told, key=lambda name: int(told[name]))
-    if len(told) == 1:  # {"motors": [...]}
-        return _names(next(iter(told.values())))
-    return [f"{group}/{name}" for group, inner in told.items() for name in _names(inner)]
+    if all(isinstance(place, int) for place in declared.values()):
+        return sorted(declared, key=lambda name: int(declared[name]))
+    if len(declared) == 1:  # {"motors": [...]}
+        return _names(next(iter(declared.values())))
+    return [f"{group}/{name}" for group, inner in declared.items() for name in _names(inner)]
 
 
 def _lost(frames: LeRobotFrames, record: Mapping[str, Any], feature: Feature) -> str | None:
@@ -138,36 +138,27 @@ def _check_rate(number: int, timestamps: np.ndarray[Any, Any], rate: float) -> N
 
 
 def _tasks(path: Path, notes: list[str]) -> dict[int, str]:
-    """What the robot was told to do, by number, from either version's file."""
+    """Read the instructions by number, from the file of either version."""
     try:
         new, old = (inside(path, name) for name in (layout.TASKS_PATH, _OLD_TASKS_PATH))
-        if new.is_file():
-            return _task_table(new)
-        with damage(old):
-            lines = [line for line in read_lines(old) if not isinstance(line, DatasetDamaged)]
-            return {int(line["task_index"]): str(line["task"]) for line in lines}
+        if not new.is_file():
+            with damage(old):
+                lines = [line for line in read_lines(old) if not isinstance(line, DatasetDamaged)]
+                return {int(line["task_index"]): str(line["task"]) for line in lines}
+        with damage(new):
+            table = parquet.read_table(new)
+            # Pandas writes the texts as its index, under a name that depends on its version.
+            (text,) = (name for name in table.column_names if name != _TASK.key)
+            pairs = zip(table[_TASK.key].to_pylist(), table[text].to_pylist(), strict=True)
+            return {int(number): str(task) for number, task in pairs}
     except DatasetDamaged as error:
         notes.append(f"instructions may be missing: {reason(error)}")
         return {}
 
 
-def _task_table(file: Path) -> dict[int, str]:
-    from pyarrow import parquet
-
-    with damage(file):
-        names = parquet.read_schema(file).names
-        # Pandas writes the texts as its index, under a name that depends on its version.
-        (text,) = (name for name in names if name != _TASK.key)
-        texts = parquet.read_table(file, columns=[_TASK.key, text]).to_pydict()
-        pairs = zip(texts[_TASK.key], texts[text], strict=True)
-        return {int(number): str(task) for number, task in pairs}
-
-
 def _instruction(tasks: Mapping[int, str], frame: LeRobotFrame) -> str:
-    told = frame.record["tasks"]
-    if isinstance(told, str):
-        return told
-    if told:
-        return str(told[0])
+    texts = frame.record["tasks"]
+    if texts:
+        return texts if isinstance(texts, str) else str(texts[0])
     numbered = frame.values.get(_TASK)
     return "" if numbered is None else tasks.get(int(numbered[0, 0]), "")

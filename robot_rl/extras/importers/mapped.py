@@ -1,4 +1,4 @@
-"""Foreign episodes as rows: the one place that acts on a mapping file."""
+"""Turns the episodes of a foreign dataset into rows, by a mapping file."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class MappedEpisodes:
     """The episodes of a foreign dataset as a mapping file says. See `EpisodeSource`.
 
     An episode ends at its first step that terminated, or as `close_episode` says. The first
-    `last_command` is that of an arm at rest with open grippers. All but the pictures is checked at
-    once. Episodes that cannot be read are left out.
+    `last_command` is that of an arm at rest with open grippers. Everything except the pictures is
+    checked at once. Episodes that cannot be read are left out.
 
     Raises:
         SchemaMismatch: The mapping does not fit the dataset, or the actions their bounds.
@@ -70,10 +70,10 @@ class MappedEpisodes:
         self._dataset, self._file = dataset, file
         self._mapping = mapping = read_mapping(file, dataset)
         self._forms: dict[str, PictureForm] = {}  # of the cameras
-        # Episodes that cannot be read are left out; what is wrong in others is an error.
+        # Episodes that cannot be read are left out; a wrong value in another one is an error.
         self._lost: dict[str, str] = {}
-        wanted = self._columns(mapping.observations)
-        first = first_readable(dataset, wanted, mapping.episodes).columns
+        columns = self._columns(mapping.observations)
+        first = first_readable(dataset, columns, mapping.episodes).columns
         seen = {name: self._seen(name, first) for name in mapping.observations}
         fields = [Field(name, a.dtype.name, a.shape[1:]) for name, a in seen.items()]
         self._names = tuple(self._converted(self._numbers(mapping.action, first)))
@@ -88,7 +88,7 @@ class MappedEpisodes:
 
     @property
     def report(self) -> list[str]:
-        """What was found and left out, in lines for a person; whole after `episodes`."""
+        """Lines that say what was found and left out; complete after `episodes`."""
         lost = [f"{name} left out: {why}" for name, why in self._lost.items()]
         return [one_line(text) for text in (*self._notes, *self._dataset.notes, *lost)]
 
@@ -101,7 +101,7 @@ class MappedEpisodes:
         return (episode for _, episode in episodes if len(episode.rows))
 
     def _checked(self) -> list[str]:
-        """Refuse what nothing can be learned from; return the report."""
+        """Refuse a dataset that nothing can be learned from; return lines for the report."""
         states = [name for name in self._mapping.observations if name.startswith("state/")]
         counts: Counter[str] = Counter()
         read = self._read(states or [*self._mapping.observations], counts)
@@ -126,8 +126,8 @@ class MappedEpisodes:
                 expected=f"actions by the convention {self._mapping.action_convention!r}",
                 hint=f"correct action_convention, action_low or action_high in {self._file}",
             )
-        told = (f"{name} {low[i]:.3g} to {high[i]:.3g}" for i, name in enumerate(self._names))
-        return [self._dataset.kind, f"actions, of -1 to 1: {', '.join(told)}", *notes]
+        ranges = (f"{name} {low[i]:.3g} to {high[i]:.3g}" for i, name in enumerate(self._names))
+        return [self._dataset.kind, f"actions, of -1 to 1: {', '.join(ranges)}", *notes]
 
     def _read(self, names: Sequence[str], counts: Counter[str]) -> Iterator[tuple[Array, Episode]]:
         """Yield the scaled actions (T, d) of each episode, and it, without rows if none is left."""
@@ -144,19 +144,19 @@ class MappedEpisodes:
                 problem, _, _ = str(error).partition(";")  # without the array
                 raise DatasetDamaged(
                     f"episode {number} cannot be imported: {problem}",
-                    hint=f"leave it out or mend it, or correct {self._file}",
+                    hint=f"leave it out or repair it, or correct {self._file}",
                 ) from error
             counts["episodes without a step left out"] += not len(rows)
-            told = episode.instruction
-            yield action, Episode(rows, number, told, success, SOURCE_DEMONSTRATION)
+            text = episode.instruction
+            yield action, Episode(rows, number, text, success, SOURCE_DEMONSTRATION)
 
     def _columns(self, observations: Iterable[str]) -> set[str]:
-        """The dataset's columns that these observations and all else are made of."""
+        """Columns of the dataset behind these observations and the rest of a row."""
         mapping = self._mapping
-        told: list[Any] = [mapping.observations[name] for name in observations]
-        told += [mapping.action, mapping.reward, mapping.terminated]
-        told.append(mapping.success.removeprefix(ANY))
-        return {name for value in told for name, _ in parts(value)} & {*self._dataset.columns}
+        named: list[Any] = [mapping.observations[name] for name in observations]
+        named += [mapping.action, mapping.reward, mapping.terminated]
+        named.append(mapping.success.removeprefix(ANY))
+        return {name for value in named for name, _ in parts(value)} & {*self._dataset.columns}
 
     def _rows(
         self, values: Mapping[str, Array], observations: Sequence[str], counts: Counter[str]
@@ -189,8 +189,8 @@ class MappedEpisodes:
         acting["action"] = acting["policy_action"] = np.clip(action, -1.0, 1.0)
         acting["clamped"] = beyond = (np.abs(action) > 1.0 + _ROUNDING).any(axis=1)
         counts["actions limited to their bounds"] += int(beyond.sum())
-        for name, told in (("reward", reward), ("terminated", ended), ("success", success)):
-            acting[name] = told[start:stop]
+        for name, column in (("reward", reward), ("terminated", ended), ("success", success)):
+            acting[name] = column[start:stop]
         rows[LAST_COMMAND][:1, gripper_columns(self._names)] = GRIPPER_OPEN
         rows[LAST_COMMAND][1:] = rows["action"][:-1]
         cut = not acting["terminated"][-1]
@@ -206,24 +206,24 @@ class MappedEpisodes:
         """Number of steps up to the end, and reward, termination and success (count,) of each."""
         mapping = self._mapping
 
-        def told(name: str) -> Array:
-            # What each step caused: of T + 1 values, as Minari's infos have, the reset's is first.
+        def outcome(name: str) -> Array:
+            # Of T + 1 values, as Minari's infos have, the first belongs to the reset.
             return self._numbers(name, values)[-count:, 0]
 
         ended = np.zeros(count, np.bool_)
         if mapping.terminated not in (NEVER, SUCCESS):
-            ended = told(mapping.terminated) != 0
+            ended = outcome(mapping.terminated) != 0
         if mapping.success == ALL:
             success = np.arange(count) == (ended.argmax() if ended.any() else count - 1)
         elif mapping.success == TERMINATED:
             success = ended
         else:
-            success = told(mapping.success.removeprefix(ANY)) != 0
+            success = outcome(mapping.success.removeprefix(ANY)) != 0
         if mapping.success.startswith(ANY):
             success = np.maximum.accumulate(success)
         if mapping.terminated == SUCCESS:
             ended = success
-        reward = success if mapping.reward == SUCCESS else told(mapping.reward)
+        reward = success if mapping.reward == SUCCESS else outcome(mapping.reward)
         return int(ended.argmax()) + 1 if ended.any() else count, reward, ended, success
 
     def _converted(self, raw: Array) -> dict[str, Array]:
@@ -232,20 +232,21 @@ class MappedEpisodes:
 
     def _numbers(self, named: Any, values: Mapping[str, Array]) -> Array:
         """The numbers (T, n) or (T + 1, n) of one or more columns, side by side."""
-        columns = [(values[name], numbers) for name, numbers in parts(named)]
-        for (name, _), (column, _) in zip(parts(named), columns, strict=True):
+        columns = []
+        for name, numbers in parts(named):
+            column = values[name]
             if is_picture(column):
                 raise SchemaMismatch(
                     f"{self._file}: {name} is a picture, and no row of numbers",
                     got=f"{column.dtype} {column.shape[1:]}",
                     hint=f"name it images/CAMERA: {name}",
                 )
-        count = min(len(column) for column, _ in columns)
-        flat = [column[:count].reshape(count, -1)[:, numbers] for column, numbers in columns]
-        numbers = np.concatenate(flat, axis=1)
-        if not numbers.size:
+            columns.append(column.reshape(len(column), -1)[:, numbers])
+        count = min(map(len, columns))
+        side_by_side = np.concatenate([column[:count] for column in columns], axis=1)
+        if not side_by_side.size:
             raise SchemaMismatch(f"{named} names no number", hint=f"correct {self._file}")
-        return numbers
+        return side_by_side
 
     def _seen(self, name: str, values: Mapping[str, Array]) -> Array:
         """An observation (T, ...) or (T + 1, ...), as its field has it."""
@@ -280,15 +281,15 @@ class MappedEpisodes:
 
     def _bounds(self) -> Array:
         """The values (2, d) that become -1 and 1."""
-        told = [self._mapping.action_low, self._mapping.action_high]
+        given = [self._mapping.action_low, self._mapping.action_high]
         with suppress(TypeError, ValueError):
             shape = len(self._names)
-            bounds = np.stack([np.broadcast_to(np.asarray(b, np.float64), shape) for b in told])
+            bounds = np.stack([np.broadcast_to(np.asarray(b, np.float64), shape) for b in given])
             if np.isfinite(bounds).all() and (bounds[0] != bounds[1]).all():
                 return bounds
         raise SchemaMismatch(
             f"{self._file}: action_low or action_high is not right",
-            got=told,
+            got=given,
             expected=f"two numbers that differ, or two for each of {', '.join(self._names)}",
         )
 
@@ -296,9 +297,9 @@ class MappedEpisodes:
 def converted(
     values: Array, names: Sequence[str | None], convention: str, period: float
 ) -> dict[str, Array]:
-    """Actions (T, c) of others as ours, but for their scale: an arm's as steps of its target.
+    """Convert foreign actions (T, c) to our columns, unscaled: an arm's become steps of its target.
 
-    Of absolute poses the first is left out: what it is relative to, nobody recorded.
+    The first of absolute poses is left out: the pose before it was not recorded.
 
     Args:
         values: A column for each name.
@@ -324,10 +325,8 @@ def converted(
         for i, name in enumerate(names)
         if name is not None
     }
-    return _steps(columns, convention, period) if convention in CONVENTIONS[2:] else columns
-
-
-def _steps(columns: dict[str, Array], convention: str, period: float) -> dict[str, Array]:
+    if convention not in CONVENTIONS[2:]:
+        return columns
     absolute, factor = convention == ABSOLUTE, period if convention == RATES else 1.0
     found: dict[str, Array] = {}
     for name, column in columns.items():
@@ -336,7 +335,7 @@ def _steps(columns: dict[str, Array], convention: str, period: float) -> dict[st
         turn = [f"{arm}{slash}{part}" for part in parts]
         if part in _POSITION:
             found[name] = np.diff(column) if absolute else column * factor
-        elif part == GRIPPER_ACTION:  # in every convention it is told where to be
+        elif part == GRIPPER_ACTION:  # in every convention a position
             found[name] = column[1:] if absolute else column
         elif not parts or not {*turn} <= {*columns} or (len(parts) == 4 and convention == RATES):
             raise SchemaMismatch(

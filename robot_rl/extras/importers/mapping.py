@@ -1,7 +1,7 @@
 """The mapping file: what the columns of a foreign dataset are in a row of ours.
 
-`propose` writes one, with what the dataset says of itself and `???` for all else. A person fills it
-in, and `read_mapping` reads it. What cannot be told is never guessed.
+`propose` writes one: the values that the dataset's metadata declares, and `???` for the others. A
+person fills it in, and `read_mapping` reads it. Nothing is guessed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ BLANK = "???"
 ENVIRONMENT, RATES, ABSOLUTE = "environment", "rates", "absolute"
 CONVENTIONS = (ENVIRONMENT, "joint", "delta", RATES, ABSOLUTE)
 SUCCESS, NEVER, TERMINATED, ANY = "success", "never", "terminated", "any "
-# Columns that mean what they are called, in the formats that are read.
+# Names of columns that have one meaning in all formats.
 _CALLED = {
     "action": ("action", "actions"),
     "reward": ("next.reward", "reward", "rewards"),
@@ -80,7 +79,7 @@ success: {success}
 
 @dataclass(frozen=True)
 class ForeignMapping:
-    """What a mapping file says: its keys, as the text that `propose` writes explains them."""
+    """The keys of a mapping file; the comments that `propose` writes explain them."""
 
     task: str
     control_rate_hz: float
@@ -97,28 +96,27 @@ class ForeignMapping:
 
 
 def propose(path: Path, out: Path, file: Path, dataset: ForeignDataset) -> None:
-    """Write a mapping file for the opened dataset of `path`, with what it says of itself.
+    """Write a mapping file for the opened dataset of `path`, with the values that it declares.
 
-    Its text names the command that imports it to `out`.
+    Its comments show the command that imports the dataset to `out`.
 
     Raises:
         SchemaMismatch: There is something at `file`, or it cannot be written.
         DatasetDamaged: The dataset cannot be read.
     """
     choice = next(iter(dataset.counts))
-    survey = _survey(dataset, choice)
-    first = survey.first
-    told: dict[str, Any] = {key.name: BLANK for key in fields(ForeignMapping)}
+    first, lines, steps = _survey(dataset, choice)
+    answers: dict[str, Any] = {key.name: BLANK for key in fields(ForeignMapping)}
     for key, names in _CALLED.items():
-        told[key] = next((name for name in names if name in first), BLANK)
-    told.update(dataset.answers)
-    if (action := told["action"]) in first:
+        answers[key] = next((name for name in names if name in first), BLANK)
+    answers.update(dataset.answers)
+    if (action := answers["action"]) in first:
         numbered = (f"action_{i}" for i in range(first[action][0].size))
-        told["action_names"] = list(dataset.columns[action] or numbered)
+        answers["action_names"] = list(dataset.columns[action] or numbered)
     if dataset.rate:
-        told["control_rate_hz"] = dataset.rate
+        answers["control_rate_hz"] = dataset.rate
     if ALL in dataset.counts:
-        told["episodes"] = ALL
+        answers["episodes"] = ALL
     observed = {own: name for own, name in dataset.observed.items() if name.split("[")[0] in first}
     others = {n: c for n, c in first.items() if n not in _MEANT and c.dtype != np.bool_}
     named = {n: called[1] for n in others if (called := _OBSERVED.fullmatch(n))}
@@ -126,19 +124,18 @@ def propose(path: Path, out: Path, file: Path, dataset: ForeignDataset) -> None:
         for name, part in (named or dict(zip(others, others, strict=True))).items():
             column, own = others[name], re.sub(r"[^\w-]+", "_", part or "observation")
             observed[camera_name(own, column) if is_picture(column) else f"state/{own}"] = name
-    seen = [f"  {_flow(own)}: {_flow(name)}" for own, name in observed.items()]
-    notes = [f"# {one_line(note)}." for note in dataset.notes]
+    observations = [f"  {_flow(own)}: {_flow(name)}" for own, name in observed.items()]
     text = _TEXT.format(
         kind=one_line(dataset.kind),
         count=dataset.counts[choice],
         choices=one_line(", ".join(f"{name} ({count})" for name, count in dataset.counts.items())),
-        steps=survey.steps,
+        steps=steps,
         blank=BLANK,
         command=one_line(in_shell("robot-rl", "import", path, out, f"map={file}")),
-        columns="\n".join(survey.lines),
-        notes="".join(f"\n{note}" for note in notes),
-        seen="\n".join(seen) or f"  state/observation: {BLANK}",
-        **{key: _flow(value) for key, value in told.items()},
+        columns="\n".join(lines),
+        notes="".join(f"\n# {one_line(note)}." for note in dataset.notes),
+        seen="\n".join(observations) or f"  state/observation: {BLANK}",
+        **{key: _flow(value) for key, value in answers.items()},
     )
     try:
         with file.open("x", encoding="utf-8") as opened:
@@ -152,35 +149,37 @@ def propose(path: Path, out: Path, file: Path, dataset: ForeignDataset) -> None:
 
 
 def read_mapping(file: Path, dataset: ForeignDataset) -> ForeignMapping:
-    """Read a mapping file that somebody has filled in, or raise `SchemaMismatch`."""
+    """Read a mapping file that a person has filled in, or raise `SchemaMismatch`."""
     keys = {field.name: str(field.type) for field in fields(ForeignMapping)}
     try:
-        told = dict(yaml.safe_load(file.read_text(encoding="utf-8")))
+        given = dict(yaml.safe_load(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         raise SchemaMismatch(
             f"the mapping file {file} cannot be read", got=" ".join(repr(error).split())
         ) from error
-    for key in sorted({*keys} ^ {*told}, key=str):
+    for key in sorted({*keys} ^ {*given}, key=str):
         raise SchemaMismatch(
             f"{file} {'lacks the' if key in keys else 'has an unknown'} key {key!r}",
             expected=", ".join(keys),
             hint=None if key in keys else did_you_mean(str(key), keys),
         )
-    blanks = [key for key in keys if told[key] in (None, {}, []) or BLANK in str(told[key])]
+    blanks = [key for key in keys if given[key] in (None, {}, []) or BLANK in str(given[key])]
     if blanks:
         raise SchemaMismatch(f"fill in {', '.join(blanks)} in {file}", hint="its comments help")
     for key, kinds in keys.items():
-        if type(told[key]).__name__.replace("int", "float") not in kinds:
-            raise SchemaMismatch(f"{file}: {key} is not right", got=repr(told[key]), expected=kinds)
-    if named := [key for key in told["observations"] if not isinstance(key, str)]:
+        if type(given[key]).__name__.replace("int", "float") not in kinds:
+            raise SchemaMismatch(
+                f"{file}: {key} is not right", got=repr(given[key]), expected=kinds
+            )
+    if named := [key for key in given["observations"] if not isinstance(key, str)]:
         raise SchemaMismatch(f"{file}: an observation has no name", got=named, expected="a text")
-    mapping = ForeignMapping(**told)
+    mapping = ForeignMapping(**given)
     _check(file, mapping, dataset)
     return mapping
 
 
 def parts(named: Any) -> list[tuple[str, slice]]:
-    """The columns, and which of their numbers, that NAME, NAME[0:3] or a list of these means."""
+    """Split NAME, NAME[0:3] or a list of these into columns and the numbers to take of each."""
     found = []
     for text in named if isinstance(named, list) else [named]:
         part = _PART.fullmatch(str(text))
@@ -190,7 +189,7 @@ def parts(named: Any) -> list[tuple[str, slice]]:
 
 
 def _check(file: Path, mapping: ForeignMapping, dataset: ForeignDataset) -> None:
-    """Check what the dataset itself can contradict."""
+    """Refuse a mapping that contradicts the dataset."""
     rate = mapping.control_rate_hz
     if not 0.0 < rate < math.inf or abs(rate / (dataset.rate or rate) - 1.0) > 1e-3:
         raise SchemaMismatch(
@@ -208,15 +207,15 @@ def _check(file: Path, mapping: ForeignMapping, dataset: ForeignDataset) -> None
         "terminated": {*columns, SUCCESS, NEVER},
         "success": {*columns, ALL, TERMINATED},
     }
-    told: dict[str, Any] = {**vars(mapping), "success": mapping.success.removeprefix(ANY)}
-    for key, value in {**{key: told[key] for key in allowed}, **mapping.observations}.items():
+    given: dict[str, Any] = {**vars(mapping), "success": mapping.success.removeprefix(ANY)}
+    for key, value in {**{key: given[key] for key in allowed}, **mapping.observations}.items():
         known = allowed.get(key, columns)
         for name, _ in parts(value):
             if name not in known and name in dataset.unreadable:
                 raise SchemaMismatch(
                     f"{file}: {key} names a column that cannot be read",
                     got=f"{name}: {dataset.unreadable[name]}",
-                    hint="name another one, or mend the files",
+                    hint="name another one, or repair the files",
                 )
             if name not in known:
                 valid = f"one of {', '.join(sorted(known))}"
@@ -224,17 +223,28 @@ def _check(file: Path, mapping: ForeignMapping, dataset: ForeignDataset) -> None
                 raise SchemaMismatch(f"{file}: {key} is not right", got=name, expected=valid)
 
 
-@dataclass(frozen=True)
-class _Survey:
-    """What the columns of a dataset are, and which of them cannot be read."""
+def _survey(dataset: ForeignDataset, choice: str) -> tuple[dict[str, Array], list[str], int]:
+    """Look at every column.
 
-    first: Mapping[str, Array]  # of each column that can be read, what its first episode has
-    lines: list[str]  # for a person, one a column
-    steps: int
-
-
-def _survey(dataset: ForeignDataset, choice: str) -> _Survey:
-    first, lost = _first(dataset, choice)
+    Gives the values in the first episode in which each column can be read, a line of text for each
+    column, and the number of steps.
+    """
+    missing, lost, found = dict.fromkeys(dataset.columns), dict[str, str](), dict[str, Array]()
+    for number in range(dataset.counts[choice]):
+        if number and not missing:
+            break
+        # Columns that were found are not read again: pictures take long.
+        episode = next(itertools.islice(dataset.episodes(missing, choice), number, None))
+        found |= {name: c for name, c in episode.columns.items() if len(c)}
+        lost = {**episode.unreadable, **lost}
+        missing = dict.fromkeys(name for name in missing if name not in found)
+    if not found:
+        raise DatasetDamaged(
+            "no column of any episode can be read",
+            got="; ".join(sorted({*lost.values()}))[:500],
+            hint="copy or download the dataset again",
+        )
+    first = {name: found[name] for name in dataset.columns if name in found}
     spans = {name: (np.inf, -np.inf) for name, c in first.items() if not is_picture(c)}
     steps, counts = 0, dict.fromkeys(spans, 0)
     for episode in dataset.episodes(spans, choice):
@@ -253,27 +263,7 @@ def _survey(dataset: ForeignDataset, choice: str) -> _Survey:
         lines.append(line + (f"  (unreadable in part: {lost[name]})" if name in lost else ""))
     unreadable = {**dataset.unreadable, **{n: why for n, why in lost.items() if n not in first}}
     lines += [f"{name}  unreadable: {why}" for name, why in unreadable.items()]
-    return _Survey(first, [f"#   {one_line(line)}" for line in lines], steps)
-
-
-def _first(dataset: ForeignDataset, choice: str) -> tuple[dict[str, Array], dict[str, str]]:
-    """Each column in the first episode of which it can be read; and of the others why not."""
-    missing, lost, found = dict.fromkeys(dataset.columns), dict[str, str](), dict[str, Array]()
-    for number in range(dataset.counts[choice]):
-        if number and not missing:
-            break
-        # What was found is not read again: pictures take long.
-        episode = next(itertools.islice(dataset.episodes(missing, choice), number, None))
-        found |= {name: c for name, c in episode.columns.items() if len(c)}
-        lost = {**episode.unreadable, **lost}
-        missing = dict.fromkeys(name for name in missing if name not in found)
-    if not found:
-        raise DatasetDamaged(
-            "no column of any episode can be read",
-            got="; ".join(sorted({*lost.values()}))[:500],
-            hint="copy or download the dataset again",
-        )
-    return {name: found[name] for name in dataset.columns if name in found}, lost
+    return first, [f"#   {one_line(line)}" for line in lines], steps
 
 
 def _flow(value: Any) -> str:

@@ -1,8 +1,8 @@
-"""Recordings of ROS 2 topics, MCAP, as demonstrations: a step whenever the robot was told to act.
+"""Recordings of ROS 2 topics, MCAP, as demonstrations: a step for each command to the robot.
 
-In those of the flight recorder `action` tells it, which is published as a step ends, and `events`
-say where episodes begin and end. In those of others each message of `target_pose` is a step, and
-each file an episode. All else is what a topic said last at that moment.
+In recordings of the flight recorder each message of `action`, published as a step ends, is a step,
+and `events` say where episodes begin and end. In other recordings each message of `target_pose` is
+a step, and each file an episode. Every other topic counts with its latest message at that moment.
 """
 
 from __future__ import annotations
@@ -16,21 +16,27 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data._episode_files import damage, inside
-from robot_rl.data.episodes import DatasetDamaged, DatasetError
+from robot_rl.data.episode_files import damage, inside
+from robot_rl.data.episodes import DatasetError
 from robot_rl.data.schema import Array
 from robot_rl.errors import require
-from robot_rl.extras.importers.dataset import ALL, Episodes, ForeignDataset, ForeignEpisode, reason
+from robot_rl.extras.importers.dataset import (
+    ALL,
+    Episodes,
+    ForeignDataset,
+    ForeignEpisode,
+    read_columns,
+)
 from robot_rl.safety import rotations
 
 _ACTION, _TARGET, _POSE = "action", "target_pose", "current_pose"
 _EVENTS, _REWARD, _GRIPPER = "events", "reward", "gripper/state"
-_BEGUN = re.compile(r"episode \d+ begins")
-_ENDED = re.compile(r"episode \d+ ends with (success|failure)(, cut short)?")
-_LOST = 1.75  # lengths of a step after which an action between the two was lost
-# What the recorder's events tell, and what is made of the measured pose and the target.
-_TOLD, _LEAD = ("reward", "terminated", "success"), "target_lead"
-# What the topics of docs/topics.md are in a row.
+_BEGINS = re.compile(r"episode \d+ begins")
+_ENDS = re.compile(r"episode \d+ ends with (success|failure)(, cut short)?")
+_LOST = 1.75  # lengths of a step; where two actions are further apart, one between them was lost
+# Columns made of the recorder's events, and one made of the measured pose and the target.
+_OUTCOMES, _LEAD = ("reward", "terminated", "success"), "target_lead"
+# Topics of docs/topics.md, and their fields in a row.
 _OBSERVED = {
     _POSE: "tcp_pose",
     "current_twist": "tcp_velocity",
@@ -53,13 +59,14 @@ def open_mcap(path: Path) -> ForeignDataset:
         answers |= own | {"reward": "success", "terminated": "terminated", "success": "success"}
     else:
         answers["action_convention"] = "absolute"
-
-    def episodes(names: Collection[str], _: str) -> Episodes:
-        return recording.episodes(names)
-
-    counts, columns = {ALL: len(recording)}, recording.columns
-    observed = recording.observed
-    return ForeignDataset(kind, counts, columns, episodes, None, answers, observed)
+    return ForeignDataset(
+        kind,
+        {ALL: len(recording)},
+        recording.columns,
+        lambda names, _: recording.episodes(names),
+        answers=answers,
+        observed=recording.observed,
+    )
 
 
 def _vector(part: Any) -> list[float]:
@@ -90,25 +97,24 @@ _VALUES: dict[str, Callable[[Any], Any]] = {
 
 @dataclass
 class _Episode:
-    """When each step ended [ns], what was seen at the begin and then, and what was told of it."""
-
-    moments: list[int] = field(default_factory=list)
+    moments: list[int] = field(default_factory=list)  # when each step ended [ns]
+    # The latest messages by topic, at the beginning and at the end of each step.
     seen: list[dict[str, Any]] = field(default_factory=list)
-    rewards: list[tuple[int, float]] = field(default_factory=list)
+    rewards: list[tuple[int, float]] = field(default_factory=list)  # with the time [ns]
     success: bool = False
     cut: bool = True
 
 
 class McapRecording:
-    """What MCAP files hold: episodes, and columns by the names of their topics.
+    """Episodes in MCAP files, with columns by the names of their topics.
 
     Attributes:
         ours: Whether the flight recorder wrote them.
-        acting: The topic that tells the robot to act.
+        acting: The topic whose messages are the steps.
         rate: Steps a second [Hz].
-        columns: What the numbers of each column are called.
-        observed: Observations, and the columns that they are, where topics have the names of ours.
-        left_out: How many episodes lack an action.
+        columns: Names of the numbers of each column.
+        observed: Observation → column, for topics that have our names.
+        left_out: Number of episodes that lack an action.
 
     Raises:
         MissingExtra: The packages that read MCAP are not installed.
@@ -119,13 +125,16 @@ class McapRecording:
         require("mcap_ros2", "mcap")
         files = (inside(path, file) for file in path.glob("*.mcap"))
         self._path, self._files = path, sorted(files) if path.is_dir() else [path]
-        with damage(self._path):
-            kinds = dict(topic for file in self._files for topic in _topics(file))
+        kinds = self._topics()
         leading = [t for end in (_ACTION, _TARGET) for t in kinds if t.endswith(f"/{end}")]
         space, slash, self.acting = [*leading, ""][0].rpartition("/")
         self._space = space + slash
         self.ours = self.acting == _ACTION
-        self._kinds = {self._name(topic): kind for topic, kind in kinds.items() if kind in _VALUES}
+        self._kinds = {
+            topic.removeprefix(self._space): kind
+            for topic, kind in kinds.items()
+            if kind in _VALUES
+        }
         steps = [np.diff(episode.moments) for episode in self._read([])]
         period = float(np.median(np.concatenate(steps))) if any(map(len, steps)) else 0.0
         self._whole = [len(all_) > 0 and all_.max() < _LOST * period for all_ in steps]
@@ -144,7 +153,7 @@ class McapRecording:
                 self._add(name, message)
         if _POSE in self.columns and _TARGET in first.seen[-1]:
             self.columns[_LEAD], self.observed["state/target_lead"] = (), _LEAD
-        self.columns |= dict.fromkeys(_TOLD if self.ours else (), ())
+        self.columns |= dict.fromkeys(_OUTCOMES if self.ours else (), ())
 
     def __len__(self) -> int:
         return sum(self._whole)
@@ -155,23 +164,17 @@ class McapRecording:
         A column of which a message cannot be read, or has fewer or more numbers than another, is
         unreadable in that episode.
         """
-        asked = [name for name in names if name not in _TOLD]
+        asked = [name for name in names if name not in _OUTCOMES]
         read = self._read({*asked, _POSE, _TARGET} if _LEAD in asked else asked)
         for number, (episode, whole) in enumerate(zip(read, self._whole, strict=True)):
             if not whole:
                 continue
-            columns, unreadable = dict[str, Array](), dict[str, str]()
-            for name in asked:
-                try:
-                    with damage(f"{name!r} of {self._path}"):
-                        columns[name] = self._column(name, episode.seen)
-                except DatasetDamaged as error:
-                    unreadable[name] = reason(error)
-            told = _told(episode) if self.ours else {}
-            yield ForeignEpisode(f"episode {number}", columns | told, unreadable)
+            columns, unreadable = read_columns(asked, partial(self._column, episode.seen))
+            columns |= _outcomes(episode) if self.ours else {}
+            yield ForeignEpisode(f"episode {number}", columns, unreadable)
 
     def _add(self, name: str, message: Any) -> None:
-        """Take up a column, and what it is of an observation."""
+        """Add a column, and the field of an observation that it is."""
         arm, slash, topic = name.rpartition("/")
         own = f"state/{arm}{slash}"
         is_joints = hasattr(message, "position")
@@ -188,18 +191,19 @@ class McapRecording:
         elif picture := _PICTURE.fullmatch(name):
             self.observed[f"images/{picture[1]}"] = name
 
-    def _column(self, name: str, seen: list[dict[str, Any]]) -> Array:
-        if name == _LEAD:  # an episode begins at rest: where it is, is its target
-            poses = self._column(_POSE, seen)
-            targets = self._column(_TARGET, seen[self.ours :])
+    def _column(self, seen: list[dict[str, Any]], name: str) -> Array:
+        with damage(f"{name!r} of {self._path}"):
+            if name != _LEAD:
+                value = _VALUES[self._kinds[name]]
+                return np.array([value(at[name]) for at in seen[name == _ACTION :]])
+            poses = self._column(seen, _POSE)
+            targets = self._column(seen[self.ours :], _TARGET)
+            # The recorder's episodes begin at rest, where the pose is the target.
             pairs = zip(poses[self.ours :], targets, strict=True)
-            return np.array(
-                [np.zeros(6)] * self.ours + [rotations.between(*pair) for pair in pairs]
-            )
-        value = _VALUES[self._kinds[name]]
-        return np.array([value(at[name]) for at in seen[name == _ACTION :]])
+            leads = [rotations.between(*pair) for pair in pairs]
+            return np.array([np.zeros(6)] * self.ours + leads)
 
-    def _read(self, wanted: Collection[str]) -> Iterator[_Episode]:
+    def _read(self, names: Collection[str]) -> Iterator[_Episode]:
         """Yield every episode, with what these topics said last as it began and at each step."""
         episode: _Episode | None = None
         newest: dict[str, Callable[[], Any]] = {}
@@ -207,61 +211,60 @@ class McapRecording:
             if not self.ours:
                 yield from [episode] if episode else []
                 episode = _Episode()
-            for topic, at, decode in self._messages(file, {*wanted, self.acting, _EVENTS, _REWARD}):
+            for topic, at, decode in self._messages(file, {*names, self.acting, _EVENTS, _REWARD}):
                 if topic == _EVENTS:
                     words = decode().data
-                    if _BEGUN.match(words):
+                    if _BEGINS.match(words):
                         yield from [episode] if episode else []
-                        episode = _Episode(seen=[_sample(newest, wanted)])
-                    elif episode and (ended := _ENDED.match(words)):
+                        episode = _Episode(seen=[_sample(newest, names)])
+                    elif episode and (ended := _ENDS.match(words)):
                         episode.success, episode.cut = ended[1] == "success", bool(ended[2])
                 elif topic == _REWARD and episode:
                     episode.rewards.append((at, decode().data))
                 newest[topic] = decode
                 if topic == self.acting and episode:
                     episode.moments.append(at)
-                    episode.seen.append(_sample(newest, wanted))
+                    episode.seen.append(_sample(newest, names))
         yield from [episode] if episode else []
 
     def _messages(
-        self, file: Path, wanted: Collection[str]
+        self, file: Path, names: Collection[str]
     ) -> Iterator[tuple[str, int, Callable[[], Any]]]:
         """Yield topic, time of receipt [ns] and what decodes it, in the order of receipt."""
         from mcap.reader import make_reader
         from mcap_ros2.decoder import DecoderFactory
 
-        factory, topics = DecoderFactory(), [self._space + name for name in wanted]
+        factory, topics = DecoderFactory(), [self._space + name for name in names]
         with damage(self._path), file.open("rb") as opened:
             for schema, channel, message in make_reader(opened).iter_messages(topics=topics):
                 decode = factory.decoder_for(channel.message_encoding, schema)
                 if decode is not None:
-                    name = self._name(channel.topic)
-                    yield name, message.log_time, partial(decode, message.data)
+                    topic = channel.topic.removeprefix(self._space)
+                    yield topic, message.log_time, partial(decode, message.data)
 
-    def _name(self, topic: str) -> str:
-        return topic.removeprefix(self._space)
+    def _topics(self) -> dict[str, str]:
+        """Read the topics of all files, and their types."""
+        from mcap.reader import make_reader
+
+        found = {}
+        for file in self._files:
+            with damage(self._path), file.open("rb") as opened:
+                summary = make_reader(opened).get_summary()
+            if summary is not None:
+                for channel in summary.channels.values():
+                    found[channel.topic] = summary.schemas[channel.schema_id].name
+        return found
 
 
-def _sample(newest: dict[str, Callable[[], Any]], wanted: Collection[str]) -> dict[str, Any]:
-    return {name: newest[name]() for name in wanted if name in newest}
+def _sample(newest: dict[str, Callable[[], Any]], names: Collection[str]) -> dict[str, Any]:
+    return {name: newest[name]() for name in names if name in newest}
 
 
-def _told(episode: _Episode) -> dict[str, Array]:
+def _outcomes(episode: _Episode) -> dict[str, Array]:
     """Reward, termination and success (T,) of its steps; a reward belongs to the nearest action."""
     moments = np.array(episode.moments)
     at, rewards = np.array(episode.rewards or [(0, np.nan)]).T
     nearest = np.abs(at - moments[:, None]).argmin(axis=1)
     last = np.arange(len(moments)) == len(moments) - 1
-    told = (rewards[nearest], last & (not episode.cut), last & episode.success)
-    return dict(zip(_TOLD, told, strict=True))
-
-
-def _topics(file: Path) -> Iterator[tuple[str, str]]:
-    """Topics of a file, and their types."""
-    from mcap.reader import make_reader
-
-    with file.open("rb") as opened:
-        summary = make_reader(opened).get_summary()
-        if summary is not None:
-            for channel in summary.channels.values():
-                yield channel.topic, summary.schemas[channel.schema_id].name
+    columns = (rewards[nearest], last & (not episode.cut), last & episode.success)
+    return dict(zip(_OUTCOMES, columns, strict=True))

@@ -1,4 +1,4 @@
-"""Demonstrations that others recorded."""
+"""`robot-rl import`: takes in demonstrations, also those that others recorded."""
 
 from robot_rl.plugins import Command, Option, Plugin
 

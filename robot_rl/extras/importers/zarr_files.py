@@ -8,18 +8,17 @@ import math
 import os
 import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import zarr
 from zarr.storage import LocalStore
 
-from robot_rl.data._episode_files import ENDS as ENDS_PATH
-from robot_rl.data._episode_files import damage
-from robot_rl.data.episodes import DatasetDamaged, OutsideDataset
+from robot_rl.data.episode_files import ENDS as ENDS_PATH
+from robot_rl.data.episode_files import damage
+from robot_rl.data.episodes import OutsideDataset
 from robot_rl.data.schema import Array
 from robot_rl.extras.importers.arrays import ENDS, Arrays, flat_dataset
-from robot_rl.extras.importers.dataset import ForeignDataset, reason
+from robot_rl.extras.importers.dataset import ForeignDataset, read_columns
 from robot_rl.processes.files import check_links
 
 _DESCRIPTIONS = (".zarray", "zarr.json")
@@ -36,25 +35,19 @@ def is_zarr(path: Path) -> bool:
 
 def open_zarr(path: Path) -> ForeignDataset:
     """Open a folder; raises `DatasetError`."""
-    found: dict[str, Any] = {}
-    unreadable: dict[str, str] = {}
-    notes: list[str] = []
     with damage(path):
         check_links(path, OutsideDataset)
         store = LocalStore(path, read_only=True)
-    for name in sorted(_names(path / "data")):
-        try:
-            array = _Column(store, path, f"data/{name}")
-        except DatasetDamaged as error:
-            unreadable[name] = reason(error)
-            continue
-        if array.shape:
-            found[name] = array
-            if absent := array.absent:
-                notes.append(
-                    f"{name} lacks {absent} files: the format says that each number in them is"
-                    f" {array.array.fill_value}"
-                )
+    columns, unreadable = read_columns(
+        sorted(_names(path / "data")), lambda name: _Column(store, path, f"data/{name}")
+    )
+    found = {name: column for name, column in columns.items() if column.shape}
+    notes = [
+        f"{name} lacks {absent} files: the format says that each number in them is"
+        f" {column.array.fill_value}"
+        for name, column in found.items()
+        if (absent := column.absent)
+    ]
     ends = _Column(store, path, ENDS_PATH)
     found[ENDS] = ends[:]
     kind = f"diffusion_policy, zarr format {ends.array.metadata.zarr_format}"
@@ -62,7 +55,7 @@ def open_zarr(path: Path) -> ForeignDataset:
 
 
 class _Column:
-    """An array on disk, whose chunks are looked at before their numbers are believed."""
+    """An array on disk; each chunk is checked to be whole before it is decoded."""
 
     def __init__(self, store: LocalStore, path: Path, name: str) -> None:
         self._folder = path / name

@@ -4,7 +4,7 @@ Layout, as LeRobot's `LeRobotDataset` reads it (checked against LeRobot 0.4.4)::
 
     meta/info.json                                version, rate, features, path templates, totals
     meta/stats.json                               statistics of each feature over all frames
-    meta/tasks.parquet                            what the robot was told to do, numbered
+    meta/tasks.parquet                            the tasks in words, numbered
     meta/episodes/chunk-000/file-000.parquet      a row an episode: length, files, statistics
     data/chunk-000/file-000.parquet               a row a frame; several episodes in one file
     videos/<camera>/chunk-000/file-000.mp4        the pictures; several episodes in one file
@@ -84,7 +84,7 @@ class Feature:
     # Of one frame: (n,), or (height, width, 3) of a camera. Of a dataset of others (-1,) and () are
     # as stored.
     shape: tuple[int, ...]
-    names: tuple[str, ...] | None = None  # what the numbers are called, where they have names
+    names: tuple[str, ...] | None = None  # of the numbers, if they have names
     # The fields of a row that it holds, each flattened, side by side.
     fields: tuple[Field, ...] = ()
 

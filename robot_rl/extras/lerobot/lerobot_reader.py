@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data._episode_files import RESTORE, damage, inside
+from robot_rl.data.episode_files import RESTORE, damage, inside
 from robot_rl.data.episodes import DatasetDamaged, DatasetError, Episode
 from robot_rl.data.schema import SOURCE_NAMES, Array, RowSchema
 from robot_rl.data.transfer import close_episode
@@ -51,7 +51,7 @@ class LeRobotFrame:
 class LeRobotFrames:
     """The frames of a LeRobot dataset of v3.0, v2.1 or v2.0, as the features name them.
 
-    What is damaged is told beside what can be read, and never keeps it back.
+    Damaged parts are listed; the others can be read all the same.
 
     Attributes:
         records: What is known of each episode, in order.
@@ -60,7 +60,7 @@ class LeRobotFrames:
 
     path: Path  # directory of the dataset
     information: Mapping[str, Any]  # content of `meta/info.json`
-    features: Sequence[Feature]  # those that are wanted
+    features: Sequence[Feature]  # those to read
     rate: Fraction  # frames per second
     own: Sequence[str] = ()  # columns of `meta/episodes` that are ours
     records: list[dict[str, Any]] = field(default_factory=list, init=False)
@@ -71,10 +71,7 @@ class LeRobotFrames:
         self._videos = [feature for feature in self.features if feature.is_video]
         self._is_old = version_of(self.information) != layout.VERSION
         for record in self._old_records() if self._is_old else self._new_records():
-            if isinstance(record, DatasetDamaged):
-                self.damaged.append(record)
-            else:
-                self._add(record)
+            self._add(record)
         total, found = self.information.get("total_episodes"), len(self.records)
         if total is not None and total != found:
             problem = f"episodes are missing from {self.path / 'meta/episodes'}"
@@ -82,23 +79,27 @@ class LeRobotFrames:
             self.damaged.append(error)
 
     def _add(self, record: dict[str, Any]) -> None:
-        """Take up a record if the frames of its episode can be found."""
+        """Add a record if the frames of its episode can be found."""
+        where = f"{self.path / 'meta/episodes'}: a record"
+        with self._noting_damage(), damage(where, hint=RESTORE):
+            for name in _NEEDED:
+                record[name] = int(record[name])
+            start, stop, count = (record[name] for name in _PLACES[:3])
+            if start is not None and stop is not None:
+                count = int(stop) - int(start)
+            if count is not None and int(count) < 1:
+                raise ValueError(f"it has {count} frames")
+            record["length"] = None if count is None else int(count)
+            if any(record[name] is None for name in self.own):
+                raise ValueError("a column is empty")
+            self.records.append(record)
+
+    @contextmanager
+    def _noting_damage(self) -> Iterator[None]:
         try:
-            with damage(f"{self.path / 'meta/episodes'}: a record", hint=RESTORE):
-                for name in _NEEDED:
-                    record[name] = int(record[name])
-                start, stop, count = (record[name] for name in _PLACES[:3])
-                if start is not None and stop is not None:
-                    count = int(stop) - int(start)
-                if count is not None and int(count) < 1:
-                    raise ValueError(f"it has {count} frames")
-                record["length"] = None if count is None else int(count)
-                if any(record[name] is None for name in self.own):
-                    raise ValueError("a column is empty")
+            yield
         except DatasetDamaged as error:
             self.damaged.append(error)
-            return
-        self.records.append(record)
 
     def video_file(self, record: Mapping[str, Any], feature: Feature) -> tuple[Path, float]:
         """The file with an episode's pictures, and from where on [s]; or raise `DatasetDamaged`."""
@@ -147,22 +148,22 @@ class LeRobotFrames:
         return numbers_of(path, feature, part)
 
     def _rows(self, path: Path, columns: Mapping[str, Any], record: dict[str, Any]) -> slice:
-        """Where the frames of an episode are in its file, by what the file says of itself."""
+        """Find the rows of an episode in its file."""
         start, count, number = (record[n] for n in (_PLACES[0], "length", "episode_index"))
         steps = max((len(c) for c in columns.values() if not isinstance(c, Exception)), default=0)
-        told = {}
+        indices = {}
         for feature in layout.INDEX_FEATURES:
             if not isinstance(columns[feature.key], DatasetDamaged):
-                told[feature.key] = self._column(path, columns, feature, slice(0, steps))[:, 0]
+                indices[feature.key] = self._column(path, columns, feature, slice(0, steps))[:, 0]
         rows = np.arange(steps)
-        if "episode_index" in told:
-            rows = np.flatnonzero(told["episode_index"] == number)
+        if "episode_index" in indices:
+            rows = np.flatnonzero(indices["episode_index"] == number)
         elif not self._is_old:
             raise DatasetDamaged(f"{path} lacks the column 'episode_index'", hint=RESTORE)
         count = len(rows) if count is None else count
         together = len(rows) == count > 0 and rows[-1] - rows[0] == count - 1
-        if together and "index" in told:
-            index = told["index"][rows]
+        if together and "index" in indices:
+            index = indices["index"][rows]
             first = index[0] if start is None or self._is_old else start
             together = np.array_equal(index, np.arange(first, first + count))
         if not together:
@@ -186,42 +187,38 @@ class LeRobotFrames:
         template = usual[kind] if template is None else template
         return file_of(self.path, template, {**numbers, "video_key": key})
 
-    def _new_records(self) -> Iterator[dict[str, Any] | DatasetDamaged]:
+    def _new_records(self) -> Iterator[dict[str, Any]]:
         names = [*_NEEDED, *_PLACES, *self.own]
         names += [f"videos/{f.key}/{name}" for f in self._videos for name in _VIDEO_PLACES]
         hint = _ADDED if self.own else RESTORE
         for file in sorted((self.path / "meta/episodes").glob("*/*.parquet")):
-            try:
+            with self._noting_damage():
                 columns = read_table(inside(self.path, file), names, hint)
-            except DatasetDamaged as error:
-                yield error
-                continue
-            needed = (columns[name] for name in (*_NEEDED, *self.own))
-            if missing := next((c for c in needed if isinstance(c, DatasetDamaged)), None):
-                yield missing
-                continue
-            there = {n: c.to_pylist() for n, c in columns.items() if not isinstance(c, Exception)}
-            for row in zip(*there.values(), strict=True):
-                yield dict.fromkeys(names) | dict(zip(there, row, strict=True))
+                for name in (*_NEEDED, *self.own):
+                    if isinstance(error := columns[name], DatasetDamaged):
+                        raise error
+                lists = {
+                    name: column.to_pylist()
+                    for name, column in columns.items()
+                    if not isinstance(column, DatasetDamaged)
+                }
+                for row in zip(*lists.values(), strict=True):
+                    yield dict.fromkeys(names) | dict(zip(lists, row, strict=True))
 
-    def _old_records(self) -> Iterator[dict[str, Any] | DatasetDamaged]:
-        """Those of v2.1, with where in v3.0 each episode would be."""
-        for told in read_lines(inside(self.path, "meta/episodes.jsonl")):
-            if isinstance(told, DatasetDamaged):
-                yield told
-                continue
-            record = {**dict.fromkeys(_PLACES), **told}
-            try:
-                with damage(f"{self.path / 'meta/episodes.jsonl'}: {str(told)[:80]}"):
-                    number = int(told["episode_index"])
+    def _old_records(self) -> Iterator[dict[str, Any]]:
+        """Read the records of v2.1, and add the places that v3.0 has."""
+        for line in read_lines(inside(self.path, "meta/episodes.jsonl")):
+            with self._noting_damage():
+                if isinstance(line, DatasetDamaged):
+                    raise line
+                with damage(f"{self.path / 'meta/episodes.jsonl'}: {str(line)[:80]}"):
+                    number = int(line["episode_index"])
                     chunk = number // int(self.information.get("chunks_size") or _OLD_CHUNK)
-            except DatasetDamaged as error:
-                yield error
-                continue
-            for prefix in ("data", *(f"videos/{feature.key}" for feature in self._videos)):
-                record |= {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": number}
-                record[f"{prefix}/from_timestamp"] = 0.0
-            yield record
+                record = {**dict.fromkeys(_PLACES), **line}
+                for prefix in ("data", *(f"videos/{feature.key}" for feature in self._videos)):
+                    record |= {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": number}
+                    record[f"{prefix}/from_timestamp"] = 0.0
+                yield record
 
 
 class LeRobotEpisodes:
@@ -245,9 +242,9 @@ class LeRobotEpisodes:
                 expected=self.schema.control_rate_hz,
                 hint="a dataset cannot be imported at another rate than it was recorded at",
             )
-        told = [f"robot_rl/{name}" for name in ("seed", "success", "source", "instruction")]
+        facts = [f"robot_rl/{name}" for name in ("seed", "success", "source", "instruction")]
         features, rate = features_of(self.schema), frame_rate(self.schema.control_rate_hz)
-        self._frames = LeRobotFrames(path, information, features, rate, told)
+        self._frames = LeRobotFrames(path, information, features, rate, facts)
         records = self._frames.records
         for error in self._frames.damaged:
             raise error

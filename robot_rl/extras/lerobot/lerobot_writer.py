@@ -17,7 +17,7 @@ from av.container import OutputContainer
 from av.video.frame import PictureType
 from av.video.stream import VideoStream
 
-from robot_rl.data._episode_files import DatasetError, write_errors
+from robot_rl.data.episode_files import DatasetError, write_errors
 from robot_rl.data.episodes import Episode
 from robot_rl.data.schema import Array, RowSchema
 from robot_rl.extras.lerobot import layout
@@ -74,7 +74,7 @@ class LeRobotSink:
         }
         columns: dict[str, pa.Array] = {}
         numbers = np.arange(len(rows))
-        made = {  # what holds no field of a row
+        made = {  # features without a field of a row
             layout.DONE: numbers == len(rows) - 1,
             "timestamp": numbers / float(self._rate),
             "frame_index": numbers,

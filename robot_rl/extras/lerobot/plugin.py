@@ -1,4 +1,4 @@
-"""Datasets in the layout of LeRobot."""
+"""Reads and writes datasets in the layout of LeRobot."""
 
 from __future__ import annotations
 

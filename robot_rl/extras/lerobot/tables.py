@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from av.video.stream import VideoStream
 from PIL import Image
 
-from robot_rl.data._episode_files import RESTORE, damage, inside
+from robot_rl.data.episode_files import RESTORE, damage, inside
 from robot_rl.data.episodes import DatasetDamaged, NotADataset
 from robot_rl.data.schema import Array
 from robot_rl.extras.lerobot import layout

@@ -1,4 +1,4 @@
-"""Models that judge how near to the goal a robot is."""
+"""`robot-rl annotate`: scores of models that judge how near to the goal a robot is."""
 
 from robot_rl.plugins import Command, Plugin
 

@@ -63,13 +63,13 @@ class AskVersion(Numbered):
 
 class _Images(Numbered):
     payload_frames: ClassVar[tuple[int, int]] = (1, MAXIMUM_CAMERAS)
-    answers: ClassVar[Ranges]  # arrays of the answer and what may be in them
+    answers: ClassVar[Ranges]  # arrays of the answer, and their ranges
 
     images: Any
     instruction: str = ""
 
     def arrays(self, payload: Payload) -> Images:
-        """Take the images of a question, or raise a `ProgressError` where they are not as told."""
+        """Take the images of a question; `ProgressError` where they differ from `images`."""
         if len(self.images) != len(payload) or len({s[0] for s in self.images.values()}) != 1:
             raise ProgressError(
                 "the cameras show different numbers of images, or lack a frame",
@@ -102,7 +102,7 @@ class Done(_Images):
 
 
 class Scores(Numbered):
-    """What the model says."""
+    """The answer of a model; its payload has the scores."""
 
     payload_frames: ClassVar[tuple[int, int]] = (0, 2)
     version: Annotated[int, Meta(ge=1, lt=1 << 31)]
@@ -135,14 +135,14 @@ def check_address(address: str) -> None:
 
 
 class PairScores(NamedTuple):
-    """What a model says of n pairs of observations."""
+    """Scores of a model for n pairs of observations."""
 
     delta: Values  # (n,) in [-1, 1], share of the whole task that the second is nearer to the goal
     confidence: Values  # (n,) in [0, 1]
 
 
 class ProgressModel(Protocol):
-    """Judges observations by their images, and by what the robot was told to do.
+    """Judges observations by their images and the task in words.
 
     Attributes:
         version: Of the model, from 1; other weights are another version.
@@ -161,7 +161,7 @@ class RemoteProgressModel:
     """A progress model in another process on this machine, at ``tcp://127.0.0.1:PORT``.
 
     Raises:
-        ProgressError: The address is not on this machine, or nobody answers there in time.
+        ProgressError: The address is not on this machine, or no model answers there in time.
     """
 
     def __init__(self, address: str, timeout_s: float = 60.0) -> None:
@@ -268,17 +268,24 @@ def annotate_progress(
 ) -> int:
     """Have a model judge the sealed episodes of a store, and annotate their rows.
 
-    Row t gets what its action brought: `progress` and `progress_confidence` from the observation
-    before it to the one after it, and `done` of the one after it. The last row gets zeros. Rows
-    that this version of the model has judged before are left out. `stop` ends
-    the work after the episode that is being judged. Gives the number of episodes.
+    Row t gets the result of its action: `progress` and `progress_confidence` from the observation
+    before it to the one after it, and `done` of the one after it. The last row gets zeros. Episodes
+    that this version of the model has judged before are left out. `stop` ends the work after the
+    episode at hand. Returns the number of episodes.
 
     Raises:
         ProgressError: The rows hold no images, or the model failed.
         ReplayError: The store cannot be read or written.
     """
     with closing(StoreReader(store)) as reader:
-        cameras = _cameras(reader)
+        cameras = reader.schema.colour_cameras
+        if not cameras:
+            raise ProgressError(
+                f"the rows of {reader.path} hold no images",
+                got=[f.name for f in reader.schema.fields if f.name.startswith("state/")],
+                expected="images/<camera>",
+                hint="record with observation=pixels or observation=images",
+            )
         waiting = [
             record
             for record in reader.episodes()
@@ -300,10 +307,10 @@ def annotate_progress(
 def judge_episode(
     images: Images, instruction: str, model: ProgressModel, batch: int
 ) -> dict[str, Values]:
-    """Have a model judge each action of an episode, so many observations at once.
+    """Have a model judge each action of an episode, `batch` observations at a time.
 
-    Images are uint8 (T + 1, H, W, 3) by observation name. Of each annotation it gives float32
-    (T + 1,), the last of them zero.
+    Images are uint8 (T + 1, H, W, 3) by observation name. Returns float32 (T + 1,) for each
+    annotation, the last of them zero.
     """
     length = len(next(iter(images.values())))
     scores = {n: np.zeros(length, np.float32) for n in (PROGRESS, CONFIDENCE, DONE_PROBABILITY)}
@@ -315,18 +322,6 @@ def judge_episode(
         later = {n: x[after] for n, x in images.items()}
         scores[DONE_PROBABILITY][part] = model.done(later, instruction)
     return scores
-
-
-def _cameras(reader: StoreReader) -> list[str]:
-    schema = reader.schema
-    if not schema.colour_cameras:
-        raise ProgressError(
-            f"the rows of {reader.path} hold no images",
-            got=[f.name for f in schema.fields if f.name.startswith("state/")],
-            expected="images/<camera>",
-            hint="record with observation=pixels or observation=images",
-        )
-    return list(schema.colour_cameras)
 
 
 def _judged(reader: StoreReader, record: EpisodeRecord, model: ProgressModel) -> bool:
@@ -341,9 +336,9 @@ def serve_progress(
     stop: StopEvent,
     on_ready: Callable[[str], None] = lambda address: None,
 ) -> None:
-    """Answer questions until told to stop; what is no question is answered with an error.
+    """Answer questions until `stop` is set; other messages get an error as their answer.
 
-    At ``tcp://127.0.0.1:PORT`` port 0 takes any free one; `on_ready` is told the address.
+    At ``tcp://127.0.0.1:PORT`` port 0 takes any free one; `on_ready` gets the address.
 
     Raises:
         ProgressError: The address is not on this machine.
@@ -371,6 +366,6 @@ def _answer(model: ProgressModel, decoder: Decoder, frames: list[Frame]) -> list
             values = (model.done(question.arrays(payload), question.instruction),)
         answer = Scores(request=question.request, version=model.version)
         return encode(answer, frames_of(values, np.float32))
-    except Exception as error:  # the model is foreign code: whoever asked is told, the others not
+    except Exception as error:  # from the model's own code; the client that asked gets it
         problem = error if isinstance(error, RobotRLError) else ProgressError(repr(error))
         return encode(refusal(problem, question))

@@ -1,4 +1,4 @@
-"""The flight recorder of robots on ROS 2 topics."""
+"""The flight recorder: a process that keeps the ROS 2 topics of the last minutes."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """The flight recorder: what was on all topics in the last minutes, kept when something goes wrong.
 
-A process of its own, which no other waits for: it receives over UDP, as best effort, since who
-receives through shared memory, or reliably, can hold up a sender. In the folder that it is given:
+It is a process of its own that no other waits for: it receives over UDP, as best effort, since a
+subscriber through shared memory, or a reliable one, can hold up a sender. In its folder:
 
     ring/20261126-151500.mcap        the last minutes, a file for each; the oldest are removed
     20261126-151742-SensorLate/      the files of the ring at a fault, or at a person's wish: `keep`
 
-Files are MCAP with ROS 2 messages. One that a killed recorder has left is mended by the next.
+Files are MCAP with ROS 2 messages. The next recorder repairs one that a killed recorder has left.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from robot_rl.ros.ros_client import RosClient, message_type
 # What a killed recorder loses: a chunk that is not full, which is a second or less of an arm's
 # state, and what was not flushed since [bytes, s].
 _CHUNK_BYTES, _TICK_SECONDS = 1 << 12, 0.5
-_AFTER_SECONDS = 5.0  # what follows a fault is kept too
+_AFTER_SECONDS = 5.0  # kept after a fault
 _WAITING = 100  # messages of a topic
 _MAGIC = b"\x89MCAP0\r\n"
 _PLAIN = {"double": "float64", "float": "float32", "boolean": "bool", "octet": "byte"}
@@ -55,7 +55,7 @@ class Ring:
         self._folder, self._kept_s, self._segment_s = folder, kept_s, segment_s
         (folder / "ring").mkdir(parents=True, exist_ok=True)
         for path in self._segments():
-            mend(path)
+            repair(path)
         self._latched: dict[str, tuple[str, str, bytes]] = {}
         self._begin()
 
@@ -72,9 +72,9 @@ class Ring:
         self._writer.add_message(self._channels[topic], log_time=now, publish_time=now, data=data)
 
     def tick(self) -> None:
-        """Write what waits to the disk; when it is time, begin a file and remove the oldest."""
+        """Flush to the disk; when it is time, begin a file and remove the oldest."""
         self._file.flush()
-        if time.monotonic() - self._begun >= self._segment_s:
+        if time.monotonic() - self._started >= self._segment_s:
             self.close()
             self._begin()
             oldest = time.time() - self._kept_s
@@ -83,7 +83,7 @@ class Ring:
                     path.unlink()
 
     def keep(self, why: str) -> Path:
-        """Keep what is in the ring now, in a folder whose name tells when and `why`."""
+        """Keep the files of the ring, in a folder named after the time and `why`."""
         self.close()
         kept = self._folder / f"{_stamp()}-{why}"
         kept.mkdir(exist_ok=True)
@@ -99,7 +99,7 @@ class Ring:
     def _begin(self) -> None:
         self._file = (self._folder / "ring" / f"{_stamp()}.mcap").open("wb")
         self._writer, self._channels = _writer(self._file), dict[str, int]()
-        self._begun = time.monotonic()
+        self._started = time.monotonic()
         for topic, (kind, definition, data) in self._latched.items():
             self.write(topic, kind, definition, data)
 
@@ -119,8 +119,8 @@ def _writer(file: Any) -> Writer:
     return writer
 
 
-def mend(path: Path) -> None:
-    """Let a file that a killed recorder has left end as MCAP files do, with all whole chunks."""
+def repair(path: Path) -> None:
+    """Give the file of a killed recorder the end of an MCAP file; all its whole chunks stay."""
     with path.open("rb") as torn:
         torn.seek(-min(len(_MAGIC), path.stat().st_size), os.SEEK_END)
         if torn.read() == _MAGIC and path.stat().st_size > len(_MAGIC):
@@ -132,13 +132,13 @@ def mend(path: Path) -> None:
             messages = NonSeekingReader(torn).iter_messages(log_time_order=False)
             try:
                 for schema, channel, message in messages:
-                    assert schema is not None  # which all of ours have
+                    assert schema is not None  # all of ours have one
                     if channel.id not in numbers:
                         kind = writer.register_schema(schema.name, schema.encoding, schema.data)
                         known = (channel.topic, channel.message_encoding, kind)
                         numbers[channel.id] = writer.register_channel(*known)
-                    told = (message.log_time, message.data, message.publish_time)
-                    writer.add_message(numbers[channel.id], *told)
+                    parts = (message.log_time, message.data, message.publish_time)
+                    writer.add_message(numbers[channel.id], *parts)
             except EndOfFile:
                 pass  # where it was cut
             writer.finish()
@@ -146,7 +146,7 @@ def mend(path: Path) -> None:
 
 
 def definition_of(kind: Any) -> str:
-    """The text of a message type as MCAP wants it: its fields, then the types that they are of."""
+    """The text of a message type for MCAP: its fields, then the types of these."""
     texts: list[str] = []
     waiting, known = [kind], {kind}
     while waiting:
@@ -197,7 +197,7 @@ class Recorder:
         self._ring.tick()
 
     def keep_fault(self) -> None:
-        """Keep what was recorded of a fault that is not kept yet, if there is one."""
+        """Keep the recording of a fault that is not kept yet, if there is one."""
         if self._keep_at != float("inf"):
             self._keep_at = float("inf")
             self._keep(self._why)

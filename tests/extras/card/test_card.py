@@ -12,7 +12,7 @@ from robot_rl.data.episodes import EpisodeWriter
 from robot_rl.data.schema import Field, row_schema
 from robot_rl.evaluation.ledger import enter, load_policy
 from robot_rl.evaluation.statistics import EvaluationResult
-from robot_rl.extras.card.card import CARD, card, facts, write_card
+from robot_rl.extras.card.card import CARD, card, policy_facts, write_card
 from robot_rl.learning.stages.decide import decide
 from robot_rl.run import ACCEPTED, CLONED, STUDENT, RunDirectory
 
@@ -78,7 +78,7 @@ def test_demonstrations_of_another_place_are_among_the_data(run, config, tmp_pat
 def test_a_students_card_says_how_it_was_taught_whatever_the_run_was_set_to(run, config):
     policy, steps = load_policy(run, "student")
     folder = Path(run.complete_folder(STUDENT)) / "policy"
-    text = card(run, facts(run, config, STUDENT, folder, policy, steps))
+    text = card(run, policy_facts(run, config, STUDENT, folder, policy, steps))
     assert "| its teacher | checkpoints/bc |" in text
     assert "| distilled in | 5 updates of 64 rows |" in text
     assert "distil.updates" not in text

@@ -9,37 +9,11 @@ import socket
 
 import aiohttp
 import pytest
-from console_links import WAIT_SECONDS, make_run
+from console_links import make_run, with_console
 
-from robot_rl.console.link import loop_folder
-from robot_rl.extras.console.access import AccessGate
-from robot_rl.extras.console.connections import MOST_CONNECTIONS
-from robot_rl.extras.console.library import EpisodeLibrary
-from robot_rl.extras.console.web_server import ConsoleServer
+from robot_rl.extras.console.access import MOST_CONNECTIONS
 
 HALVES = [b"", b"G", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ", b"\x16\x03\x01"]
-
-
-@pytest.fixture
-def serving(tmp_path):
-    """Run `use` with the port of a console that is served."""
-    run = make_run(tmp_path / "run")
-
-    def serve(use):
-        async def main():
-            library, gate = EpisodeLibrary(run, None), AccessGate(None, secure=False)
-            server = ConsoleServer(
-                run, {}, loop_folder(run, 1), library, {}, gate, idle_seconds=1.0
-            )
-            stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
-            serving = asyncio.create_task(server.serve("127.0.0.1", 0, None, stop, port.set_result))
-            await asyncio.wait_for(use(await port), WAIT_SECONDS)
-            stop.set()
-            await serving
-
-        asyncio.run(main())
-
-    return serve
 
 
 @contextlib.contextmanager
@@ -70,7 +44,7 @@ async def closed(places):
     return sum(map(is_closed, places))
 
 
-def test_a_page_stays_and_another_comes_in_beside_many_half_open_connections(serving):
+def test_a_page_stays_and_another_comes_in_beside_many_half_open_connections(tmp_path):
     async def use(port):
         address = f"http://127.0.0.1:{port}"
         async with (
@@ -88,24 +62,24 @@ def test_a_page_stays_and_another_comes_in_beside_many_half_open_connections(ser
                 while await closed(places) < MOST_CONNECTIONS:
                     await asyncio.sleep(0.1)
 
-    serving(use)
+    with_console(make_run(tmp_path / "run"), use)
 
 
 @pytest.mark.parametrize(
     "request_", [b"GET /" + b"a" * 9000, b"GET / HTTP/9.9\r\n\r\n", b"\0\xff no HTTP\r\n\r\n"]
 )
-def test_a_request_that_is_no_http_is_refused_without_a_word(serving, request_, caplog):
+def test_a_request_that_is_no_http_is_refused_without_a_word(tmp_path, request_, caplog):
     async def use(port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request_)
         assert (await reader.readline()).split()[1] == b"400"
         writer.close()
 
-    serving(use)
+    with_console(make_run(tmp_path / "run"), use)
     assert not caplog.records
 
 
-def test_who_asks_nothing_whole_is_closed_and_a_page_is_not(serving):
+def test_who_asks_nothing_whole_is_closed_and_a_page_is_not(tmp_path):
     async def use(port):
         async with (
             aiohttp.ClientSession() as browser,
@@ -117,4 +91,4 @@ def test_who_asks_nothing_whole_is_closed_and_a_page_is_not(serving):
             assert not page.closed
             await page.send_json({"do": "nothing of the kind"})
 
-    serving(use)
+    with_console(make_run(tmp_path / "run"), use, idle_seconds=1.0)

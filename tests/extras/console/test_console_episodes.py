@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from console_links import make_run
+from tiny_runs import RunServer
 
 from robot_rl.config import Settings, compose
 from robot_rl.console.link import ConsoleError
@@ -21,21 +20,6 @@ from robot_rl.extras.console.pages import Pages, read_curves
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.server import ReplayServer
-
-
-@contextmanager
-def serving(store: Path) -> Iterator[None]:
-    """A replay server in a thread."""
-    stop = threading.Event()
-    server = ReplayServer(store)
-    thread = threading.Thread(target=server.run, args=(stop,))
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +30,7 @@ def run(tmp_path_factory):
     bench = Workbench(Settings.of(config), made)
     Collect(bench.settings).run(bench)
     dataset = bench.demonstrations()
-    with serving(made.store), ReplayClient(made.store) as client:
+    with closing(RunServer(made.path)), ReplayClient(made.store) as client:
         client.open_session(dataset.schema, 1)
         for number in range(len(dataset)):
             columns = dataset.episode(number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import shutil
@@ -16,19 +15,16 @@ pytest.importorskip("aiohttp", reason="needs the extra console")
 
 import aiohttp
 import numpy as np
-from console_links import WAIT_SECONDS, make_run
+from console_links import WAIT_SECONDS, make_run, with_console
 from PIL import Image
 from untrained_policy import untrained
 
 from robot_rl.config import compose
 from robot_rl.console.feed import jpegs
-from robot_rl.console.link import ConsoleLink, Situation, Snapshot, loop_folder
+from robot_rl.console.link import ConsoleLink, Situation, Snapshot
 from robot_rl.env.factory import make_env
 from robot_rl.env.operator import OperatorInbox
 from robot_rl.evaluation.evaluator import Evaluator
-from robot_rl.extras.console.access import AccessGate
-from robot_rl.extras.console.library import EpisodeLibrary
-from robot_rl.extras.console.web_server import ConsoleServer
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SEED = 20003
@@ -84,18 +80,12 @@ def evaluate(monkeypatch):
 def with_page(run, use):
     """Run `use` with an open page's connection to the console, and the console's address."""
 
-    async def main():
-        library, gate = EpisodeLibrary(run, None), AccessGate(None, secure=False)
-        server = ConsoleServer(run, {}, loop_folder(run, 1), library, {}, gate)
-        stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
-        serving = asyncio.create_task(server.serve("127.0.0.1", 0, None, stop, port.set_result))
-        address = f"http://127.0.0.1:{await port}"
+    async def open_page(port):
+        address = f"http://127.0.0.1:{port}"
         async with aiohttp.ClientSession() as browser, browser.ws_connect(f"{address}/socket") as p:
-            await asyncio.wait_for(use(browser, p, address), WAIT_SECONDS)
-        stop.set()
-        await serving
+            await use(browser, p, address)
 
-    asyncio.run(main())
+    with_console(run, open_page)
 
 
 async def shown(page, found):

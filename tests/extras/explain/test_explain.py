@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-import threading
+from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tiny_runs import RunServer
 
 from robot_rl import cli
 from robot_rl.commands.runs import save_resolved
@@ -24,9 +25,7 @@ from robot_rl.extras.explain.explain import explain, settings_named
 from robot_rl.learning.stages.collect import Collect
 from robot_rl.learning.stages.decide import decide
 from robot_rl.learning.workbench import Workbench
-from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.server import ReplayServer
 from robot_rl.run import RunDirectory
 
 POSE = "state/tcp_pose"
@@ -75,21 +74,13 @@ def changed(episode, change):
 
 
 def store(run, schema, episodes):
-    stop = StopEvent()
-    server = ReplayServer(run.store)
-    thread = threading.Thread(target=server.run, args=(stop,))
-    thread.start()
-    try:
-        with ReplayClient(run.store) as client:
-            client.open_session(schema, 1)
-            for episode in episodes:
-                episode.rows["source"] = SOURCE_POLICY
-                rows = [{f.name: row[f.name] for f in schema.fields} for row in episode.rows]
-                client.append_episode(rows, {"task": schema.task, "seed": episode.seed})
-            client.flush()
-    finally:
-        stop.set()
-        thread.join()
+    with closing(RunServer(run.path)), ReplayClient(run.store) as client:
+        client.open_session(schema, 1)
+        for episode in episodes:
+            episode.rows["source"] = SOURCE_POLICY
+            rows = [{f.name: row[f.name] for f in schema.fields} for row in episode.rows]
+            client.append_episode(rows, {"task": schema.task, "seed": episode.seed})
+        client.flush()
 
 
 def explained(capsys, path):
@@ -228,11 +219,12 @@ def test_a_gate_that_saw_no_success_is_not_the_cause(tmp_path, recording, capsys
 
 
 def measured(run, seed_set="final", **successes):
-    """Give a run its evaluations, of 20 episodes each, by policy."""
+    """Give a run its evaluations, of 20 episodes each; returns them by policy."""
     steps = {"cloned": 0, "accepted": 300, "learned": 500}
+    results = {}
     for name, count in successes.items():
         made = {"environment_steps": steps[name], "gradient_updates": steps[name]}
-        result = EvaluationResult.of_episodes(
+        results[name] = EvaluationResult.of_episodes(
             [n < count for n in range(20)],
             [2.0] * 20,
             policy="diffusion",
@@ -242,7 +234,8 @@ def measured(run, seed_set="final", **successes):
             wall_seconds=4.0,
             **made,
         )
-        run.append_jsonl("evaluations", result.to_json())
+        run.append_jsonl("evaluations", results[name].to_json())
+    return results
 
 
 def configured(path, *words):
@@ -285,7 +278,7 @@ def test_what_a_gate_accepted_though_it_is_worse_is_named(tmp_path, recording, c
     causes, said = explained(capsys, run.path)
     assert causes[0] == "candidates"
     figure = said["causes"][0]["figure"]
-    assert figure.startswith("a gate has accepted what is worse: the accepted policy (diffusion)")
+    assert figure.startswith("a gate has accepted a worse policy: the accepted policy (diffusion)")
 
 
 def test_what_never_happened_is_no_other_unit(tmp_path, recording, capsys):
@@ -358,7 +351,7 @@ def test_advice_names_only_settings_that_the_robot_takes(tmp_path, recording, ca
     path = made_run(tmp_path, recording, saturated)
     save_resolved(compose([f"robot={robot}", "demonstrations=12"]), path)
     _, said = explained(capsys, path)
-    (advice,) = (c["mend"] for c in said["causes"] if c["name"] == "actions saturated")
+    (advice,) = (c["fix"] for c in said["causes"] if c["name"] == "actions saturated")
     assert advice.startswith("demonstrate more slowly; or ")
     assert ("robot.limits.translation_step" in advice) == (robot == "sim")
     assert ("robot.action_scale" in advice) == (robot == "gym")
@@ -406,8 +399,8 @@ def test_every_piece_of_advice_names_settings_that_the_configuration_has():
         causes, _ = explain(SimpleNamespace(config=config), checks)
         assert len(causes) == len(advice)
         for cause in causes:
-            for key in settings_named(cause.mend, config):
-                assert there(key, keys), (words, key, cause.mend)
+            for key in settings_named(cause.fix, config):
+                assert there(key, keys), (words, key, cause.fix)
 
 
 def test_few_episodes_near_the_goal_without_success_are_no_wrong_labels(
@@ -431,19 +424,8 @@ def test_motion_that_demonstrations_have_too_is_no_cause_and_learning_comes_firs
     path = made_run(tmp_path, recording, held_up, held_up_more)
     causes, _ = explained(capsys, path)
     assert causes == []
-    result = EvaluationResult.of_episodes(
-        [True] * 20,
-        [2.0] * 20,
-        policy="residual",
-        seed_set="final",
-        first_seed=1,
-        environment_steps=500,
-        gradient_updates=500,
-        wall_seconds=4.0,
-    )
     run = RunDirectory(path)
-    run.append_jsonl("evaluations", result.to_json())
-    enter(run, decide(run, {"learned": result}))
+    enter(run, decide(run, measured(run, learned=20)))
     assert cli.main(["explain", str(path)]) == 0
     assert "deployed: the learned policy (20 of 20)" in capsys.readouterr().out.splitlines()[2]
 
@@ -458,7 +440,7 @@ def test_a_policy_that_improved_until_its_steps_were_over_is_named(tmp_path, rec
     assert causes == ["steps few"]
     figure = said["causes"][0]["figure"]
     assert figure.startswith("of the last 20 episodes in its 8,000 steps 15 succeeded")
-    assert "environment_steps=16000" in said["causes"][0]["mend"]
+    assert "environment_steps=16000" in said["causes"][0]["fix"]
 
 
 def test_a_run_without_anything_says_so(tmp_path, recording, capsys):

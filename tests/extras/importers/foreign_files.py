@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from demonstrations import edit
 
 LENGTHS = (6, 4, 8)
 """Actions of the three episodes; the first and the third terminate with a success."""
@@ -109,8 +110,8 @@ def write_robomimic(path: Path) -> None:
     import h5py
 
     with h5py.File(path, "w") as file:
-        told = {"env_name": "Reach", "env_kwargs": {"control_freq": RATE}}
-        file.create_group("data").attrs["env_args"] = json.dumps(told)
+        declared = {"env_name": "Reach", "env_kwargs": {"control_freq": RATE}}
+        file.create_group("data").attrs["env_args"] = json.dumps(declared)
         for number, episode in enumerate(recorded()):
             group = file.create_group(f"data/demo_{number}")
             group["actions"], group["rewards"] = episode["action"], episode["reward"]
@@ -125,8 +126,8 @@ def write_minari(path: Path) -> None:
 
     (path / "data").mkdir(parents=True)
     space = {"type": "Box", "dtype": "float32", "shape": [2], "low": [-2, -2], "high": [2, 2]}
-    told = {"env_spec": json.dumps({"id": "Reach-v0"}), "action_space": json.dumps(space)}
-    (path / "data/metadata.json").write_text(json.dumps(told))
+    declared = {"env_spec": json.dumps({"id": "Reach-v0"}), "action_space": json.dumps(space)}
+    (path / "data/metadata.json").write_text(json.dumps(declared))
     with h5py.File(path / "data/main_data.hdf5", "w") as file:
         for number, episode in enumerate(recorded()):
             group = file.create_group(f"episode_{number}")
@@ -183,13 +184,6 @@ def pictures(count: int) -> list[np.ndarray]:
     return [np.full((32, 48, 3), 20 + 10 * step, np.uint8) for step in range(count)]
 
 
-def edit(path: Path, change) -> None:
-    """Change the content of a JSON file."""
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
 def write_lerobot_21_with_camera(path: Path) -> None:
     write_lerobot_21(path)
     template = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
@@ -233,8 +227,8 @@ def write_lerobot_30(path: Path) -> None:
     (path / "meta/episodes.jsonl").unlink()
     template = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
     video = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
-    told = {"codebase_version": "v3.0", "data_path": template, "video_path": video}
-    edit(path / "meta/info.json", lambda c: c.update(told))
+    changed = {"codebase_version": "v3.0", "data_path": template, "video_path": video}
+    edit(path / "meta/info.json", lambda c: c.update(changed))
 
 
 def write_zarr(path: Path, zarr_format: int, brightest: float = 255.0) -> None:

@@ -20,8 +20,8 @@ from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import SchemaMismatch
 from robot_rl.env.robot import ARM_ACTIONS
 from robot_rl.errors import RobotRLError
+from robot_rl.extras.importers.import_dataset import open_foreign
 from robot_rl.extras.importers.mapped import MappedEpisodes, converted
-from robot_rl.extras.importers.open_foreign import open_foreign
 from robot_rl.learning.demonstrations import check_demonstrations
 from robot_rl.safety.rotations import continuous
 
@@ -55,8 +55,13 @@ def propose(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / name, folder / "out.map.yaml"
 
 
+def take_in(path: Path, mapping: Path, out: str = "out.zarr") -> int:
+    """Import by a mapping that is filled in; returns the exit code."""
+    return run("import", path, mapping.with_name(out), f"map={mapping}")
+
+
 @pytest.mark.parametrize("name", WRITERS)
-def test_what_is_not_told_is_asked_and_the_answers_make_rows(tmp_path: Path, capsys, name):
+def test_a_proposal_asks_for_the_rest_and_the_answers_make_rows(tmp_path: Path, capsys, name):
     path, mapping = propose(tmp_path, name)
     said = capsys.readouterr().out
     assert said.startswith("fill in ")
@@ -69,7 +74,7 @@ def test_what_is_not_told_is_asked_and_the_answers_make_rows(tmp_path: Path, cap
     assert tuple(asked) == BLANKS[name]
     answers = {"terminated": "dones"} if name == "robomimic.hdf5" else {}
     fill(mapping, **answers)
-    assert run("import", path, tmp_path / "out.zarr", f"map={mapping}") == 0
+    assert take_in(path, mapping) == 0
     said = capsys.readouterr().out
     assert "imported 3 episodes" in said
     assert "2 successful" in said
@@ -165,7 +170,7 @@ def test_a_mapping_that_cannot_be_right_gets_one_sentence(
     path, mapping = propose(tmp_path, name)
     fill(mapping, **answers)
     capsys.readouterr()
-    assert run("import", path, tmp_path / "out.zarr", f"map={mapping}") == cli.EXIT_ERROR
+    assert take_in(path, mapping) == cli.EXIT_ERROR
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
     for part in parts:
@@ -179,14 +184,8 @@ def test_a_mapping_that_cannot_be_right_gets_one_sentence(
 def test_an_observation_needs_a_name_and_numbers_that_a_row_can_have(tmp_path: Path, capsys, name):
     path, mapping = propose(tmp_path, "takes")
     mapping.write_text(fill(mapping).read_text().replace("state/place:", f"{name}:"))
-    assert run("import", path, tmp_path / "out.zarr", f"map={mapping}") == cli.EXIT_ERROR
+    assert take_in(path, mapping) == cli.EXIT_ERROR
     assert f"{name!r} cannot be an observation" in capsys.readouterr().err
-
-
-def test_a_proposal_is_never_overwritten(tmp_path: Path, capsys):
-    path, _ = propose(tmp_path, "all.npz")
-    assert run("import", path, tmp_path / "out.zarr") == cli.EXIT_ERROR
-    assert "cannot be written; got: File exists" in capsys.readouterr().err
 
 
 def test_own_datasets_need_no_mapping(folder: Path, tmp_path: Path, capsys):
@@ -234,7 +233,7 @@ def test_terminations_alone_do_not_say_where_an_episode_ends_that_was_cut_short(
     assert "\n# Which episodes: terminals (2).\n" in mapping.read_text()
     assert "\nepisodes: ???\n" in mapping.read_text()
     fill(mapping, episodes="terminals")
-    assert run("import", path, tmp_path / "out.zarr", f"map={mapping}") == 0
+    assert take_in(path, mapping) == 0
     assert "imported 2 episodes (18 steps, 2 successful)" in capsys.readouterr().out
 
 
@@ -256,22 +255,21 @@ def test_a_filter_key_of_robomimic_chooses_episodes(tmp_path: Path, capsys):
     path, mapping = propose(tmp_path, "robomimic.hdf5")
     assert "\n# Which episodes: all (3), train (2), valid (1).\n" in mapping.read_text()
     assert "\nepisodes: all\n" in mapping.read_text()
-    words = ("import", path, tmp_path / "out.zarr", f"map={mapping}")
     fill(mapping, terminated="dones", episodes="test")
-    assert run(*words) == cli.EXIT_ERROR
+    assert take_in(path, mapping) == cli.EXIT_ERROR
     assert "got: test; expected: one of all, train, valid" in capsys.readouterr().err
     fill(mapping, episodes="train")
-    assert run(*words) == 0
+    assert take_in(path, mapping) == 0
     assert "imported 2 episodes (14 steps, 2 successful)" in capsys.readouterr().out
 
 
-def test_the_mapping_file_is_named_after_the_dataset(tmp_path: Path, capsys):
+def test_the_mapping_file_is_named_after_the_dataset_and_never_overwritten(tmp_path: Path, capsys):
     files.write_npz(tmp_path / "all.npz")
     assert run("import", tmp_path / "all.npz", tmp_path / "mine.v2") == 0
     assert (tmp_path / "mine.v2.map.yaml").is_file()
-    capsys.readouterr()
-    assert run("import", tmp_path / "all.npz", tmp_path / "none/mine.zarr") == cli.EXIT_ERROR
-    assert "cannot be written; got: No such file" in capsys.readouterr().err
+    for out, problem in (("mine.v2", "File exists"), ("none/mine.zarr", "No such file")):
+        assert run("import", tmp_path / "all.npz", tmp_path / out) == cli.EXIT_ERROR
+        assert f"cannot be written; got: {problem}" in capsys.readouterr().err
 
 
 def test_values_that_are_not_finite_are_named_with_their_episode(tmp_path: Path, capsys):
@@ -279,9 +277,8 @@ def test_values_that_are_not_finite_are_named_with_their_episode(tmp_path: Path,
     take = dict(np.load(path / "take_9.npz"))
     take["obs/place"][2] = np.nan
     np.savez(path / "take_9.npz", **take)
-    fill(mapping)
     fill(mapping, success="all")
-    assert run("import", path, tmp_path / "out.zarr", f"map={mapping}") == cli.EXIT_ERROR
+    assert take_in(path, mapping) == cli.EXIT_ERROR
     assert "episode 1" in capsys.readouterr().err
     assert not (tmp_path / "out.zarr").exists()
 
@@ -291,19 +288,8 @@ def test_frames_at_another_rate_than_the_file_says_are_refused(tmp_path: Path, c
     information = path / "meta/info.json"
     information.write_text(information.read_text().replace('"fps": 20', '"fps": 50'))
     fill(mapping, control_rate_hz="50")
-    assert run("import", path, tmp_path / "out.zarr", f"map={mapping}") == cli.EXIT_ERROR
+    assert take_in(path, mapping) == cli.EXIT_ERROR
     assert "not at the rate that info.json says" in capsys.readouterr().err
-
-
-def test_a_lerobot_dataset_without_an_episode_gets_one_sentence(tmp_path: Path, capsys):
-    files.write_lerobot_21(tmp_path / "lerobot")
-    (tmp_path / "lerobot/meta/episodes.jsonl").write_text("")
-    information = tmp_path / "lerobot/meta/info.json"
-    information.write_text(
-        information.read_text().replace('"total_episodes": 3', '"total_episodes": 0')
-    )
-    assert run("import", tmp_path / "lerobot", tmp_path / "out.zarr") == cli.EXIT_ERROR
-    assert "there is no episode in" in capsys.readouterr().err
 
 
 def test_without_its_package_a_format_names_the_extra(tmp_path: Path, capsys, monkeypatch):

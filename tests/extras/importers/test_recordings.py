@@ -15,7 +15,13 @@ from mcap_ros2.writer import Writer
 from robot_rl.data.episodes import EpisodeDataset
 
 MILLISECOND = 1_000_000
-POSE = """\
+HEADER = """\
+===
+MSG: std_msgs/Header
+builtin_interfaces/Time stamp
+string frame_id
+"""
+POSE = f"""\
 std_msgs/Header header
 geometry_msgs/Pose pose
 ===
@@ -33,22 +39,14 @@ float64 x
 float64 y
 float64 z
 float64 w
-===
-MSG: std_msgs/Header
-builtin_interfaces/Time stamp
-string frame_id
-"""
-JOINTS = """\
+{HEADER}"""
+JOINTS = f"""\
 std_msgs/Header header
 string[] name
 float64[] position
 float64[] velocity
 float64[] effort
-===
-MSG: std_msgs/Header
-builtin_interfaces/Time stamp
-string frame_id
-"""
+{HEADER}"""
 KINDS = {
     "current_pose": ("geometry_msgs/msg/PoseStamped", POSE),
     "target_pose": ("geometry_msgs/msg/PoseStamped", POSE),

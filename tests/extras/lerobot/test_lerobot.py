@@ -18,9 +18,6 @@ from robot_rl.data.transfer import DatasetEpisodes, Selection
 from robot_rl.env.factory import make_env
 from robot_rl.extras.lerobot.lerobot_writer import LeRobotSink, VideoFile
 from robot_rl.extras.lerobot.plugin import open_lerobot
-from robot_rl.replay.row_sources import EpisodeRows
-from robot_rl.replay.sampler import Sampler
-from robot_rl.replay.windows import SampleSpec
 
 CAMERAS = ("images/front", "images/left/wrist")
 
@@ -90,17 +87,6 @@ def test_an_episode_that_did_not_terminate_ends_at_its_last_real_observation(fol
         np.testing.assert_array_equal(after[name][-1], before[name][-2], name)
     for name in ("action", "policy_action", "reward", "policy_version", "stamp_action"):
         assert not after[name][-1].any(), name
-
-
-def test_what_was_imported_gives_windows_to_learn_from(folder: Path):
-    _, imported = both(folder)
-    rows = EpisodeRows.of_datasets([imported], ("images/front", "action"))
-    assert len(rows.indices) == sum(LENGTHS) - 1
-    spec = SampleSpec(
-        ("images/front",), 8, demonstration_share=1.0, next_fields=(), observation_steps=2
-    )
-    batch = Sampler(rows, spec, np.random.default_rng(0)).sample()
-    assert batch["images/front"].shape == (8, 2, 64, 80, 3)
 
 
 def test_what_was_imported_serves_as_the_dataset_of_a_task(tmp_path: Path):

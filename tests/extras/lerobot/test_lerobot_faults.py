@@ -1,6 +1,5 @@
 """Interchange with LeRobot that cannot work: one clear error, and nothing is written."""
 
-import json
 import os
 import shutil
 import sys
@@ -11,21 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from demonstrations import DATA, FRONT, INFO, LENGTHS, RECORDS, run
+from demonstrations import DATA, FRONT, INFO, LENGTHS, RECORDS, cut_file, edit, run
 
 from robot_rl import cli
 from robot_rl.data.schema import Field, SchemaMismatch, row_schema
 from robot_rl.extras.lerobot.plugin import create_lerobot
-
-
-def edit(path: Path, change) -> None:
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
-def cut_file(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
 
 
 def cut_video_behind_its_index(path: Path) -> None:

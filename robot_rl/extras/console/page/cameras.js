@@ -17,7 +17,7 @@ export function showPicture(place, { camera, picture }) {
   image.src = URL.createObjectURL(picture);
 }
 
-// Lays a scene that a person is to put back half transparent over the pictures; null: none.
+// Lays the scene that a person is to put back, half transparent, over the pictures; null removes it.
 export function layOver(place, scene) {
   for (const figure of place.children) {
     const address = `wanted/${scene}/${figure.dataset.camera}.jpg`;

@@ -1,5 +1,5 @@
-// The page: joins the connection, the two views, the buttons and the keys. It keeps no state of its own
-// that matters: whatever it shows, the server tells it again after a reload.
+// The page: joins the connection, the two views, the buttons and the keys. It keeps no state that
+// matters: after a reload the server sends everything again.
 
 import { Episodes } from "./episodes.js";
 import { Jog } from "./jog.js";
@@ -34,7 +34,7 @@ function show(view) {
   }
   location.hash = view;
   jog.release();
-  // A viewer that nobody sees computes nothing.
+  // A hidden viewer computes nothing.
   loadScene("live", view === "live");
   loadScene("replay", view === "episodes");
   if (view === "episodes") episodes.open();
@@ -72,7 +72,7 @@ for (const [id, act] of Object.entries(actions)) {
   if (id === "stop") $(id).addEventListener("pointerdown", act);
   $(id).addEventListener("click", event => {
     if (id !== "stop" || event.detail === 0) act();
-    $(id).blur();  // so that Enter does not say it again by accident
+    $(id).blur();  // so that Enter does not press it again by accident
   });
 }
 for (const view of ["live", "episodes"]) $(`tab-${view}`).addEventListener("click", () => show(view));

@@ -64,7 +64,7 @@ export class Crop {
       top + (this.from[1] - (down ? 0 : across * rows)) * height,
     ].map(Math.round);
     if (Math.min(...extent) < LEAST_PIXELS) return this.close();
-    // Rounding must not lead out of what is there.
+    // Rounding must not lead out of the picture.
     const crop = [
       Math.min(corner[0], left + width - extent[0]), Math.min(corner[1], top + height - extent[1]), ...extent,
     ];

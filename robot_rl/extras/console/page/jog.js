@@ -61,7 +61,7 @@ export class Jog {
     if (this.pressed.size === 0) this.rest();
   }
 
-  // Nothing is pressed any more, or what is pressed moves nothing any more.
+  // Nothing is pressed any more, or it no longer moves anything.
   rest() {
     this.pressed.clear();
     clearInterval(this.timer);
@@ -85,7 +85,7 @@ export class Jog {
     this.socket.say({ do: "jog", motion: this.motion(), gripper });
   }
 
-  // What the button says: whoever told the gripper last, `live.js` shows it.
+  // The label of the button; `live.js` sets it after each command to the gripper.
   toggleGripper() {
     if (!this.allowed() || $("gripper").hidden) return;
     this.send($("gripper").dataset.closed === "true" ? -1 : 1);

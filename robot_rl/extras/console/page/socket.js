@@ -1,4 +1,4 @@
-// The connection to the console's server, which is made again whenever it is lost.
+// The connection to the console's server, which is opened again whenever it is lost.
 
 const RETRY_MS = 500;
 
@@ -19,12 +19,12 @@ export class Socket extends EventTarget {
       setTimeout(() => this.connect(), RETRY_MS);
     };
     this.socket.onmessage = ({ data }) => {
-      if (typeof data === "string") this.told(JSON.parse(data));
+      if (typeof data === "string") this.receive(JSON.parse(data));
       else this.pictured(new Uint8Array(data));
     };
   }
 
-  // Says something to the server; returns false where nobody hears it.
+  // Sends something to the server; returns false without a connection.
   say(request) {
     if (!this.open) return false;
     this.socket.send(JSON.stringify(request));
@@ -36,7 +36,7 @@ export class Socket extends EventTarget {
     this.dispatchEvent(new CustomEvent("connection", { detail: open }));
   }
 
-  told(message) {
+  receive(message) {
     if (message.type === "mark") {
       this.say({ do: "shown" });
       return;

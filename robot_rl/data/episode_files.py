@@ -1,4 +1,4 @@
-"""The files of an episode dataset: layout, opening, locking, damage. Private to `episodes`."""
+"""The files of an episode dataset: layout, opening, locking, and what damage is reported as."""
 
 from __future__ import annotations
 
