@@ -33,8 +33,8 @@ from robot_rl.plugins import format_of, resolve
 from robot_rl.processes.files import MANIFEST, CheckpointError, check_manifest
 from robot_rl.processes.progress_display import WorkProgress, plain_console
 from robot_rl.replay.catalogue import is_store
+from robot_rl.replay.store import rebuild_catalogue
 from robot_rl.replay.store_reader import summarize_store
-from robot_rl.replay.store_state import rebuild_catalogue
 from robot_rl.run import (
     ACCEPTED,
     CLONED,

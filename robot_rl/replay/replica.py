@@ -33,7 +33,7 @@ from robot_rl.replay.protocol import (
     SegmentRows,
 )
 from robot_rl.replay.row_file import RowFile
-from robot_rl.replay.store_files import Segment, Segments, lock_store
+from robot_rl.replay.store_files import Segment, lock_store, segments_of
 from robot_rl.wire import WireError
 
 _TRIES = 16  # of a pull, while the server evicts
@@ -126,7 +126,7 @@ class Replica:
             for actor, session, first, rows in segments.tolist()
         }
         self._copy(there)
-        gone = [segment for segment in Segments(self.folder) if segment not in there]
+        gone = [segment for segment in segments_of(self.folder) if segment not in there]
         # Of what was evicted while the parts of the answer came nothing is kept.
         spans: dict[SessionKey, list[range]] = {}
         for segment, rows in there.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from robot_rl.data.schema import SOURCE_DEMONSTRATION, Array
 from robot_rl.replay import NotEnoughData, StoreError
 from robot_rl.replay.catalogue import Catalogue, NewestValues, schema_of
 from robot_rl.replay.episode_records import EpisodeRecord
-from robot_rl.replay.store_files import Segment, Segments, lacks_rows
+from robot_rl.replay.store_files import Segment, holding, lacks_rows, not_there, segments_of
 from robot_rl.replay.windows import SCALARS, Integers, News, Ranges, scalars_of
 
 if TYPE_CHECKING:  # zarr takes a third of a second, and a replay server needs none
@@ -70,7 +71,7 @@ class StoreRows:
 
     def __init__(self, store: Path, pull: Callable[[], None] = lambda: None) -> None:
         self._pull = pull
-        self._store, self._catalogue, self._segments = store, Catalogue(store), Segments(store)
+        self._store, self._catalogue = store, Catalogue(store)
         try:
             self.dtype = schema_of(self._catalogue).dtype
         except BaseException:
@@ -91,7 +92,7 @@ class StoreRows:
         for _ in range(_TRIES):
             try:
                 return self._look()
-            except (FileNotFoundError, NotEnoughData):
+            except NotEnoughData:
                 self._seen_version = None  # evicted between catalogue and rows: look again
         raise StoreError(
             "rows are evicted faster than they can be read",
@@ -186,28 +187,27 @@ class StoreRows:
             known = (self._catalogue.episode(identifier) for identifier in sorted(self._given))
             there = [record for record in known if record is not None]
             self._unseen = [*there, *self._catalogue.episodes(self._next_episode)]
+        self._segments = segments_of(self._store)  # those of all these episodes
         self._given = {record.identifier: self._given[record.identifier] for record in there}
 
     def _news(self) -> Iterator[News]:
         for record in self._unseen:
             new = record.identifier not in self._given
             given = self._given.get(record.identifier, 0)
-            try:
+            mapped, first = None, record.first_sequence
+            with suppress(FileNotFoundError, NotEnoughData):
                 mapped = self._map(record)
-            except (FileNotFoundError, NotEnoughData) as error:
-                if self._catalogue.evicted() != self.evicted:
-                    raise  # it was evicted since the catalogue was read
-                place, first = f"session {record.session_key}", record.first_sequence
-                raise lacks_rows(self._store, place, first, max(record.end, first + 1)) from error
-            start = record.first_sequence - mapped.segment.first + given
+            if mapped is None or (record.sealed and mapped.end < record.end):
+                place, end = f"session {record.session_key}", mapped.end if mapped else first
+                if self._catalogue.evicted() != self.evicted:  # since the catalogue was read
+                    raise not_there(f"row {end} of {place}")
+                raise lacks_rows(self._store, place, end, max(record.end, first + 1))
+            start = first - mapped.segment.first + given
             rows, complete = mapped.rows[start:], True
-            if not record.sealed:
-                rows, complete = of_one_episode(rows)
-            elif mapped.end < record.end:
-                name = mapped.segment.path.name
-                raise lacks_rows(self._store, name, mapped.end, record.end)
-            else:
+            if record.sealed:
                 rows = rows[: record.rows - given]
+            else:
+                rows, complete = of_one_episode(rows)
             if not (len(rows) or new or complete):
                 continue
             scalars = scalars_of(rows)
@@ -215,7 +215,7 @@ class StoreRows:
             yield News(record.identifier, address, scalars, of_actor, complete, record.cut)
 
     def _map(self, record: EpisodeRecord) -> _Mapped:
-        segment = self._segments.holding(record.session_key, record.first_sequence)
+        segment = holding(self._segments, record.session_key, record.first_sequence)
         number = self._numbers.setdefault(segment, len(self._numbers))
         mapped = self._mapped.get(number)
         if mapped is not None and record.sealed and record.end <= mapped.end:

@@ -14,10 +14,12 @@ import itertools
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
+from operator import itemgetter
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import msgspec
 import numpy as np
@@ -27,6 +29,7 @@ from robot_rl.errors import RobotRLError
 from robot_rl.processes.files import is_in_place
 from robot_rl.replay import (
     AnnotationRefused,
+    FileDamaged,
     ReplayError,
     RowRefused,
     SequenceGap,
@@ -34,12 +37,18 @@ from robot_rl.replay import (
     StoreError,
     StoreFull,
 )
-from robot_rl.replay.catalogue import LOCK, Catalogue
-from robot_rl.replay.episode_records import EpisodeRecord, Session, SessionKey
+from robot_rl.replay.catalogue import FILE, LOCK, Catalogue, is_store
+from robot_rl.replay.episode_records import EpisodeRecord, RowFlags, Session, SessionKey
 from robot_rl.replay.protocol import Annotations, Append, Changes, GetChanges, GetRows
-from robot_rl.replay.row_file import write_error
-from robot_rl.replay.store_files import WrittenSegment, lock_store, not_there
-from robot_rl.replay.store_state import StoreState
+from robot_rl.replay.row_file import RowFile, is_blank, write_error
+from robot_rl.replay.store_files import (
+    Segment,
+    WrittenSegment,
+    lacks_rows,
+    lock_store,
+    not_there,
+    segments_of,
+)
 from robot_rl.wire.messages import Frame
 
 Fsync = Literal["none", "group"]
@@ -54,16 +63,26 @@ class StoreWriter:
     """The only writer of a store, in a folder that is created where absent.
 
     With fsync ``"group"`` it waits for the disk. Beyond `capacity_rows` the oldest segments are
-    evicted, but never demonstrations or an open episode.
+    evicted, but never demonstrations or an open episode. `lock` is the store's, where the caller
+    has taken it.
+
+    Attributes:
+        sessions: The open ones, by actor and session.
 
     Raises:
         ReplayError: The capacity is out of range.
         StoreInUse: Another process writes this store.
-        StoreError: The folder cannot be opened; says what is wrong.
+        StoreError: The folder cannot be opened; a file is damaged; or the catalogue knows rows that
+            are not there.
     """
 
     def __init__(
-        self, path: Path, *, fsync: Fsync = "none", capacity_rows: int | None = None
+        self,
+        path: Path,
+        *,
+        fsync: Fsync = "none",
+        capacity_rows: int | None = None,
+        lock: IO[bytes] | None = None,
     ) -> None:
         if capacity_rows is not None and (type(capacity_rows) is not int or capacity_rows < 1):
             raise ReplayError(
@@ -74,11 +93,20 @@ class StoreWriter:
         self._unsynced: list[WrittenSegment] = []
         self._run, self._commits = secrets.token_hex(4), 0  # what a replica may not have seen
         with ExitStack() as opened:
-            self._lock_file = opened.enter_context(lock_store(path))
+            self._lock_file = opened.enter_context(lock or lock_store(path))
             self._catalogue = Catalogue(path, write=True, durable=self._durable)
             opened.callback(self._catalogue.close)
             self.identity = self._catalogue.identity
-            self._state = StoreState(path, self._catalogue)
+            self._schema: RowSchema | None = None
+            if (schema := self._catalogue.schema) is not None:
+                self._use(schema)
+            self.sessions = self._catalogue.sessions()
+            self._segments: dict[SessionKey, list[WrittenSegment]] = {}
+            # Totals of what it holds, open episodes included, and of what it has evicted.
+            self._stored, self._evicted = Counter[str](), self._catalogue.evicted()
+            self._changed: dict[int, EpisodeRecord] = {}  # not yet in the catalogue
+            self._next_episode = self._catalogue.next_episode()
+            self._recover()
             opened.pop_all()
 
     def open_session(
@@ -99,16 +127,17 @@ class StoreWriter:
             SessionTaken: The session has another owner, or newer sessions exist already.
             StoreError: It cannot be written.
         """
-        if self._state.schema is None:
-            self._state.set_schema(schema, metadata or {})
+        if self._schema is None:
+            self._use(schema)
+            self._catalogue.set_schema(schema, metadata or {})
         self.schema.compare(schema, what=f"the store {self.path}")
-        latest = self._state.latest(actor)
+        latest = self._latest(actor)
         number = -1 if latest is None else latest[1]
         if session is None:
-            goes_on = latest is not None and self._state.sessions[latest].owner == owner
+            goes_on = latest is not None and self.sessions[latest].owner == owner
             session = number if goes_on else number + 1
         key = (actor, session)
-        known = self._state.sessions.get(key) or self._closed(key)
+        known = self._find(key)
         if known is not None:
             if known.owner == owner:
                 return key
@@ -124,21 +153,21 @@ class StoreWriter:
             )
         self._commits += 1
         self._catalogue.add_session(key, owner)
-        self._state.sessions[key] = Session(owner)
+        self.sessions[key] = Session(owner)
         if latest is not None:
-            self._state.close_session(latest)
+            self._close_session(latest)
         return key
 
     @property
     def schema(self) -> RowSchema:
         """Of the rows; raises `StoreError` before the first session."""
-        if self._state.schema is None:
+        if self._schema is None:
             raise StoreError(f"nobody has begun a session in the store {self.path}")
-        return self._state.schema
+        return self._schema
 
     def session(self, key: SessionKey) -> Session:
         """Return where a session stands; raises `SessionTaken` where nobody has begun it."""
-        session = self._state.sessions.get(key) or self._closed(key)
+        session = self._find(key)
         if session is None:
             raise SessionTaken("the session was never opened", got=key)
         return session
@@ -166,13 +195,13 @@ class StoreWriter:
                 results.append(error)
         self._sync()
         # What this commit has touched stays until the next, so that a learner may see it.
-        touched = list(self._state.changed.values())
+        touched = list(self._changed.values())
         try:
-            self._state.put_episodes()
+            self._put_episodes()
         except StoreFull as full:  # no reader would see the rows: they count when sent again
             return [error or full for error in results]
         if self._capacity is not None:
-            self._state.evict(self._capacity, touched)
+            self._evict(self._capacity, touched)
         return results
 
     def annotate(self, new: Annotations) -> int:
@@ -184,7 +213,7 @@ class StoreWriter:
                 value. Nothing was written.
         """
         there = np.zeros(len(new.sequences), np.bool_)
-        for segment in self._state.segments.get(new.session, []):
+        for segment in self._segments.get(new.session, []):
             there |= (new.sequences >= segment.first) & (new.sequences < segment.end)
         if not there.all():
             raise AnnotationRefused(
@@ -199,59 +228,49 @@ class StoreWriter:
     def statistics(self) -> dict[str, object]:
         """Return the totals of the store.
 
-        ``environment_steps`` counts all that were ever stored, so it never decreases; everything
-        else is what is there now.
+        ``environment_steps`` counts all that were ever stored, so it never decreases; ``rows`` and
+        ``episodes`` are there now, or ``evicted``.
         """
-        stored, evicted = self._state.stored, self._state.evicted
+        stored, evicted = self._stored, self._evicted
         return {
             "rows": stored["rows"],
             "episodes": stored["episodes"],
             "environment_steps": {name: stored[name] + evicted[name] for name in SOURCE_NAMES},
-            "evicted": {
-                "rows": evicted["rows"],
-                "episodes": evicted["episodes"],
-                "environment_steps": sum(evicted[name] for name in SOURCE_NAMES),
-            },
+            "evicted": {name: evicted[name] for name in ("rows", "episodes")},
         }
 
     def changes(self, question: GetChanges) -> tuple[Changes, list[Frame]]:
-        """What a replica lacks; see `GetChanges`."""
-        token = f"{self._catalogue.made}-{self._run}-{self._commits}"
+        """Return what a replica lacks; see `GetChanges`."""
+        catalogue, first = self._catalogue, question.next_episode
+        token = f"{catalogue.made}-{self._run}-{self._commits}"
         answer = Changes(
-            request=question.request,
-            token=token,
-            store=self.identity,
-            catalogue=self._catalogue.made,
+            request=question.request, token=token, store=self.identity, catalogue=catalogue.made
         )
         if question.token == token:
             return answer, []
-        catalogue, first = self._catalogue, question.next_episode
         new = catalogue.episodes(first, PART_EPISODES)
         known = [e for i in question.open if i < first and (e := catalogue.episode(i)) is not None]
         values = catalogue.annotations_after(question.last_annotation, PART_ANNOTATIONS)
         more = len(new) == PART_EPISODES or len(values) == PART_ANNOTATIONS
-        segments = [
-            (*segment.key, segment.first, segment.rows)
-            for segment in itertools.chain(*self._state.segments.values())
-        ]
+        segments = [(*s.key, s.first, s.rows) for s in self._all_segments()]
         answer = msgspec.structs.replace(
             answer,
             token="" if more else token,
-            schema=None if self._state.schema is None else self.schema.to_json(),
+            schema=None if self._schema is None else self._schema.to_json(),
             more=more,
-            evicted=dict(self._state.evicted),
+            evicted=dict(self._evicted),
             written=catalogue.annotation_counts(),
         )
         encoded = msgspec.json.encode([*known, *new]), msgspec.json.encode(values)
         return answer, [*encoded, np.array(segments, np.int64).reshape(-1, 4).tobytes()]
 
     def rows(self, question: GetRows) -> memoryview:
-        """Rows that a replica asks for, as many as a message takes.
+        """Return rows that a replica asks for, as many as a message takes.
 
         Raises:
             NotEnoughData: They are not there; for example, they were evicted.
         """
-        there = self._state.segments.get(question.place, [])
+        there = self._segments.get(question.place, [])
         segment = next((s for s in there if s.first == question.first), None)
         rows = None if segment is None else segment.view(self.identity, self.schema.dtype)
         start = question.start - question.first
@@ -271,18 +290,20 @@ class StoreWriter:
 
     def close(self) -> None:
         """Release the store; what was not forced to the disk is, best effort."""
-        for segment in itertools.chain(*self._state.segments.values()):
+        for segment in self._all_segments():
             with suppress(OSError):
                 segment.sync()
             segment.close()
         with suppress(StoreError):
-            self._state.put_episodes()
+            self._put_episodes()
         self._catalogue.close()
         self._lock_file.close()
 
+    # Rows that come.
+
     def _append(self, batch: RowBatch) -> None:
         message, rows = batch
-        key, state, before = message.place, self._state, self.session(message.place)
+        key, before = message.place, self.session(message.place)
         if message.owner != before.owner:
             raise SessionTaken("the session belongs to another writer", got=key)
         at = before.next_sequence
@@ -297,28 +318,28 @@ class StoreWriter:
                 got=key,
                 hint="let only one process write as this actor",
             )
-        facts = [state.flags.read(row) for row in rows]
-        after, episodes = before.after(key, facts, message.episodes, state.next_episode)
+        facts = [self._flags.read(row) for row in rows]
+        after, episodes = before.after(key, facts, message.episodes, self._next_episode)
         if self._capacity is not None:
             self._check_capacity(self._capacity, next(iter(episodes.values())), len(rows))
         begins = {e.first_sequence - at: e for e in episodes.values() if e.first_sequence >= at}
         done, failure = self._put(key, rows, begins)
         if done < len(rows):  # what is there is there, and is skipped when it comes again
             facts = facts[:done]
-            after, episodes = before.after(key, facts, message.episodes, state.next_episode)
+            after, episodes = before.after(key, facts, message.episodes, self._next_episode)
         for record in episodes.values():
-            state.count(record, before.episode)
-            if record.sealed or record.identifier >= state.next_episode:
-                state.changed[record.identifier] = record
-        state.sessions[key] = after
-        state.next_episode = max([state.next_episode - 1, *episodes]) + 1
+            self._count(record, before.episode)
+            if record.sealed or record.identifier >= self._next_episode:
+                self._changed[record.identifier] = record
+        self.sessions[key] = after
+        self._next_episode = max([self._next_episode - 1, *episodes]) + 1
         if failure is not None:
             error = write_error(failure, self.path)
             raise (error if isinstance(error, StoreFull) else self._failed(failure)) from failure
 
     def _check_capacity(self, capacity: int, first: EpisodeRecord, rows: int) -> None:
         """Check that eviction can make room for rows, the first of which are of an episode."""
-        new, there = rows if first.is_demonstration else 0, self._state.stored["demonstration_rows"]
+        new, there = rows if first.is_demonstration else 0, self._stored["demonstration_rows"]
         if there + new > capacity or (not new and there >= capacity):
             raise StoreFull(
                 "demonstrations alone fill the store's capacity, and they are never evicted",
@@ -351,7 +372,7 @@ class StoreWriter:
 
     def _segment_for(self, key: SessionKey, begins: EpisodeRecord | None) -> WrittenSegment:
         """Return the segment that rows go to; a new episode may begin a further one."""
-        segments = self._state.segments.setdefault(key, [])
+        segments = self._segments.setdefault(key, [])
         last = segments[-1] if segments else None
         if last is not None and last.rows == 0:  # the server was killed when it had made the file
             last.begins = begins
@@ -369,11 +390,11 @@ class StoreWriter:
             # To rebuild the catalogue from:
             "schema": self.schema.to_json(),
             "metadata": dict(self._catalogue.metadata),
-            "owner": self._state.sessions[key].owner,
-            "evicted": self._state.evicted,
+            "owner": self.sessions[key].owner,
+            "evicted": self._evicted,
         }
         new = WrittenSegment.of(
-            self.path, key, begins.first_sequence, row_bytes=self._state.row_bytes, begins=begins
+            self.path, key, begins.first_sequence, row_bytes=self._row_bytes, begins=begins
         )
         new.create(about, durable=self._durable)
         segments.append(new)
@@ -392,16 +413,243 @@ class StoreWriter:
         """Accept nothing from now on: what the files hold is not known any more."""
         self._failure = error
         return StoreError(
-            f"the disk of the store {self.path} failed, and nothing is accepted any more",
+            f"the disk of the store {self.path} failed: the server takes no more rows",
             got=error,
             hint="see that it is sound and can be written, and start the replay server again",
         )
 
-    def _closed(self, key: SessionKey) -> Session | None:
-        """Read a closed session back; None where nobody has begun it."""
+    # Sessions, episodes and their totals.
+
+    def _use(self, schema: RowSchema) -> None:
+        self._schema, self._flags = schema, RowFlags(schema)
+        self._row_bytes = schema.dtype.itemsize
+
+    def _latest(self, actor: int) -> SessionKey | None:
+        """Return the session that an actor began last."""
+        return max((key for key in self.sessions if key[0] == actor), default=None)
+
+    def _find(self, key: SessionKey) -> Session | None:
+        """Return a session, from the catalogue if it is closed; None where nobody has begun it."""
+        if key in self.sessions:
+            return self.sessions[key]
         session = self._catalogue.sessions(key).get(key)
         if session is not None:
             session.closed = True
-            ends = [segment.end for segment in self._state.segments.get(key, [])]
+            ends = [segment.end for segment in self._segments.get(key, [])]
             session.next_sequence = max([session.next_sequence, *ends])
         return session
+
+    def _close_session(self, key: SessionKey) -> None:
+        """Close a session for ever, and cut short the episode that is open there."""
+        session = self.sessions[key]
+        segments = self._segments.get(key, [])
+        for segment in segments:
+            segment.close()
+        if session.episode is not None:
+            rows = segments[-1].view(self.identity, self.schema.dtype)
+            record = session.episode.cut_short(self._flags.read_all(rows[-1:])[0])
+            self._count(record, session.episode)
+            self._changed[record.identifier] = record
+        del self.sessions[key]
+        with suppress(StoreFull):  # it is put with the next commit
+            self._put_episodes()
+
+    def _count(self, record: EpisodeRecord, before: EpisodeRecord | None = None) -> None:
+        """Count an episode; if it was counted already, in place of what it was before."""
+        self._stored.update(record.totals())
+        if before is not None and before.identifier == record.identifier:
+            self._stored.subtract(before.totals())
+
+    def _put_episodes(self) -> None:
+        """Put the episodes that have begun or are complete; if that fails, at the next commit."""
+        if self._changed:
+            self._catalogue.put_episodes(self._changed.values())
+            self._changed.clear()
+
+    def _all_segments(self) -> list[WrittenSegment]:
+        return list(itertools.chain(*self._segments.values()))
+
+    def _evict(self, capacity_rows: int, touched: Sequence[EpisodeRecord]) -> None:
+        """Let the oldest segments go until there are no more rows than there may be.
+
+        Those of demonstrations stay, and those with an open episode or one that was just touched.
+        """
+        if self._stored["rows"] <= capacity_rows:
+            return
+        still_open = [s.episode for s in self.sessions.values() if s.episode is not None]
+        kept = [(e.session_key, e.first_sequence) for e in (*still_open, *touched)]
+        candidates = [
+            (segment.begins.identifier, segment)
+            for segment in self._all_segments()
+            if segment.begins is not None
+            and segment.rows
+            and not segment.of_demonstrations
+            and not any(k == segment.key and segment.first <= at < segment.end for k, at in kept)
+        ]
+        for _, oldest in sorted(candidates, key=itemgetter(0)):
+            place, gone = (oldest.key, oldest.first, oldest.end), Counter[str]()
+            for record in self._catalogue.episodes_of_session(*place):
+                gone.update(record.totals())
+            try:
+                self._catalogue.evict(*place, self._evicted + gone)
+            except StoreFull:
+                return  # until somebody has made room on the disk
+            self._stored.subtract(gone)
+            self._evicted += gone
+            oldest.close()
+            self._segments[oldest.key].remove(oldest)
+            oldest.remove()  # who has mapped it goes on reading
+            if self._stored["rows"] <= capacity_rows:
+                return
+
+    # What the files hold when the store is opened. After a kill the catalogue may lack the newest
+    # episodes, whose rows are there; one that is rebuilt lacks all of them. Both are the same work.
+
+    def _recover(self) -> None:
+        created = dict.fromkeys(self.sessions, 0)
+        for segment in segments_of(self.path):
+            begun = self._adopt(segment)
+            created[segment.key] = created.get(segment.key) or begun
+        for key in sorted(self.sessions, key=lambda key: (created[key], key)):
+            self._reconcile(key)
+        self._put_episodes()
+        for record in self._catalogue.episodes():
+            if record.sealed:
+                self._count(record)
+        for session in self.sessions.values():
+            if session.episode is not None:
+                self._count(session.episode)
+        for key in list(self.sessions):
+            if key != self._latest(key[0]):
+                self._close_session(key)
+
+    def _adopt(self, segment: Segment) -> int:
+        """Take a segment to what is there; return when it was made, ns of the system clock."""
+        known = self.sessions.get(segment.key)
+        evicted = known.next_sequence if known is not None else 0
+        if segment.first < evicted and not self._catalogue.episodes_of_session(
+            segment.key, segment.first, segment.first + 1
+        ):
+            segment.remove()  # the server was killed between evicting it and removing it
+            return 0
+        try:
+            with closing(segment.open(self.identity)) as file:
+                about, rows, row_bytes = file.about, file.rows, file.row_bytes
+        except FileDamaged:
+            if not is_blank(segment.path):
+                raise
+            segment.remove()  # killed while it was made
+            return 0
+        if "owner" not in about:
+            raise StoreError(
+                f"{self.path} is a replica, which nobody can serve",
+                hint="serve the store that it is a copy of",
+            )
+        if self._schema is None:
+            self._use(RowSchema.from_json(about["schema"]))
+            self._catalogue.set_schema(self.schema, about["metadata"])
+        if row_bytes != self._row_bytes:
+            raise StoreError(
+                f"{segment.path} has rows of another size than the store",
+                got=row_bytes,
+                expected=self._row_bytes,
+                hint="move it out of the store's folder",
+            )
+        if known is None:
+            evicted_before = Counter[str](about["evicted"])
+            if evicted_before["rows"] > self._evicted["rows"]:  # the catalogue is rebuilt
+                self._evicted = evicted_before
+                self._catalogue.set_evicted(evicted_before)
+            self._catalogue.add_session(segment.key, about["owner"])
+            self.sessions[segment.key] = Session(about["owner"])
+        written = WrittenSegment(segment.key, segment.first, segment.path, row_bytes, rows)
+        self._segments.setdefault(segment.key, []).append(written)
+        return int(about["created_ns"])
+
+    def _reconcile(self, key: SessionKey) -> None:
+        """Find where a session stands, and the episodes that the catalogue does not know."""
+        segments, state = self._segments.get(key, []), self.sessions[key]
+        end = max(segments[-1].end if segments else 0, state.next_sequence)
+        episodes = self._catalogue.episodes_of_session(key)
+        for last in episodes[-1:]:
+            if last.sealed:
+                state.next_sequence = max(state.next_sequence, last.end)
+            else:
+                state.next_sequence, state.episode = last.first_sequence, last.restarted()
+        if end < state.next_sequence or (state.episode and end == state.next_sequence):
+            raise lacks_rows(self.path, f"session {key}", end, state.next_sequence)
+        ends = [*(following.first for following in segments[1:]), end]
+        for written, behind in zip(segments, ends, strict=False):
+            known = [e for e in episodes if written.first <= e.first_sequence < behind]
+            if written.end > state.next_sequence:
+                state, found = self._read_on(written, state)
+                known += found
+            # Of an open episode one row is known to have been there.
+            known_end = max((e.end if e.sealed else e.first_sequence + 1 for e in known), default=0)
+            if known_end > written.end:
+                raise lacks_rows(self.path, written.path.name, written.end, known_end)
+            written.begins = next(iter(known), None)
+        self.sessions[key] = state
+
+    def _read_on(
+        self, segment: WrittenSegment, state: Session
+    ) -> tuple[Session, list[EpisodeRecord]]:
+        """Return where a session stands behind a segment, and the episodes that are new there."""
+        if state.episode is not None and state.episode.first_sequence < segment.first:
+            # The end of that episode was lost with the end of its file.
+            self._changed[state.episode.identifier] = state.episode.cut_short(None)
+            state = Session(state.owner)
+        state.next_sequence = max(state.next_sequence, segment.first)
+        rows = segment.view(self.identity, self.schema.dtype)
+        try:
+            facts = self._flags.read_all(rows[state.next_sequence - segment.first :])
+            state, found = state.after(segment.key, facts, segment.metadata(), self._next_episode)
+        except RowRefused as error:
+            raise FileDamaged(
+                f"{segment.path} has rows that cannot be rows of a store",
+                got=error,
+                hint="move it away",
+            ) from error
+        self._changed |= found
+        self._next_episode = max([self._next_episode - 1, *found]) + 1
+        return state, list(found.values())
+
+
+def rebuild_catalogue(path: Path) -> str:
+    """Rebuild the catalogue of a store from its files of rows, and say what was found.
+
+    Only the catalogue has the annotations: they are copied as far as the present one can be read.
+    That file stays beside the new one.
+
+    Raises:
+        StoreInUse: A server is writing the store.
+        StoreError: There are no rows, or rows of several stores, or they are damaged.
+    """
+    if not is_store(path):  # whose folder the lock would make
+        raise _not_of_one_store(path, 0)
+    with lock_store(path) as lock:  # until all is done: no server starts on half a store
+        identities = set[str]()
+        for segment in segments_of(path):
+            if not is_blank(segment.path):  # else a kill cut off its making; the writer removes it
+                with closing(RowFile.open(segment.path)) as file:
+                    identities.add(file.about["store"])
+        if len(identities) != 1:
+            raise _not_of_one_store(path, len(identities))
+        old, kept = path / FILE, path / f"{FILE}.before"
+        for suffix in ("", "-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                Path(f"{old}{suffix}").replace(f"{kept}{suffix}")
+        with closing(Catalogue(path, write=True, identity=identities.pop())) as made:
+            annotations = made.take_annotations(kept) if kept.exists() else 0
+        with closing(StoreWriter(path, lock=lock)) as writer:
+            episodes = writer.statistics()["episodes"]
+    return f"rebuilt the catalogue: {episodes} episodes; {annotations} annotations were kept"
+
+
+def _not_of_one_store(path: Path, stores: int) -> StoreError:
+    return StoreError(
+        f"no catalogue can be made from the rows in {path}",
+        got=f"rows of {stores} stores",
+        expected="rows of one",
+        hint="move the files of other stores out of its folder" if stores else None,
+    )

@@ -16,12 +16,9 @@ import io
 import json
 import os
 import re
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from itertools import chain
-from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -37,7 +34,6 @@ from robot_rl.replay.row_file import RowFile, rebuilding, write_error
 SEGMENT_BYTES = 256 << 20
 # A segment takes at most so much of the capacity: by so much less may be kept.
 _CAPACITY_PARTS = 16
-_TICK_NS = 20_000_000  # more than the kernel's clock for files takes between two of its readings
 _SEGMENT_NAME = re.compile(r"a(\d+)-s(\d+)-(\d+)\.rows")
 _WEIGHTS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -107,47 +103,28 @@ class Segment:
         self.episodes_path.unlink(missing_ok=True)
 
 
-class Segments:
-    """The segments of a store, found again where one is not known yet."""
+def segments_of(store: Path) -> list[Segment]:
+    """List the segments that are in a store now, by session and sequence."""
+    found: list[Segment] = []
+    with suppress(FileNotFoundError):
+        for entry in os.listdir(store / "rows"):
+            if name := _SEGMENT_NAME.fullmatch(entry):
+                actor, session, first = map(int, name.groups())
+                found.append(Segment((actor, session), first, store / "rows" / entry))
+    return sorted(found)
 
-    def __init__(self, store: Path) -> None:
-        self._store, self._folder = store, store / "rows"
-        self._look()
 
-    def _look(self) -> None:
-        self._found: dict[SessionKey, list[Segment]] = {}
-        self._changed_ns = self._folder_changed_ns()
-        # A file that is made within a tick of the clock after the listing does not show in it.
-        self._is_settled = time.time_ns() - self._changed_ns > _TICK_NS
-        with suppress(FileNotFoundError):
-            for entry in os.listdir(self._folder):
-                if name := _SEGMENT_NAME.fullmatch(entry):
-                    actor, session, first = map(int, name.groups())
-                    segment = Segment((actor, session), first, self._folder / entry)
-                    self._found.setdefault(segment.key, []).append(segment)
-        for segments in self._found.values():
-            segments.sort()
+def holding(segments: Sequence[Segment], key: SessionKey, sequence: int) -> Segment:
+    """Return the segment, of those that `segments_of` gave, in which a row lies, or would lie.
 
-    def _folder_changed_ns(self) -> int:
-        try:
-            return self._folder.stat().st_mtime_ns
-        except FileNotFoundError:
-            return 0
-
-    def __iter__(self) -> Iterator[Segment]:
-        return chain.from_iterable(self._found[key] for key in sorted(self._found))
-
-    def holding(self, key: SessionKey, sequence: int) -> Segment:
-        """Return the segment in which a row lies, or would lie; raises `NotEnoughData`."""
-        for again in (False, True):
-            if again and not (self._is_settled and self._folder_changed_ns() == self._changed_ns):
-                self._look()
-            segments = self._found.get(key, [])
-            at = bisect.bisect_right(segments, sequence, key=attrgetter("first")) - 1
-            # A later segment may have been begun since the folder was listed.
-            if at >= 0 and (again or at < len(segments) - 1):
-                return segments[at]
-        raise not_there(Segment.of(self._store, key, sequence).path.name)
+    Raises:
+        NotEnoughData: There is none.
+    """
+    place = (key, sequence)
+    at = bisect.bisect_right(segments, place, key=lambda s: (s.key, s.first)) - 1
+    if at < 0 or segments[at].key != key:
+        raise not_there(f"row {sequence} of session {key}")
+    return segments[at]
 
 
 def not_there(what: str) -> NotEnoughData:

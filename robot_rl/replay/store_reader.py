@@ -27,7 +27,7 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.episode_records import EpisodeRecord, RowFlags, Session
 from robot_rl.replay.protocol import Opened
 from robot_rl.replay.row_sources import of_one_episode
-from robot_rl.replay.store_files import Segments, weights_versions
+from robot_rl.replay.store_files import holding, segments_of, weights_versions
 
 # Stamps of the system's clock are above [ns]: it is later than 2001.
 _WALL_CLOCK = 10**18
@@ -47,7 +47,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
     def __init__(self, path: Path, *, still: bool = False) -> None:
         self.path = path
         self.catalogue = Catalogue(path, still=still)
-        self.segments = Segments(path)
+        self._segments = segments_of(path)
         self.identity = self.catalogue.identity
 
     @property
@@ -63,6 +63,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
     def episodes(self) -> list[EpisodeRecord]:
         """Return the episodes in the order in which they began."""
         records = self.catalogue.episodes()
+        self._segments = segments_of(self.path)  # those of all these episodes
         return [record if record.sealed else self._as_it_is(record) for record in records]
 
     def read_episode(self, episode: EpisodeRecord) -> npt.NDArray[Any]:
@@ -86,7 +87,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
 
     def rows_there(self, episode: EpisodeRecord) -> npt.NDArray[Any]:
         """Map what there is of an episode, and of those behind it in its file."""
-        segment = self.segments.holding(episode.session_key, episode.first_sequence)
+        segment = holding(self._segments, episode.session_key, episode.first_sequence)
         rows = segment.view(self.identity, self.schema.dtype)
         return rows[episode.first_sequence - segment.first :]
 
@@ -262,7 +263,7 @@ def summarize_store(path: Path) -> dict[str, Any]:
     """
     with StoreReader(path, still=True) as reader:
         content = {} if reader.empty else _content(reader)
-        segments = _stats(segment.path for segment in Segments(path))
+        segments = _stats(segment.path for segment in segments_of(path))
         return {
             "identity": reader.identity,
             "disk_bytes": sum(file.st_blocks * 512 for file in _stats(path.rglob("*"))),

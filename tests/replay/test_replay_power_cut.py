@@ -19,7 +19,7 @@ from robot_rl.data.schema import Row, RowSchema
 from robot_rl.replay import StoreError
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.store import StoreWriter
-from robot_rl.replay.store_files import Segments
+from robot_rl.replay.store_files import segments_of
 
 SCHEMA = camera_schema()
 
@@ -82,7 +82,7 @@ def test_all_segments_of_a_commit_are_on_the_disk_when_it_is_acknowledged(
 
     monkeypatch.setattr(os, "fdatasync", note_size)
     recording.put([row for steps in (4, 4, 2) for row in make_episode(steps)])
-    files = [segment.path.stat() for segment in Segments(writer.path)]
+    files = [segment.path.stat() for segment in segments_of(writer.path)]
     assert len(files) == 3
     assert [on_disk.get(file.st_ino) for file in files] == [file.st_size for file in files]
     writer.close()
@@ -101,13 +101,13 @@ def test_nothing_is_accepted_once_the_disk_failed_on_a_full_segment(
 
     def fail_once(descriptor: int) -> None:
         monkeypatch.setattr(os, "fdatasync", wait)
-        (first,) = Segments(writer.path)  # the next one is not begun yet
+        (first,) = segments_of(writer.path)  # the next one is not begun yet
         assert os.path.samestat(os.fstat(descriptor), first.path.stat())
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     # The facts of episodes without metadata are an empty file, which is waited for before.
     monkeypatch.setattr(os, "fdatasync", lambda file: os.fstat(file).st_size and fail_once(file))
     for _ in range(2):
-        with pytest.raises(StoreError, match=r"the disk of the store .* nothing is accepted"):
+        with pytest.raises(StoreError, match=r"the disk of the store .* takes no more rows"):
             recording.put(rows)
     writer.close()

@@ -23,10 +23,9 @@ from robot_rl.replay.protocol import Annotations
 from robot_rl.replay.replica import Replica
 from robot_rl.replay.row_sources import StoreRows
 from robot_rl.replay.sampler import Sampler
-from robot_rl.replay.store import StoreWriter
-from robot_rl.replay.store_files import Segments
+from robot_rl.replay.store import StoreWriter, rebuild_catalogue
+from robot_rl.replay.store_files import segments_of
 from robot_rl.replay.store_reader import StoreReader
-from robot_rl.replay.store_state import rebuild_catalogue
 from robot_rl.replay.windows import SampleSpec
 from robot_rl.wire import ServerUnreachable
 from robot_rl.wire.keys import add_client, create_keys
@@ -170,10 +169,8 @@ def test_what_the_server_evicts_goes_from_the_replica_too(
                 assert_same(local.sample(), remote.sample())
         replica.pull()
         assert_same_rows(replica.folder, server.store)
-        names = [
-            [segment.path.name for segment in Segments(f)] for f in (replica.folder, server.store)
-        ]
-        assert names[0] == names[1]
+        copied, stored = segments_of(replica.folder), segments_of(server.store)
+        assert [segment.path.name for segment in copied] == [s.path.name for s in stored]
         assert len(read_back(server.store)) < 15
 
 
@@ -297,7 +294,7 @@ def test_a_replica_of_another_store_or_of_other_rows_is_refused(
         replicate(other.store)
     with pytest.raises(StoreError, match="is a replica, which nobody can serve"):
         StoreWriter(folder)
-    (segment,) = Segments(folder)
+    (segment,) = segments_of(folder)
     content = segment.path.read_bytes()
     segment.path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # as a power cut may do
     with pytest.raises(StoreError, match=r"has rows that its store has not.*another row 9"):

@@ -13,15 +13,15 @@ import pytest
 from store_writing import Recording, numbers, read_back, sampler_of
 
 from robot_rl.commands.api import read_episodes
-from robot_rl.replay import SessionTaken, StoreError, StoreInUse, store_state
+from robot_rl.replay import SessionTaken, StoreError, StoreInUse
+from robot_rl.replay import store as store_module
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.protocol import Annotations, WeightsRecord
 from robot_rl.replay.row_file import RowFile
 from robot_rl.replay.row_sources import StoreRows
-from robot_rl.replay.store import StoreWriter
-from robot_rl.replay.store_files import Segments, read_weights, write_weights
+from robot_rl.replay.store import StoreWriter, rebuild_catalogue
+from robot_rl.replay.store_files import read_weights, segments_of, write_weights
 from robot_rl.replay.store_reader import StoreReader, summarize_store
-from robot_rl.replay.store_state import rebuild_catalogue
 
 
 def assert_same(found, expected):
@@ -52,7 +52,7 @@ def store(tmp_path, schema, make_episode):
 
 
 def test_a_session_is_a_file_that_numpy_shows(store, schema):
-    for segment in Segments(store):
+    for segment in segments_of(store):
         header = RowFile.open(segment.path).header_bytes
         rows = np.memmap(segment.path, schema.dtype, "r", header)
         stored = [r for e, r in read_back(store) if e.session_key == segment.key]
@@ -107,7 +107,7 @@ def test_annotations_are_taken_over_where_the_old_catalogue_tells_them(store):
 
 def test_a_torn_row_is_no_row_and_is_cut_by_the_writer(store, schema, make_episode):
     before = read_back(store)
-    last = list(Segments(store))[-1]
+    last = segments_of(store)[-1]
     whole = last.path.stat().st_size
     with last.path.open("ab") as file:
         file.write(schema.pack(make_episode(1)[0])[:-1])
@@ -205,7 +205,7 @@ def test_nobody_else_writes_a_store_while_its_catalogue_is_made_anew(store, monk
             tried.append(old)
             return super().take_annotations(old)
 
-    monkeypatch.setattr(store_state, "Catalogue", Watched)
+    monkeypatch.setattr(store_module, "Catalogue", Watched)
     rebuild_catalogue(store)
     assert tried
     StoreWriter(store).close()
@@ -221,7 +221,7 @@ def test_a_file_that_is_gone_without_an_eviction_is_said(store):
     rows = StoreRows(store)
     assert len(rows.look()) == 5
     rows.rewind()
-    first = next(iter(Segments(store)))
+    first = segments_of(store)[0]
     first.remove()
     with pytest.raises(StoreError, match=r"fewer rows than its catalogue knows.*session \(1, 0\)"):
         rows.look()
@@ -231,7 +231,7 @@ def test_a_file_that_is_gone_without_an_eviction_is_said(store):
 
 
 def test_rows_that_are_lost_are_said_and_never_a_crash(store, schema):
-    last = list(Segments(store))[-1]
+    last = segments_of(store)[-1]
     os.truncate(last.path, last.path.stat().st_size - 2 * schema.dtype.itemsize)
     sampler = sampler_of(store, n_step=1)
     assert numbers(sampler)
@@ -257,7 +257,7 @@ def test_rows_that_are_lost_before_another_file_are_said(
         writer._catalogue.put_episodes = lambda records: None
     recording.put(rows[kept + 1 :])
     writer.close()
-    first, _ = Segments(writer.path)
+    first, _ = segments_of(writer.path)
     header = RowFile.open(first.path).header_bytes
     os.truncate(first.path, header + kept * schema.dtype.itemsize)
     with pytest.raises(StoreError, match="fewer rows than its catalogue knows"):
@@ -265,7 +265,7 @@ def test_rows_that_are_lost_before_another_file_are_said(
 
 
 def test_a_file_of_an_older_version_is_refused(store):
-    first = next(iter(Segments(store)))
+    first = segments_of(store)[0]
     with first.path.open("r+b") as file:
         file.seek(8)
         file.write(struct.pack("<I", 1))
@@ -316,7 +316,7 @@ def test_sessions_that_are_closed_take_no_memory_and_are_read_back(tmp_path, sch
     first.put(rows)
     for number in range(50):
         Recording(writer, schema, owner=f"owner {number}")
-    assert len(writer._state.sessions) == 1
+    assert len(writer.sessions) == 1
     assert writer.session(first.key).next_sequence == 4
     first.put(rows, first=0)  # they are stored, so nothing is put twice
     with pytest.raises(SessionTaken, match="closed"):
@@ -339,10 +339,10 @@ def test_a_store_with_a_failed_write_takes_nothing_until_it_is_opened_again(
 
     with monkeypatch.context() as failing:
         failing.setattr(os, "pwritev", fail)
-        with pytest.raises(StoreError, match=r"nothing is accepted any more.*Input/output error"):
+        with pytest.raises(StoreError, match=r"the server takes no more rows.*Input/output error"):
             recording.put(second)
     for _ in range(2):
-        with pytest.raises(StoreError, match="nothing is accepted any more") as caught:
+        with pytest.raises(StoreError, match="the server takes no more rows") as caught:
             recording.put(second)
         assert len(caught.traceback) <= 3  # it is not the error of before, which would grow
     writer.close()
@@ -353,7 +353,7 @@ def test_a_store_with_a_failed_write_takes_nothing_until_it_is_opened_again(
 
 
 def test_a_file_that_is_evicted_while_a_store_is_summed_up_has_no_size(store, monkeypatch):
-    last, stat = list(Segments(store))[-1], Path.stat
+    last, stat = segments_of(store)[-1], Path.stat
     whole = summarize_store(store)
 
     def evict_and_stat(path, **options):
