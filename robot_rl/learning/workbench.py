@@ -46,13 +46,14 @@ from robot_rl.replay.replica import Replica
 from robot_rl.replay.row_sources import StoreRows
 from robot_rl.replay.sampler import Prefetcher, Sampler
 from robot_rl.replay.windows import SampleSpec
-from robot_rl.run import ACCEPTED, CLONED, STATE_FILE, UNTRAINED, RunDirectory
+from robot_rl.run import ACCEPTED, CLONED, STATE_FILE, UNTRAINED, RunDirectory, RunError
 from robot_rl.wire import KeysRefused, ServerUnreachable
 
 _Answer = TypeVar("_Answer")
 _RETRY_SECONDS = 0.5
 _ROWS = "for rows"  # what waits
 _TENSORS = "algorithm.safetensors"
+_STATE_FORMAT = 2  # of a checkpoint's training state
 # From the policy of a checkpoint to the cloned one of the same run.
 _BASE_FOLDER = f"../../{Path(CLONED).name}/policy"
 
@@ -255,13 +256,25 @@ class Workbench:
             if tensors is not None:
                 save_file(dict(tensors), folder / _TENSORS)
             if state is not None:
-                (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
+                text = json.dumps({"format": _STATE_FORMAT, **state})
+                (folder / STATE_FILE).write_text(text, encoding="utf-8")
             checkpoint.save(folder / "policy", behaviour, self._base, _BASE_FOLDER)
 
     def training_state(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and state of a checkpoint that `checkpoint` has written."""
+        """Tensors and state of a checkpoint that `checkpoint` has written.
+
+        Raises:
+            RunError: Another version of robot_rl has written it.
+        """
         folder = self.run.complete_folder(name)
         state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        if state.get("format") != _STATE_FORMAT:
+            raise RunError(
+                f"the training state in {folder} is of another version of robot_rl",
+                got=state.get("format"),
+                expected=_STATE_FORMAT,
+                hint="resume the run with the version that wrote it, or begin a new run",
+            )
         return load_file(folder / _TENSORS), state
 
     def note(self, metrics: Mapping[str, Any], name: str = "notes") -> None:

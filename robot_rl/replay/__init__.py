@@ -18,20 +18,16 @@ class StoreError(ReplayError):
     """The store cannot be opened, read or written."""
 
 
-class StoreInUse(StoreError):
-    """Another replay server has this store open."""
-
-
 class StoreFull(StoreError):
     """The disk is full, or the capacity with demonstrations; nothing acknowledged is lost."""
 
 
 class StoreReplaced(StoreError):
-    """Another store is in the place of the one that a session was begun in."""
+    """Another store is in the place of the one that a session began in."""
 
 
 class FileDamaged(StoreError):
-    """A file of the store that is not as it was written, or none of its files."""
+    """A file in the store's folder is not as it was written, or of another kind."""
 
 
 class AnnotationRefused(ReplayError):
@@ -54,20 +50,16 @@ class WeightsRefused(ReplayError):
     """Weights whose version is not newer than the stored one."""
 
 
-class SpoolFull(ReplayError):
-    """The client holds as many unacknowledged rows as it may; wait between episodes."""
-
-
 class SpoolError(ReplayError):
-    """The file in which rows wait for the server cannot be used, or holds no whole episode."""
+    """The file in which rows wait for the server cannot be used, or has no room."""
 
 
 class ServerBusy(ReplayError):
-    """As many questions wait for an answer as the server takes; a client asks again."""
+    """Too many questions wait for an answer; the client asks again."""
 
 
 class NotEnoughData(ReplayError):
-    """The store does not hold what was asked for yet."""
+    """The store does not hold what was asked for, or not yet."""
 
 
 def error_from_wire(name: str, text: str) -> RobotRLError:

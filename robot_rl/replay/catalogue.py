@@ -41,7 +41,7 @@ LOCK = "server.lock"
 VERSION = 3
 _BUSY_SECONDS = 30.0
 _LITTLE_ROOM_BYTES = 1 << 20
-# What a value brings about that no catalogue has: the converters' errors, and those of types.
+# The converters' errors, and those of types, for a value that no catalogue has.
 _FORGED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
 _TABLES = """
 CREATE TABLE about (identity TEXT, made TEXT, schema TEXT, metadata JSON, evicted JSON);
@@ -69,6 +69,14 @@ sqlite3.register_converter("STEPS", json.loads)
 sqlite3.register_converter("FLAG", lambda text: text == b"1")
 
 
+class _About(NamedTuple):
+    identity: str
+    made: str
+    schema: str | None
+    metadata: dict[str, Any]
+    evicted: dict[str, Count]
+
+
 class NewestValues(NamedTuple):
     """Which of n rows have an annotation, bool (n,); its version, int64; its value, float32."""
 
@@ -92,9 +100,9 @@ class WrittenValue(NamedTuple):
 class Catalogue:
     """The open catalogue of a store, which has the `identity` of all its copies.
 
-    With `write` it is created where absent, else it is only read. With `durable` what was written
-    is on the disk when a call returns. With `still` nothing is written beside it either, as SQLite
-    does for readers; then what comes later may not be seen.
+    With `write` it is created where absent, else it is only read. With `durable` a call returns
+    when its changes are on the disk. With `still` no file is written beside it either, as SQLite
+    does for readers; later changes may then not be seen.
 
     Attributes:
         identity: Name of the store and its copies.
@@ -135,10 +143,10 @@ class Catalogue:
             self._opened.callback(self._connection.close)
         try:
             if write:
-                self._set("PRAGMA journal_mode = WAL")
-                self._set(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+                self._write("PRAGMA journal_mode = WAL")
+                self._write(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             else:
-                self._set("PRAGMA query_only = ON")
+                self._write("PRAGMA query_only = ON")
             if write and not self._read(tuple[int], "SELECT 1 FROM sqlite_master"):
                 if with_rows:
                     raise _absent(store)
@@ -157,8 +165,7 @@ class Catalogue:
                     hint="export it with the robot_rl that wrote it; if it is damaged instead,"
                     f" rebuild it from the rows: {rebuilding(store)}",
                 )
-            types = tuple[str, str, str | None, dict[str, Any], dict[str, Count]]
-            self.identity, self.made, *_ = self._one(types, "SELECT * FROM about")
+            self.identity, self.made = self._about[:2]
         except BaseException:
             self.close()
             raise
@@ -178,36 +185,31 @@ class Catalogue:
 
     def data_version(self) -> int:
         """Return a number that changes when another connection has written."""
-        (version,) = self._one(tuple[int], "PRAGMA data_version")
-        return int(version)
+        return int(self._one(tuple[int], "PRAGMA data_version")[0])
 
     @property
     def schema(self) -> RowSchema | None:
         """Of the rows; None before the first session."""
-        (text,) = self._one(tuple[str | None], "SELECT schema FROM about")
+        text = self._about.schema
         return None if text is None else RowSchema.from_json(text)
 
     @property
     def metadata(self) -> Mapping[str, object]:
         """Facts about the recording, for example ``{"simulated": True}``."""
-        (metadata,) = self._one(tuple[dict[str, Any]], "SELECT metadata FROM about")
-        return dict(metadata)
+        return self._about.metadata
 
     def set_schema(self, schema: RowSchema, metadata: Mapping[str, object]) -> None:
         """Put what the rows are, once."""
-        with self.transaction() as execute:
-            values = (schema.to_json(), dict(metadata))
-            execute("UPDATE about SET schema = ?, metadata = ?", values)
+        values = schema.to_json(), dict(metadata)
+        self._write("UPDATE about SET schema = ?, metadata = ?", *values)
 
     def evicted(self) -> Counter[str]:
         """Return the totals of what was evicted."""
-        (evicted,) = self._one(tuple[dict[str, Count]], "SELECT evicted FROM about")
-        return Counter(evicted)
+        return Counter(self._about.evicted)
 
     def set_evicted(self, total: Counter[str]) -> None:
         """Put the totals of what was evicted."""
-        with self.transaction() as execute:
-            execute("UPDATE about SET evicted = ?", (total,))
+        self._write("UPDATE about SET evicted = ?", total)
 
     def sessions(self, only: SessionKey | None = None) -> dict[SessionKey, Session]:
         """Return all sessions, or only one, as they stand behind what was evicted of them."""
@@ -219,8 +221,7 @@ class Catalogue:
 
     def add_session(self, key: SessionKey, owner: str) -> None:
         """Put a session."""
-        with self.transaction() as execute:
-            execute("INSERT INTO sessions VALUES (?,?,?,0)", (*key, owner))
+        self._write("INSERT INTO sessions VALUES (?,?,?,0)", *key, owner)
 
     def episodes(self, first: int = 0, most: int = -1) -> list[EpisodeRecord]:
         """Return so many episodes (-1: all) from an identifier on, in the order of beginning.
@@ -245,8 +246,7 @@ class Catalogue:
 
     def next_episode(self) -> int:
         """Return an identifier above those of all episodes that there ever were."""
-        newest = "SELECT max(seq) FROM sqlite_sequence WHERE name = 'episodes'"
-        (number,) = self._one(tuple[Count | None], newest)
+        number = self._last_number("episodes")
         return 0 if number is None else number + 1
 
     def put_episodes(self, records: Iterable[EpisodeRecord]) -> None:
@@ -270,20 +270,17 @@ class Catalogue:
 
     def annotations_after(self, number: int, most: int) -> list[WrittenValue]:
         """Return so many values that were written after one of this number, in order."""
-        rows = self._read(
-            tuple[Count, str, Count, Count, Count, Count, float],
+        return self._read(
+            WrittenValue,
             "SELECT number, n.name, actor, session, sequence, version, value FROM annotations"
             " JOIN annotation_names AS n ON annotations.name = n.identifier"
             " WHERE number > ? ORDER BY number LIMIT ?",
             *(number, most),
         )
-        return [WrittenValue(*row) for row in rows]
 
     def last_annotation(self) -> int:
         """Return the number of the value that was written last, also if it was evicted."""
-        newest = "SELECT max(seq) FROM sqlite_sequence WHERE name = 'annotations'"
-        (number,) = self._one(tuple[Count | None], newest)
-        return number or 0
+        return self._last_number("annotations") or 0
 
     def newest_values(self, name: str, key: SessionKey, first: int, rows: int) -> NewestValues:
         """Read the newest version of an annotation of so many rows from a sequence on."""
@@ -328,10 +325,10 @@ class Catalogue:
         evicted: Mapping[str, int],
         written: Mapping[str, int],
     ) -> None:
-        """Put into a copy what the catalogue of its store has taken in, all at once.
+        """Put into a copy what is new in the catalogue of its store, all at once.
 
-        Of what is `gone` the session and its first and last sequence are given; `written` counts
-        the values of each annotation.
+        `gone` gives a session, the first sequence and the one behind the last; `written` counts the
+        values of each annotation.
         """
         with self.transaction() as execute:
             _put_episodes(execute, episodes)
@@ -365,7 +362,7 @@ class Catalogue:
         rows = self._read(_EPISODE, f"SELECT * FROM episodes WHERE {where}", *values)
         return [EpisodeRecord(*row) for row in rows]
 
-    def _read(self, row: Any, statement: str, *values: object) -> list[tuple[Any, ...]]:
+    def _read(self, row: Any, statement: str, *values: object) -> list[Any]:
         """Return the rows of a statement, each of the type `row`, such as ``tuple[int, str]``."""
         with self._errors():
             try:
@@ -374,15 +371,27 @@ class Catalogue:
             except (*_FORGED, msgspec.MsgspecError) as error:
                 raise self._unusable(error) from error
 
-    def _one(self, row: Any, statement: str) -> tuple[Any, ...]:
+    def _one(self, row: Any, statement: str) -> Any:
         found = self._read(row, statement)
         if len(found) != 1:
             raise self._unusable(f"{len(found)} rows of {statement!r}")
         return found[0]
 
-    def _set(self, pragma: str) -> None:
+    def _last_number(self, table: str) -> int | None:
+        """Return the highest number that a row of a table ever had."""
+        newest = f"SELECT max(seq) FROM sqlite_sequence WHERE name = '{table}'"
+        number: int | None = self._one(tuple[Count | None], newest)[0]
+        return number
+
+    @property
+    def _about(self) -> _About:
+        about: _About = self._one(_About, "SELECT * FROM about")
+        return about
+
+    def _write(self, statement: str, *values: object) -> None:
+        """Run one statement, which is a transaction of its own."""
         with self._errors():
-            self._connection.execute(pragma).fetchall()
+            self._connection.execute(statement, values).fetchall()
 
     def _unusable(self, found: object, hint: str | None = None) -> StoreError:
         store = self.path.parent

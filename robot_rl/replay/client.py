@@ -32,7 +32,7 @@ from robot_rl.replay import (
     SequenceGap,
     ServerBusy,
     SessionTaken,
-    SpoolFull,
+    SpoolError,
     StoreError,
     StoreReplaced,
     error_from_wire,
@@ -201,7 +201,7 @@ class ReplayClient:
         Raises:
             SchemaMismatch: Wrong field, shape, dtype or value.
             RowRefused: The row cannot follow the one before it.
-            SpoolFull: No room; ask `has_room` before an episode begins.
+            SpoolError: No room; ask `has_room` before an episode begins.
         """
         return self._push(*self._pack(row), metadata_bytes(episode))
 
@@ -226,7 +226,7 @@ class ReplayClient:
         Raises:
             SchemaMismatch: A row has a wrong field, shape, dtype or value.
             RowRefused: The rows are not one episode, or another one is open.
-            SpoolFull: No room came in time.
+            SpoolError: No room came in time.
         """
         packed = [self._pack(row) for row in rows]
         closing = [facts.is_last for _, facts in packed]
@@ -465,7 +465,7 @@ class ReplayClient:
         with self._changed:
             self._check()
             if not spool.has_room(1, begins=bool(metadata)):
-                raise SpoolFull(
+                raise SpoolError(
                     "the replay client holds as many unacknowledged rows as it may",
                     got=f"{spool.end - spool.first} rows in {spool.place}; {self._problem or ''}",
                     hint="wait until has_room(rows of an episode) before an episode begins",
@@ -599,19 +599,18 @@ class ReplayClient:
     def _settle(self, number: int | None, answer: tuple[Numbered, Payload] | RobotRLError) -> None:
         """Hand a question its answer, unless nobody waits for it any more."""
         with self._changed:
-            question = self._questions.get(number or _RESYNC)
+            question = self._questions.pop(number or _RESYNC, None)
             if question is None:
                 return
             if isinstance(answer, RobotRLError):
                 question.answer.set_exception(answer)
-            else:
-                if isinstance(answer[0], protocol.Opened):  # the session is now the current one
-                    assert isinstance(question.message, protocol.Open)
-                    self._spool.begin(question.message, answer[0])
-                    self._sent, self._synced = answer[0].next_sequence, True
-                    self._resync_sent_at = None
-                question.answer.set_result(answer)
-            del self._questions[number or _RESYNC]
+                return
+            if isinstance(answer[0], protocol.Opened):  # the session is now the current one
+                assert isinstance(question.message, protocol.Open)
+                self._spool.begin(question.message, answer[0])
+                self._sent, self._synced = answer[0].next_sequence, True
+                self._resync_sent_at = None
+            question.answer.set_result(answer)
 
     def _refuse_all(self, error: RobotRLError) -> None:
         """Let all questions fail. Call with the condition held."""

@@ -46,10 +46,9 @@ class Replica:
     The client is one of the server, and stays its owner's.
 
     Raises:
-        StoreInUse: Another process has it.
         StoreReplaced: It is of another store, or the store's catalogue was rebuilt.
-        StoreError: The store is empty, or lacks rows that are here; or the folder is damaged or
-            cannot be written. `StoreFull` where the disk has no room.
+        StoreError: The store is empty, or lacks rows that are here; or the folder is damaged, used
+            by another process, or cannot be written. `StoreFull` where the disk has no room.
         ServerUnreachable: The server does not answer. What was copied stays.
     """
 

@@ -170,7 +170,7 @@ class Sampler:
 
         Yields:
             The identifier, and columns of T + 1 rows: the fields, and ``reward`` and ``terminated``
-            as the spec asks for them; a reward that nobody knows is NaN.
+            as the spec asks for them; a reward that is not known is NaN.
         """
         found = self._index.visible_episodes(
             self._limit, self._oldest, of_actors=not demonstrations
@@ -397,8 +397,8 @@ class Quotas:
         """
         kinds = self._kinds
         for kind in DataKind:
-            wanted = self._kinds == kind
-            if available[kind] or not wanted.any():
+            slots = self._kinds == kind
+            if available[kind] or not slots.any():
                 continue
             usable = [k for k in _REPLACEMENTS if self._shares[k] > 0 and available[k]]
             if not usable:
@@ -408,7 +408,7 @@ class Quotas:
                     expected=f"data of kind {kind.name.lower()}, or of one that replaces it",
                     hint="if it was evicted, raise replay.capacity_rows",
                 )
-            kinds = np.where(wanted, np.uint8(usable[0]), kinds)
+            kinds = np.where(slots, np.uint8(usable[0]), kinds)
         return kinds
 
 
@@ -419,11 +419,11 @@ def _every(count: int, share: float) -> npt.NDArray[np.bool_]:
 
 
 def end_at_success(scalars: Records, labelled: npt.NDArray[np.bool_]) -> None:
-    """Let episodes that somebody says have succeeded terminate with their last action.
+    """Let episodes that were labelled as a success terminate with their last action.
 
-    Whoever says it before the episode's end terminates it: said later it means the same, and what
-    would have come after the time limit counts for nothing. Labels of other actions, and of
-    failure, end nothing.
+    A label of success that comes before an episode's end terminates it. One that comes later means
+    the same: what would have come after the time limit counts for nothing. Labels of other actions,
+    and of failure, end nothing.
 
     Args:
         scalars: Shape (rows,), dtype `SCALARS`, consecutive rows; changed in place.

@@ -78,12 +78,10 @@ class ReplayServer:
         address: Where a client on this machine reaches it, with the port it really got.
 
     Raises:
-        AddressRefused: Not an address of this machine, or beyond loopback without keys.
+        AddressRefused: Not an address of this machine, beyond loopback without keys, or in use.
         KeysError: The keys cannot be read.
-        AddressInUse: The port is taken.
         ReplayError: The capacity is out of range.
-        StoreInUse: Another server writes this store.
-        StoreError: The store cannot be opened.
+        StoreError: The store cannot be opened, or another server writes it.
     """
 
     def __init__(

@@ -71,9 +71,8 @@ class StoreWriter:
 
     Raises:
         ReplayError: The capacity is out of range.
-        StoreInUse: Another process writes this store.
-        StoreError: The folder cannot be opened; a file is damaged; or the catalogue knows rows that
-            are not there.
+        StoreError: The folder cannot be opened, or another process writes it; a file is damaged; or
+            the catalogue knows rows that are not there.
     """
 
     def __init__(
@@ -622,8 +621,8 @@ def rebuild_catalogue(path: Path) -> str:
     That file stays beside the new one.
 
     Raises:
-        StoreInUse: A server is writing the store.
-        StoreError: There are no rows, or rows of several stores, or they are damaged.
+        StoreError: There are no rows, or rows of several stores, or they are damaged; or a server
+            is writing the store.
     """
     if not is_store(path):  # whose folder the lock would make
         raise _not_of_one_store(path, 0)

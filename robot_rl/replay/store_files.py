@@ -25,7 +25,7 @@ from typing import IO, Any, Self
 import numpy.typing as npt
 
 from robot_rl.processes.files import check_links, flush_to_disk, locked, replace_bytes
-from robot_rl.replay import NotEnoughData, StoreError, StoreInUse, WeightsRefused
+from robot_rl.replay import NotEnoughData, StoreError, WeightsRefused
 from robot_rl.replay.catalogue import LOCK
 from robot_rl.replay.episode_records import EpisodeRecord, SessionKey
 from robot_rl.replay.protocol import WeightsRecord
@@ -214,8 +214,8 @@ def lock_store(path: Path) -> IO[bytes]:
     """Take the lock of a store's only writer.
 
     Raises:
-        StoreInUse: Another process has it.
-        StoreError: The folder cannot be made or written, or a link in it leads out of it.
+        StoreError: Another process has it; the folder cannot be made or written; or a link in it
+            leads out of it.
     """
     check_links(path, StoreError)
     try:
@@ -226,7 +226,7 @@ def lock_store(path: Path) -> IO[bytes]:
         raise StoreError(problem, got=error, hint=hint) from error
     if not locked(file.fileno()):
         file.close()
-        raise StoreInUse(
+        raise StoreError(
             f"another replay server is writing the store {path}",
             hint="stop it, or give this server another folder",
         )

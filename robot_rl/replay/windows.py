@@ -191,7 +191,7 @@ Records = npt.NDArray[Any]
 Integers = npt.NDArray[np.int64]
 Ranges = list[tuple[int, int]]  # of addresses: the first, and the one behind the last
 
-UNKNOWN = np.float32(np.nan)  # the reward of a row that the wanted reward says nothing of
+UNKNOWN = np.float32(np.nan)  # the reward of a row without the annotation that gives rewards
 
 LABELS = "reward"
 """Name of the annotation that says of stored episodes whether they have succeeded."""
@@ -254,7 +254,7 @@ class News(NamedTuple):
     episode: int  # its identifier, which increases in the order in which episodes began
     address: int  # of the first of these rows
     scalars: Records  # what they say, shape (rows,), dtype `SCALARS`; may be none
-    of_actor: bool = True  # else they count as demonstrations' rows
+    of_actor: bool = True  # False: of a demonstration
     complete: bool = False  # nothing more will come
     cut: bool = False  # it was closed without its ``is_last`` row
 
@@ -313,12 +313,13 @@ class WindowIndex:
 
         One that is not there as a whole holds those that began after it back.
         """
-        still_open = [e for e, tail in self._open.items() if tail.of_actor is of_actors]
+        still_open = (e for e, tail in self._open.items() if tail.of_actor is of_actors)
+        first_open = min(still_open, default=1 << 62)
         found: list[tuple[int, FinishedEpisode]] = []
         for number, episode in sorted(self.finished.items()):
             if episode.of_actor is not of_actors:
                 continue
-            if episode.needed > online_transitions or number > min(still_open, default=number):
+            if episode.needed > online_transitions or number > first_open:
                 break
             if not of_actors or episode.row >= oldest_row:
                 found.append((number, episode))
@@ -435,14 +436,14 @@ class WindowIndex:
         versions = rows["policy_version"][at]
         windows["address"] += tail.first + tail.done
         demonstration = windows["source"] == SOURCE_DEMONSTRATION
-        wanted = ~np.isnan(windows["reward"]) & ~np.isnan(windows["return"])
+        usable = ~np.isnan(windows["reward"]) & ~np.isnan(windows["return"])
         if self._spec.policy_versions is not None:
             low, high = self._spec.policy_versions
-            wanted &= demonstration | ((versions >= low) & (versions <= high))
+            usable &= demonstration | ((versions >= low) & (versions <= high))
         intervention = windows["source"] == SOURCE_INTERVENTION
-        self.pools[DataKind.DEMONSTRATION].extend(windows[wanted & demonstration])
-        self.pools[DataKind.INTERVENTION].extend(windows[wanted & intervention])
-        self.pools[DataKind.ONLINE].extend(windows[wanted & ~demonstration])
+        self.pools[DataKind.DEMONSTRATION].extend(windows[usable & demonstration])
+        self.pools[DataKind.INTERVENTION].extend(windows[usable & intervention])
+        self.pools[DataKind.ONLINE].extend(windows[usable & ~demonstration])
         tail.done += done
         tail.counted = rows[done:].copy()  # without a view of what is gone
 
@@ -457,7 +458,7 @@ def make_windows(scalars: Records, needed: Integers, spec: SampleSpec) -> tuple[
     Args:
         scalars: Shape (rows,), with the fields of `SCALARS`.
         needed: Shape (rows,), the online transitions that must be visible for each row.
-        spec: What windows are wanted.
+        spec: Which windows to make.
 
     Returns:
         The windows, ``address`` counted from the first row, and how many leading rows are done

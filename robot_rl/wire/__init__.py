@@ -21,10 +21,6 @@ class AddressRefused(RobotRLError):
     """A server may not listen, or not be reached, at this address."""
 
 
-class AddressInUse(RobotRLError):
-    """Another program already listens on this port."""
-
-
 class KeysError(RobotRLError):
     """Key files that are absent, damaged, readable by others, or would be overwritten."""
 

@@ -17,7 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from robot_rl.processes.files import replace_text
 from robot_rl.processes.waiting import wait_until
-from robot_rl.wire import AddressInUse, AddressRefused, KeysRefused, ServerUnreachable
+from robot_rl.wire import AddressRefused, KeysRefused, ServerUnreachable
 from robot_rl.wire.keys import Admission, ClientKeys, ServerKeys
 from robot_rl.wire.messages import DEFAULT_PAYLOAD_BYTES, PIECE_BYTES, Frame
 from robot_rl.wire.peers import CURVE_BYTES, Peers
@@ -205,8 +205,7 @@ class Listener:
         poller: Ends a wait; further sockets can be registered.
 
     Raises:
-        AddressRefused: Not an address of this machine, or beyond loopback without keys.
-        AddressInUse: The port is taken.
+        AddressRefused: Not an address of this machine, beyond loopback without keys, or in use.
     """
 
     def __init__(
@@ -339,7 +338,7 @@ class Listener:
             problem, got = f"a server cannot listen on tcp://{host}:{port}", error.strerror
             if error.errno == errno.EADDRINUSE:
                 hint = "stop the program that uses the port, or choose another, or port 0"
-                raise AddressInUse(problem, got=got, hint=hint) from error
+                raise AddressRefused(problem, got=got, hint=hint) from error
             expected = "an address of this machine, or tcp://0.0.0.0:PORT for all of them"
             raise AddressRefused(problem, got=got, expected=expected) from error
 

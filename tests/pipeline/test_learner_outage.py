@@ -21,7 +21,7 @@ from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.processes.signals import StopEvent, Stopped
 from robot_rl.processes.waiting import wait_until
 from robot_rl.replay.client import ReplayClient
-from robot_rl.run import LAST, STATE_FILE, RunDirectory
+from robot_rl.run import LAST, STATE_FILE, RunDirectory, RunError
 from robot_rl.wire import KeysRefused
 from robot_rl.wire.endpoint import wait_for_endpoint
 from robot_rl.wire.keys import create_keys
@@ -134,6 +134,10 @@ def test_a_learner_elsewhere_outlasts_an_outage_and_learns_what_one_beside_the_s
     assert any("learner: waiting" in text for text in said)
     assert (elsewhere / "replica" / "rows").is_dir()
     assert all(torch.equal(away[name], tensor) for name, tensor in beside.items())
+    file = elsewhere / LAST / STATE_FILE
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1}))
+    with pytest.raises(RunError, match=r"another version of robot_rl.*got: 1.*begin a new run"):
+        bench.training_state(LAST)
 
 
 def test_a_learner_is_saved_before_a_server_that_refuses_its_keys_ends_it(

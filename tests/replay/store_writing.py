@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ class Recording:
         owner: str | None = None,
     ) -> None:
         self.writer, self.schema = writer, schema
-        self.owner = owner or f"owner {id(self)}"
+        self.owner = owner or secrets.token_hex(8)
         self.key = writer.open_session(schema, actor, session, self.owner)
 
     def put(self, rows: list[Row], *, first: int | None = None) -> None:

@@ -26,7 +26,7 @@ from store_writing import read_back
 
 from robot_rl.data.schema import Field, SchemaMismatch, row_schema
 from robot_rl.processes.signals import StopEvent
-from robot_rl.replay import SessionTaken, SpoolFull, StoreReplaced
+from robot_rl.replay import SessionTaken, SpoolError, StoreReplaced
 from robot_rl.replay.catalogue import Catalogue
 from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.server import ReplayServer
@@ -173,7 +173,7 @@ def test_a_full_spool_refuses_rows_and_goes_on_where_it_was(start_server, spool)
     assert "does not answer" in str(client.problem)
     count = 3 * ROWS
     client.append(numbered_row(SCHEMA, session, count), metadata(session, count))
-    with pytest.raises(SpoolFull, match=rf"40 rows in the spool {spool}.*has_room"):
+    with pytest.raises(SpoolError, match=rf"40 rows in the spool {spool}.*has_room"):
         client.append(numbered_row(SCHEMA, session, count + 1))
     count += 1
     server.start()
