@@ -56,7 +56,7 @@ class Episode:
 
     rows: Rows  # (T + 1,) structured; the last row and no other has `is_last`
     seed: int  # seed of its reset
-    instruction: str  # what the robot was told to do
+    instruction: str  # the task in words
     success: bool  # whether it reached its goal
     source: int  # SOURCE code: 0 demo, 1 policy, 2 intervention
 
@@ -86,7 +86,7 @@ class EpisodeWriter:
         stored = files.read_attributes(self.path)[0]
         schema.compare(stored, what=f"the dataset {self.path}")
         self._lock: int | None = files.lock(self.path)
-        for leftover in self.path.rglob("*.partial"):  # of killed appends: nobody else writes now
+        for leftover in self.path.rglob("*.partial"):  # of a killed append: we have the lock
             leftover.unlink(missing_ok=True)
         self._ends: npt.NDArray[np.int64]
         self._open_columns()

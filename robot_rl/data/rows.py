@@ -35,7 +35,7 @@ _FIXED = {field.name for field in SCALAR_FIELDS} | {*ACTION_FIELDS} - {LAST_COMM
 class RowBuilder:
     """Makes the rows of one source of data, a `SOURCE_…` code.
 
-    Steps of a policy in which somebody intervened are `SOURCE_INTERVENTION`.
+    Steps of a policy in which an operator intervened are `SOURCE_INTERVENTION`.
     """
 
     def __init__(self, schema: RowSchema, source: int) -> None:
@@ -64,20 +64,20 @@ class RowBuilder:
             decision: What was decided for all slots.
             slot: The one that this row is of.
             outcome: Reward, terminated, truncated.
-            info: The environment's after the action; `intervened` where somebody acted instead.
+            info: The environment's after the action; `intervened` where an operator acted instead.
         """
         reward, terminated, truncated = outcome
-        # Who drives a demonstration overrides nobody: their action is the one that was wanted.
+        # The operator of a demonstration overrides no policy: that action is the intended one.
         by_hand = bool(info.get("intervened", False))
         intervened = by_hand and self._source == SOURCE_POLICY
-        wanted = decision.action[slot] if intervened or not by_hand else info["executed_action"]
+        intended = decision.action[slot] if intervened or not by_hand else info["executed_action"]
         source = np.uint8(SOURCE_INTERVENTION) if intervened else self._source
         return {
             **observation,
             **{name: values[slot] for name, values in decision.features.items()},
             **self._fixed(episode_step, stamp_observation),
             "action": info["executed_action"],
-            "policy_action": wanted,
+            "policy_action": intended,
             "base_action": decision.base_action[slot],
             "chunk_index": decision.chunk_index[slot],
             "policy_version": decision.version[slot],

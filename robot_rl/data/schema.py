@@ -61,14 +61,14 @@ class Field:
 
 
 # The same for every robot and task. `RowBuilder` (robot_rl/data/rows.py) writes them, for actors
-# and for recorders; a comment names who told it. In an episode's last row `is_last`, `source`,
+# and for recorders; a comment names its source. In an episode's last row `is_last`, `source`,
 # `episode_step`, `stamp_observation` and `base_action` say something; the others are 0.
 SCALAR_FIELDS = (
     # What the action caused: the task's detector says it, or `reward=`, or a person.
     Field("reward", "float32"),  # in the task's own scale; a sparse one is 1 at success, else 0
     Field("terminated", "bool"),  # the episode ended for good: nothing is bootstrapped
     Field("truncated", "bool"),  # it was cut, as by the time limit: the next row's value counts
-    Field("is_last", "bool"),  # the final observation, which nobody acts on
+    Field("is_last", "bool"),  # the final observation: no action follows
     Field("success", "bool"),  # the goal was reached by this action
     # Who acted, and what became of the action.
     Field("intervened", "bool"),  # an operator acted in place of the policy
@@ -91,7 +91,7 @@ OBJECT_POSES = "state/object_poses"  # (k, 7) [m, quaternion xyzw]
 # float32 (d,) each, in [-1, 1], by the columns of `action_names`: an arm's are shares of the
 # largest step in the base frame (`robot.limits`), a gripper's is -1 open to 1 closed.
 ACTION_FIELDS = (
-    "action",  # what the environment sent, after safety, whoever decided it
+    "action",  # what the environment sent, after safety
     "policy_action",  # what the policy wanted, an operator's intervention or not
     "base_action",  # what the frozen base proposed; 0 without one
     LAST_COMMAND,  # observed: what was sent in the step before

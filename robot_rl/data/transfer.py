@@ -29,13 +29,13 @@ _FINAL_ROW_FIELDS = ("source", "episode_step", "stamp_observation", "base_action
 
 @dataclass(frozen=True)
 class Selection:
-    """Which episodes are wanted; None takes all."""
+    """Which episodes to take; None takes all."""
 
     source: int | None = None  # SOURCE code
     success: bool | None = None  # whether they reached their goal
 
     def takes(self, source: int, success: bool) -> bool:
-        """Whether an episode of this source and outcome is wanted."""
+        """Whether an episode of this source and outcome is to be taken."""
         return self.source in (None, source) and self.success in (None, success)
 
 
@@ -159,7 +159,7 @@ def write_episodes(
                     expected="at least one",
                     hint="robot-rl inspect says what there is",
                 )
-        if os.path.lexists(out):  # made by somebody else since
+        if os.path.lexists(out):  # another process made it since
             raise taken
 
 
@@ -168,8 +168,8 @@ def close_episode(rows: Rows, observation_names: tuple[str, ...]) -> Rows | None
 
     A last step that terminated is kept: its final row repeats the last observation, from which
     nothing bootstraps, and has `stamp_observation` 0, which no observation after an action has. Of
-    any other last step nobody knows what its action led to: its observation becomes the final one,
-    and the step before it is truncated.
+    any other last step the outcome is unknown: its observation becomes the final one, and the step
+    before it is truncated.
 
     Returns:
         The rows, ending with one that has `is_last`; None where no step is left.

@@ -437,7 +437,7 @@ def _number_of(execute: Any, name: str) -> int:
 
 @contextlib.contextmanager
 def _unserved(path: Path) -> Iterator[str]:
-    """Give SQLite a catalogue that nobody writes so that it writes nothing there itself."""
+    """Give SQLite the address of a catalogue, so that reading it writes no file beside it."""
     log = path.with_name(f"{path.name}-wal")
     if is_served(path.parent):  # who writes has made all that a reader needs
         yield f"{path.absolute().as_uri()}?mode=ro"
@@ -456,7 +456,7 @@ def schema_of(catalogue: Catalogue) -> RowSchema:
     schema = catalogue.schema
     if schema is None:
         raise StoreError(
-            f"nobody has begun a session in the store {catalogue.path.parent}",
+            f"no session has been started in the store {catalogue.path.parent}",
             hint="let an actor, or an import, put rows into it first",
         )
     return schema

@@ -171,7 +171,7 @@ class ReplayClient:
 
         Raises:
             SchemaMismatch: The store has another schema; names the field.
-            SessionTaken: The session was begun by another writer.
+            SessionTaken: Another writer started the session.
             StoreReplaced: The client, or its spool, has written to another store.
             StoreFull: The store has no room for rows of the session before.
             ServerUnreachable: No answer, or rows of the session before are unacknowledged.
@@ -597,7 +597,7 @@ class ReplayClient:
             self._sent = max(self._sent, spool.first)
 
     def _settle(self, number: int | None, answer: tuple[Numbered, Payload] | RobotRLError) -> None:
-        """Hand a question its answer, unless nobody waits for it any more."""
+        """Hand a question its answer, unless it is not waited for any more."""
         with self._changed:
             question = self._questions.pop(number or _RESYNC, None)
             if question is None:

@@ -218,7 +218,7 @@ class Session:
     next_sequence: int = 0  # all rows before it are stored
     episode: EpisodeRecord | None = None  # the open one
     ended_by: int | None = None  # source of the last row if ``is_last`` must follow it
-    closed: bool = False  # the actor has begun a later session
+    closed: bool = False  # the actor has started a later session
 
     def after(
         self,

@@ -131,7 +131,7 @@ class RowFile:
     def format(
         self, about: Mapping[str, object], row_bytes: int, room: int = 0, rows: int = 0
     ) -> None:
-        """Make the file anew; it counts once it has its magic, which is written last.
+        """Make the file again; it counts once it has its magic, which is written last.
 
         Between description and rows there are `room` bytes. For so many rows the disk gives its
         room at once: one that fills up later would end who writes to the map, by SIGBUS.
@@ -179,7 +179,7 @@ class RowFile:
         return FileDamaged(f"{self.path} is damaged, or no row file of robot_rl", got=what)
 
     def close(self) -> None:
-        """Release the file; what was mapped stays mapped as long as somebody looks at it."""
+        """Release the file; what was mapped stays mapped as long as it is looked at."""
         if self._descriptor >= 0:
             # A map keeps the file open, and so it would keep a lock.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)

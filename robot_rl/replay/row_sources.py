@@ -66,7 +66,7 @@ class StoreRows:
         evicted: Totals of what was evicted from it, as of the last look.
 
     Raises:
-        StoreError: No such store, or nobody has begun a session in it.
+        StoreError: No such store, or no session has been started in it.
     """
 
     def __init__(self, store: Path, pull: Callable[[], None] = lambda: None) -> None:

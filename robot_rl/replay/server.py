@@ -180,12 +180,12 @@ class ReplayServer:
 
     def _open(self, client: bytes, message: protocol.Open, _: Payload) -> None:
         self._commit()
-        if message.store not in (None, self._writer.identity):  # before anything is begun in it
+        if message.store not in (None, self._writer.identity):  # before a session starts in it
             raise StoreReplaced(
                 f"this is another store than the one that the client has written to: {self.path}",
                 got=self._writer.identity,
                 expected=message.store,
-                hint="put the former store back, or start the client anew to begin with this one",
+                hint="put the former store back, or start the client again to begin with this one",
             )
         schema = RowSchema.from_json(message.schema)
         key = self._writer.open_session(
@@ -293,7 +293,7 @@ class ReplayServer:
         except MemoryError:  # a client gone mad has taken it; the honest ones try again
             return [StoreError("the server has no memory left for these rows")] * len(batches)
         except Exception as error:
-            # The batch that nobody had thought of must not cost the others theirs.
+            # A batch that fails unexpectedly must not cost the others theirs.
             if len(batches) > 1:
                 return [self._store([batch])[0] for batch in batches]
             self._counters["internal_errors"] += 1
@@ -319,7 +319,7 @@ def serve(
     memory_bytes = _LARGE_MESSAGES * message_bytes + 2 * _OTHER_BYTES
     with _limited_memory(memory_bytes), stop_event() as stop:
         server = ReplayServer(path, address, message_bytes=message_bytes, **options)
-        protection = "whoever has a key" if options.get("keys") else "this machine only"
+        protection = "clients with a key" if options.get("keys") else "this machine only"
         note(f"replay: serving {path} at {server.address} to {protection}")
         server.run(stop)
     note("replay: stopped, everything is committed")

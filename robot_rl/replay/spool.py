@@ -57,7 +57,7 @@ class Spool:
     Attributes:
         opening: What has opened the session, and opens it again after a break.
         opened: The session, None before the first one.
-        left: The session, if an earlier process left rows of it here; until another is begun.
+        left: The session, if an earlier process left rows of it here; until another starts.
         first: Sequence of the oldest row.
         end: Sequence of the next row.
 
@@ -124,7 +124,7 @@ class Spool:
             self._counters[_BASE] = sequence
         slot = self._slot(sequence)
         self._rows[slot * self.row_bytes : (slot + 1) * self.row_bytes] = row
-        if self._file is not None:  # what ends with this process is read by nobody else
+        if self._file is not None:  # memory ends with this process: no other one reads it
             self._checksums[slot] = _checksum(row)
         if episode:
             number = int(self._counters[_EPISODES])

@@ -141,12 +141,12 @@ class StoreWriter:
             if known.owner == owner:
                 return key
             raise SessionTaken(
-                f"session {session} of actor {actor} was begun by another writer",
-                hint="open a new session, or pass the owner token that the session began with",
+                f"session {session} of actor {actor} was started by another writer",
+                hint="open a new session, or pass the owner token of the session",
             )
         if session < number:
             raise SessionTaken(
-                f"actor {actor} has begun a later session already",
+                f"actor {actor} has started a later session already",
                 got=session,
                 expected=f"> {number}, so that sessions are in order of time",
             )
@@ -161,11 +161,11 @@ class StoreWriter:
     def schema(self) -> RowSchema:
         """Of the rows; raises `StoreError` before the first session."""
         if self._schema is None:
-            raise StoreError(f"nobody has begun a session in the store {self.path}")
+            raise StoreError(f"no session has been started in the store {self.path}")
         return self._schema
 
     def session(self, key: SessionKey) -> Session:
-        """Return where a session stands; raises `SessionTaken` where nobody has begun it."""
+        """Return where a session stands; raises `SessionTaken` where it was never started."""
         session = self._find(key)
         if session is None:
             raise SessionTaken("the session was never opened", got=key)
@@ -313,7 +313,7 @@ class StoreWriter:
             return
         if before.closed:
             raise SessionTaken(
-                "the session is closed: its actor has begun a later one",
+                "the session is closed: its actor has started a later one",
                 got=key,
                 hint="let only one process write as this actor",
             )
@@ -428,7 +428,7 @@ class StoreWriter:
         return max((key for key in self.sessions if key[0] == actor), default=None)
 
     def _find(self, key: SessionKey) -> Session | None:
-        """Return a session, from the catalogue if it is closed; None where nobody has begun it."""
+        """Return a session, from the catalogue if it is closed; None if it never started."""
         if key in self.sessions:
             return self.sessions[key]
         session = self._catalogue.sessions(key).get(key)
@@ -492,7 +492,7 @@ class StoreWriter:
             try:
                 self._catalogue.evict(*place, self._evicted + gone)
             except StoreFull:
-                return  # until somebody has made room on the disk
+                return  # until there is room on the disk
             self._stored.subtract(gone)
             self._evicted += gone
             oldest.close()
@@ -507,8 +507,8 @@ class StoreWriter:
     def _recover(self) -> None:
         created = dict.fromkeys(self.sessions, 0)
         for segment in segments_of(self.path):
-            begun = self._adopt(segment)
-            created[segment.key] = created.get(segment.key) or begun
+            made = self._adopt(segment)
+            created[segment.key] = created.get(segment.key) or made
         for key in sorted(self.sessions, key=lambda key: (created[key], key)):
             self._reconcile(key)
         self._put_episodes()
@@ -541,7 +541,7 @@ class StoreWriter:
             return 0
         if "owner" not in about:
             raise StoreError(
-                f"{self.path} is a replica, which nobody can serve",
+                f"{self.path} is a replica, which cannot be served",
                 hint="serve the store that it is a copy of",
             )
         if self._schema is None:

@@ -88,7 +88,7 @@ class Segment:
             return file.view(dtype)
 
     def metadata(self) -> dict[int, Mapping[str, object]]:
-        """Return the metadata of its episodes by sequence; a line that was cut off is none."""
+        """Return the metadata of its episodes by sequence; a line that was cut off is left out."""
         found: dict[int, Mapping[str, object]] = {}
         with suppress(FileNotFoundError):
             for line in self.episodes_path.read_text(encoding="utf-8").splitlines():

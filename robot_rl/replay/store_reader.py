@@ -52,7 +52,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
 
     @property
     def empty(self) -> bool:
-        """Whether nobody has begun a session in it, so that it has no schema."""
+        """Whether no session has been started in it: it has no schema yet."""
         return self.catalogue.schema is None
 
     @property

@@ -284,8 +284,8 @@ class _Tail:
 class WindowIndex:
     """Turns rows, episode by episode as they arrive, into windows.
 
-    A window with a reward that is `UNKNOWN` is none. Evicted steps stay counted, also those that
-    were evicted before they were seen: numbers of steps and rows are the same whenever one looks.
+    A window with a reward that is `UNKNOWN` is left out. Evicted steps stay counted, also those
+    that were evicted before they were seen: the counts do not depend on when one looks.
     `relabel` changes the scalars of consecutive rows from an address on, in place.
 
     Attributes:

@@ -247,21 +247,6 @@ def test_inspect_tells_damage_from_eviction(start_server, schema, make_episode, 
     assert "no row is missing" in printed.out
 
 
-def test_a_store_goes_to_lerobot_and_back(client, server, schema, make_episode, tmp_path: Path):
-    client.open_session(schema, metadata={"robot": "sim"})
-    rows = make_episode(5, terminated=True)
-    client.append_episode(rows, facts(7))
-    client.flush()
-    assert run("export", server.store, tmp_path / "out", "format=lerobot") == 0
-    assert run("import", tmp_path / "out", tmp_path / "back") == 0
-    dataset = EpisodeDataset(tmp_path / "back")
-    assert (dataset.seeds.tolist(), dataset.instructions) == ([7], ["reach 7"])
-    episode = dataset.episode(0)
-    for name in _plain(schema):
-        expected = np.stack([row[name] for row in rows[:-1]])
-        np.testing.assert_array_equal(episode[name][:-1], expected, name)
-
-
 @pytest.fixture
 def other_store(tmp_path: Path) -> Iterator[Path]:
     """A store of its own whose server runs."""
@@ -363,7 +348,3 @@ def test_an_import_of_other_columns_or_without_a_server_is_one_clear_error(
     server.stop()
     assert run("import", tmp_path / "out", server.store) == cli.EXIT_ERROR
     assert "no server of" in capsys.readouterr().err
-
-
-def _plain(schema: RowSchema) -> list[str]:
-    return [f.name for f in schema.fields if not f.name.startswith("images/")]

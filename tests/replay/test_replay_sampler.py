@@ -101,20 +101,8 @@ def test_what_is_visible_does_not_depend_on_how_far_the_actor_is(
         late.refresh(21)
 
 
-def test_the_last_step_counts_once_its_observation_is_there(recording, make_episode, sampler_of):
-    rows = make_episode(3, terminated=True)
-    recording.put(rows[:3])
-    sampler = sampler_of()
-    assert sampler.transitions_available() == 2
-    recording.put(rows[3:])
-    assert sampler.transitions_available() == 3
-    assert sampler.visible.online == 0
-    sampler.refresh()
-    assert sampler.visible.online == 3
-
-
 def test_unknown_names_and_numbers_are_refused(writer, schema):
-    with pytest.raises(StoreError, match="nobody has begun a session"):
+    with pytest.raises(StoreError, match="no session has been started"):
         make_sampler(writer.path)
     Recording(writer, schema)
     with pytest.raises(ReplayError, match="did you mean 'state/x'"):

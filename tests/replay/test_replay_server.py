@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from store_writing import read_back, sampler_of
 
-from robot_rl.data.schema import Field, SchemaMismatch, row_schema
+from robot_rl.data.schema import SchemaMismatch
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay import (
     RowRefused,
@@ -215,17 +215,6 @@ def test_a_session_that_was_opened_while_the_server_was_away_can_be_written(
     assert len(stored_rows(server.store)) == 6
 
 
-def test_another_schema_is_refused_by_field_and_the_client_goes_on(client, schema, make_episode):
-    client.open_session(schema)
-    other = row_schema("reach", [Field("state/x", "float32", (4,))], ["dx", "dy"], 10.0)
-    with pytest.raises(
-        SchemaMismatch, match=r"state/x.*got: float32 \(4,\).*expected: float32 \(3,\)"
-    ):
-        client.open_session(other)
-    client.append_episode(make_episode(2))
-    client.flush(10)
-
-
 def test_bad_rows_are_refused_in_the_callers_thread(client, schema, make_episode):
     client.open_session(schema)
     rows = make_episode(3)
@@ -348,11 +337,6 @@ def test_a_port_in_use_is_one_clear_error(tmp_path):
 def test_what_is_no_address_is_refused(tmp_path, address):
     with pytest.raises(AddressRefused, match=r"127\.0\.0\.1"):
         ReplayServer(tmp_path / "store", address)
-
-
-def test_two_servers_cannot_share_a_store(server):
-    with pytest.raises(StoreError, match="another replay server"):
-        ReplayServer(server.store)
 
 
 def test_a_clean_stop_keeps_everything_and_withdraws_the_endpoint(server, schema, make_episode):

@@ -34,6 +34,10 @@ def test_the_server_answers_and_counts_bad_messages_and_goes_on(
     def append(payload, **entries):
         return build("append", {**place, "first": 0, **entries}, payload)
 
+    def annotate(*payload, **entries):
+        head = {"actor": 0, "session": 0, "name": "a", "version": 1, **entries}
+        return build("annotate", head, *payload)
+
     def opened(schema_text):
         return build("open", {**opening, "schema": schema_text})
 
@@ -71,6 +75,15 @@ def test_the_server_answers_and_counts_bad_messages_and_goes_on(
         (build("get_rows", {**rows, "start": 1000}), "NotEnoughData", "not in the store"),
         (build("get_rows", {**rows, "actor": 7, "start": 0}), "NotEnoughData", "not in the store"),
         (build("get_rows", {**rows, "first": 2, "start": 1}), "NotEnoughData", "not in the store"),
+        (annotate(bytes(8)), "WireError", "payload frames"),
+        (annotate(bytes(7), bytes(4)), "WireError", "not whole"),
+        (annotate(b"", b""), "WireError", "none"),
+        (annotate(bytes(8 * 5000), bytes(4 * 5000)), "WireError", "too many"),
+        (annotate(bytes(8), bytes(8), dtype="object"), "WireError", "dtype"),
+        (annotate(bytes(8), bytes(4), version=2**63), "WireError", "version"),
+        (annotate(bytes(8), bytes(5)), "WireError", "not whole"),
+        (annotate(bytes(8), b"\xff" * 4), "AnnotationRefused", "not finite"),
+        (annotate(b"\xff" * 8, bytes(4)), "AnnotationRefused", "not in the store"),
     ]
     context = zmq.Context()
     with context.socket(zmq.DEALER) as socket:

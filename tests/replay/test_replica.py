@@ -271,7 +271,7 @@ def test_a_full_disk_is_said_with_what_the_replica_needs(
 
 
 def test_an_empty_store_has_no_replica_yet(server, client, replicated):
-    with pytest.raises(StoreError, match="nobody has begun a session"):
+    with pytest.raises(StoreError, match="no session has been started"):
         replicated(server)
 
 
@@ -291,7 +291,7 @@ def test_a_replica_of_another_store_or_of_other_rows_is_refused(
     replicate(server.store)
     with pytest.raises(StoreReplaced, match="another store"):
         replicate(other.store)
-    with pytest.raises(StoreError, match="is a replica, which nobody can serve"):
+    with pytest.raises(StoreError, match="is a replica, which cannot be served"):
         StoreWriter(folder)
     (segment,) = segments_of(folder)
     content = segment.path.read_bytes()
