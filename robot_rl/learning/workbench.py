@@ -322,9 +322,7 @@ class Rows:
 
     def batches(self, count: int) -> Iterator[Batch]:
         """Give so many batches; the arrays of each are valid until the next."""
-        self._prefetcher.start(count)
-        for _ in range(count):
-            yield self._prefetcher.next()
+        return self._prefetcher.batches(count)
 
     def episodes(
         self, fields: Sequence[str], after: int = -1, *, demonstrations: bool = False

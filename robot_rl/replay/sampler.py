@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from typing import Any, NamedTuple, cast
 
@@ -436,48 +436,36 @@ def end_at_success(scalars: Records, labelled: npt.NDArray[np.bool_]) -> None:
 
 
 class Prefetcher:
-    """Draws a given number of batches, each while the one before it is used, in a thread.
-
-    The number is given up front, so that nothing is drawn across a refresh: call `start`, then
-    `next` exactly so many times, then refresh the sampler, and so on. The `sampler` is used by the
-    thread alone between `start` and the last `next`.
-    """
+    """Draws each batch in a thread while the one before it is used."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self._thread = ThreadPoolExecutor(1, "replay-prefetch")
-        self._left = 0  # to be ordered
-        self._drawing: Future[Batch] | None = None
         # One set of arrays in the caller's hands, the other being filled.
         self._arrays = itertools.cycle([sampler.allocate(), sampler.allocate()])
 
-    def start(self, draws: int) -> None:
-        """Begin to draw so many batches, once those of the last `start` are taken."""
-        if self._drawing is not None:
-            raise ReplayError(
-                "the prefetcher still holds batches of the last start", got=self._left + 1
-            )
-        self._left = draws
-        self._order()
+    def batches(self, count: int) -> Iterator[Batch]:
+        """Yield so many batches; the arrays of each are valid until the next.
 
-    def next(self) -> Batch:
-        """Return the next batch; its arrays are valid until the next call.
+        No more are drawn, so that none is drawn across a refresh: until the last is yielded, the
+        sampler is the thread's.
 
         Raises:
-            ReplayError: No batch was ordered, or none can be drawn.
+            NotEnoughData: Nothing to draw from is visible.
         """
-        drawing, self._drawing = self._drawing, None
-        if drawing is None:
-            raise ReplayError("no batch was ordered", hint="call start(draws) first")
-        batch = drawing.result()
-        self._order()
-        return batch
+        drawing = self._draw() if count else None
+        try:
+            while drawing is not None:
+                batch, count = drawing.result(), count - 1
+                drawing = self._draw() if count else None
+                yield batch
+        finally:
+            if drawing is not None:
+                wait([drawing])
 
     def close(self) -> None:
-        """End the thread; batches not taken are dropped."""
+        """End the thread."""
         self._thread.shutdown(cancel_futures=True)
 
-    def _order(self) -> None:
-        if self._left:
-            self._left -= 1
-            self._drawing = self._thread.submit(self._sampler.sample, next(self._arrays))
+    def _draw(self) -> Future[Batch]:
+        return self._thread.submit(self._sampler.sample, next(self._arrays))

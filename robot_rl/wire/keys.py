@@ -115,7 +115,12 @@ class Admission:
                 return
             _, request, _, address, _, mechanism, *said = question
             verdict = [b"200", b"OK"]
-            if not self._admits(mechanism, said):
+            if isinstance(self._asked, ServerKeys):
+                admitted = mechanism == b"CURVE" and said[0] in self._asked.clients
+            else:
+                secret = self._asked.encode()
+                admitted = mechanism == b"PLAIN" and hmac.compare_digest(said[1], secret)
+            if not admitted:
                 self.refused += 1
                 verdict = [b"400", b"the key is not admitted"]
                 if is_logged(self.refused):
@@ -126,11 +131,6 @@ class Admission:
     def close(self) -> None:
         """End; no more clients are admitted."""
         self.socket.close(linger=0)
-
-    def _admits(self, mechanism: bytes, said: list[bytes]) -> bool:
-        if isinstance(self._asked, ServerKeys):
-            return mechanism == b"CURVE" and said[0] in self._asked.clients
-        return mechanism == b"PLAIN" and hmac.compare_digest(said[1], self._asked.encode())
 
 
 def is_logged(count: int) -> bool:

@@ -57,8 +57,9 @@ def read_back(store: Path) -> list[tuple[EpisodeRecord, Any]]:
         return [(e, reader.read_episode(e).copy()) for e in reader.episodes()]
 
 
-def sampler_of(store: Path, *, seed: int = 0, **changes: object) -> Sampler:
+def sampler_of(store: Path | StoreRows, *, seed: int = 0, **changes: object) -> Sampler:
     """A sampler of the numbered states that `make_episode` makes; `changes` are of its spec."""
+    rows = StoreRows(store) if isinstance(store, Path) else store
     values = {
         "fields": ("state/x", "action"),
         "batch_size": 32,
@@ -67,8 +68,7 @@ def sampler_of(store: Path, *, seed: int = 0, **changes: object) -> Sampler:
         "demonstration_share": 0.0,
         **changes,
     }
-    rng = np.random.default_rng(seed)
-    return Sampler(StoreRows(store), SampleSpec(**values), rng)
+    return Sampler(rows, SampleSpec(**values), np.random.default_rng(seed))
 
 
 def numbers(sampler: Sampler, batches: int = 40) -> set[int]:

@@ -3,31 +3,20 @@
 import itertools
 import threading
 from contextlib import closing
+from functools import partial
 
 import numpy as np
 import pytest
+import store_writing
 from store_writing import Recording
 
 from robot_rl.replay import NotEnoughData, ReplayError, StoreError
-from robot_rl.replay.row_sources import StoreRows
-from robot_rl.replay.sampler import Prefetcher, Sampler
-from robot_rl.replay.windows import SampleSpec
+from robot_rl.replay.sampler import Prefetcher
 
 FIELDS = ("state/x", "images/front", "action", "base_action")
-DISCOUNT = 0.9
-
-
-def make_sampler(store, seed=0, **options):
-    options = {
-        "fields": FIELDS,
-        "batch_size": 16,
-        "n_step": 3,
-        "discount": DISCOUNT,
-        "demonstration_share": 0.5,
-        **options,
-    }
-    rng = np.random.default_rng(seed)
-    return Sampler(StoreRows(store), SampleSpec(**options), rng)
+make_sampler = partial(
+    store_writing.sampler_of, fields=FIELDS, batch_size=16, demonstration_share=0.5
+)
 
 
 @pytest.fixture
@@ -111,23 +100,17 @@ def test_unknown_names_and_numbers_are_refused(writer, schema):
         make_sampler(writer.path, n_step=0)
 
 
-def test_prefetched_batches_are_the_same_and_stop_at_the_order(recording, make_episode, sampler_of):
+def test_prefetched_batches_are_the_same_and_no_more(recording, make_episode, sampler_of):
     recording.put(make_episode(60))
     plain, ahead = sampler_of(seed=1), sampler_of(seed=1)
     with closing(Prefetcher(ahead)) as prefetcher:
-        for _ in range(2):
-            prefetcher.start(5)
-            with pytest.raises(ReplayError, match="last start"):
-                prefetcher.start(1)
-            for _ in range(5):
-                batch, expected = prefetcher.next(), plain.sample()
-                for name, array in expected.items():
+        for count in (5, 0, 3):
+            for batch in prefetcher.batches(count):
+                for name, array in plain.sample().items():
                     np.testing.assert_array_equal(batch[name], array)
-            with pytest.raises(ReplayError, match="ordered"):
-                prefetcher.next()
             assert ahead.state_dict() == plain.state_dict()
             ahead.refresh()
-        prefetcher.start(100)
+        next(prefetcher.batches(100))  # the others are not waited for
 
 
 def test_a_failure_of_the_prefetching_thread_surfaces_and_can_be_tried_again(
@@ -136,13 +119,10 @@ def test_a_failure_of_the_prefetching_thread_surfaces_and_can_be_tried_again(
     sampler, before = sampler_of(), {*threading.enumerate()}
     with closing(Prefetcher(sampler)) as prefetcher:
         for _ in range(2):
-            prefetcher.start(5)
             with pytest.raises(NotEnoughData):
-                prefetcher.next()
+                next(prefetcher.batches(5))
         recording.put(make_episode(60))
         sampler.refresh()
-        prefetcher.start(5)
-        for _ in range(5):
-            prefetcher.next()
+        assert len([*prefetcher.batches(5)]) == 5
     left = {*threading.enumerate()} - before  # other tests may have left threads of their own
     assert not any(thread.name.startswith("replay-prefetch") for thread in left)

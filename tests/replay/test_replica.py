@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import pytest
+import store_writing
 from store_writing import Recording, read_back
 
 from robot_rl.replay import (
@@ -21,11 +23,9 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.replay.protocol import Annotations
 from robot_rl.replay.replica import Replica
 from robot_rl.replay.row_sources import StoreRows
-from robot_rl.replay.sampler import Sampler
 from robot_rl.replay.store import StoreWriter, rebuild_catalogue
 from robot_rl.replay.store_files import segments_of
 from robot_rl.replay.store_reader import StoreReader
-from robot_rl.replay.windows import SampleSpec
 from robot_rl.wire import ServerUnreachable
 from robot_rl.wire.keys import add_client, create_keys
 
@@ -45,16 +45,9 @@ while True:
 """
 
 
-def sampler_of(rows, seed=0, **changes):
-    values = {
-        "fields": FIELDS,
-        "batch_size": 16,
-        "n_step": 3,
-        "discount": 0.9,
-        "demonstration_share": 0.5,
-        **changes,
-    }
-    return Sampler(rows, SampleSpec(**values), np.random.default_rng(seed))
+sampler_of = partial(
+    store_writing.sampler_of, fields=FIELDS, batch_size=16, demonstration_share=0.5
+)
 
 
 @pytest.fixture
