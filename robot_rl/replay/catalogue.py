@@ -32,7 +32,7 @@ import numpy.typing as npt
 from robot_rl.data.schema import RowSchema
 from robot_rl.processes.files import check_links, locked
 from robot_rl.replay import AnnotationRefused, StoreError
-from robot_rl.replay.episode_records import Count, EpisodeRecord, Session, SessionKey
+from robot_rl.replay.episode_records import Count, EpisodeRecord, SessionKey, StoredSession
 from robot_rl.replay.protocol import Annotations
 from robot_rl.replay.row_file import rebuilding, write_error
 
@@ -211,13 +211,13 @@ class Catalogue:
         """Put the totals of what was evicted."""
         self._write("UPDATE about SET evicted = ?", total)
 
-    def sessions(self, only: SessionKey | None = None) -> dict[SessionKey, Session]:
+    def sessions(self, only: SessionKey | None = None) -> dict[SessionKey, StoredSession]:
         """Return all sessions, or only one, as they stand behind what was evicted of them."""
         where = "" if only is None else f" WHERE {_SESSION}"
         rows = self._read(
             tuple[Count, Count, str, Count], f"SELECT * FROM sessions{where}", *(only or ())
         )
-        return {row[:2]: Session(*row[2:]) for row in rows}
+        return {row[:2]: StoredSession(*row[2:]) for row in rows}
 
     def add_session(self, key: SessionKey, owner: str) -> None:
         """Put a session."""

@@ -211,7 +211,7 @@ def check_order(row: RowFacts, *, begins: bool, ended: bool) -> None:
 
 
 @dataclass
-class Session:
+class StoredSession:
     """Where a session stands: what its next row must be."""
 
     owner: str  # token of the one writer that may add rows
@@ -226,7 +226,7 @@ class Session:
         rows: Iterable[RowFacts],
         metadata: Mapping[int, Mapping[str, object]],
         next_episode: int,
-    ) -> tuple[Session, dict[int, EpisodeRecord]]:
+    ) -> tuple[StoredSession, dict[int, EpisodeRecord]]:
         """Work out where the session `key` stands after further rows; raises `RowRefused`.
 
         Of the episodes that begin here the metadata are given by sequence, and the identifier of

@@ -38,7 +38,7 @@ from robot_rl.replay import (
     StoreFull,
 )
 from robot_rl.replay.catalogue import FILE, LOCK, Catalogue, is_store
-from robot_rl.replay.episode_records import EpisodeRecord, RowFlags, Session, SessionKey
+from robot_rl.replay.episode_records import EpisodeRecord, RowFlags, SessionKey, StoredSession
 from robot_rl.replay.protocol import Annotations, Append, Changes, GetChanges, GetRows
 from robot_rl.replay.row_file import RowFile, is_blank, write_error
 from robot_rl.replay.store_files import (
@@ -152,7 +152,7 @@ class StoreWriter:
             )
         self._commits += 1
         self._catalogue.add_session(key, owner)
-        self.sessions[key] = Session(owner)
+        self.sessions[key] = StoredSession(owner)
         if latest is not None:
             self._close_session(latest)
         return key
@@ -164,7 +164,7 @@ class StoreWriter:
             raise StoreError(f"no session has been started in the store {self.path}")
         return self._schema
 
-    def session(self, key: SessionKey) -> Session:
+    def session(self, key: SessionKey) -> StoredSession:
         """Return where a session stands; raises `SessionTaken` where it was never started."""
         session = self._find(key)
         if session is None:
@@ -427,7 +427,7 @@ class StoreWriter:
         """Return the session that an actor began last."""
         return max((key for key in self.sessions if key[0] == actor), default=None)
 
-    def _find(self, key: SessionKey) -> Session | None:
+    def _find(self, key: SessionKey) -> StoredSession | None:
         """Return a session, from the catalogue if it is closed; None if it never started."""
         if key in self.sessions:
             return self.sessions[key]
@@ -560,7 +560,7 @@ class StoreWriter:
                 self._evicted = evicted_before
                 self._catalogue.set_evicted(evicted_before)
             self._catalogue.add_session(segment.key, about["owner"])
-            self.sessions[segment.key] = Session(about["owner"])
+            self.sessions[segment.key] = StoredSession(about["owner"])
         written = WrittenSegment(segment.key, segment.first, segment.path, row_bytes, rows)
         self._segments.setdefault(segment.key, []).append(written)
         return int(about["created_ns"])
@@ -591,13 +591,13 @@ class StoreWriter:
         self.sessions[key] = state
 
     def _read_on(
-        self, segment: WrittenSegment, state: Session
-    ) -> tuple[Session, list[EpisodeRecord]]:
+        self, segment: WrittenSegment, state: StoredSession
+    ) -> tuple[StoredSession, list[EpisodeRecord]]:
         """Return where a session stands behind a segment, and the episodes that are new there."""
         if state.episode is not None and state.episode.first_sequence < segment.first:
             # The end of that episode was lost with the end of its file.
             self._changed[state.episode.identifier] = state.episode.cut_short(None)
-            state = Session(state.owner)
+            state = StoredSession(state.owner)
         state.next_sequence = max(state.next_sequence, segment.first)
         rows = segment.view(self.identity, self.schema.dtype)
         try:

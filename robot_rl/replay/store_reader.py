@@ -24,7 +24,7 @@ from robot_rl.errors import in_shell
 from robot_rl.replay import NotEnoughData, ReplayError
 from robot_rl.replay.catalogue import Catalogue, NewestValues, schema_of
 from robot_rl.replay.client import ReplayClient
-from robot_rl.replay.episode_records import EpisodeRecord, RowFlags, Session
+from robot_rl.replay.episode_records import EpisodeRecord, RowFlags, StoredSession
 from robot_rl.replay.protocol import Opened
 from robot_rl.replay.row_sources import of_one_episode
 from robot_rl.replay.store_files import holding, segments_of, weights_versions
@@ -113,7 +113,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
             rows = of_one_episode(self.rows_there(episode))[0]
         except NotEnoughData:
             return episode
-        state = Session("", episode.first_sequence, episode.restarted())
+        state = StoredSession("", episode.first_sequence, episode.restarted())
         facts = RowFlags(self.schema).read_all(rows)
         _, found = state.after(episode.session_key, facts, {}, 0)
         return found.get(episode.identifier, episode)
