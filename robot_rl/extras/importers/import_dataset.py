@@ -153,7 +153,7 @@ def import_episodes(
 
     Raises:
         SchemaMismatch: The store has other columns; names the field.
-        SpoolFull: There is no room; what was sent stays, and the import can be repeated.
+        SpoolError: There is no room; what was sent stays, and the import can be repeated.
         ServerUnreachable: The server went away and did not come back in time.
         DatasetError: The source cannot be read.
     """

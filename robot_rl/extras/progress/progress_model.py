@@ -342,7 +342,7 @@ def serve_progress(
 
     Raises:
         ProgressError: The address is not on this machine.
-        AddressInUse: The port is taken.
+        AddressRefused: The port is taken.
     """
     check_address(address)
     decoder = Decoder(AskVersion, Compare, Done)
