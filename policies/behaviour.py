@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # torch takes seconds, and a policy that was exported does wi
 Floats = npt.NDArray[np.float32]
 MODES = ("mean", "sample", "base", "noise")
 NOISES = ("none", "normal", "uniform")
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 _INTERFACE = ("task", "control_rate_hz", "action_names")
 
 
@@ -170,12 +170,12 @@ class Behaviour:
     @property
     def held_back(self) -> bool:
         """Whether its policy only corrects a base, and is not to: then the base acts alone."""
-        return not getattr(self.policy, "corrects", True)
+        return not getattr(self.policy, "enabled", True)
 
     def hold_back(self, held: bool = True) -> None:
         """Let the base act alone; or, not `held`, what corrects it too."""
-        if hasattr(self.policy, "corrects"):
-            setattr(self.policy, "corrects", not held)  # noqa: B010  # of these policies alone
+        if hasattr(self.policy, "enabled"):
+            setattr(self.policy, "enabled", not held)  # noqa: B010  # of these policies alone
 
     @property
     def acting(self) -> Policy:
@@ -190,7 +190,7 @@ class Behaviour:
         return found
 
     @property
-    def tells_instruction(self) -> bool:
+    def uses_instruction(self) -> bool:
         """Whether rows carry what tells the episode's instruction apart.
 
         They do under a conditioned policy, and under whatever was learned on top of one: that
@@ -215,7 +215,7 @@ class Behaviour:
         """What n rows carry beside their observations: of their images, and of their instructions.
 
         With an image encoder ``features/image`` (n, F) float16 and ``encoder_id`` (n,) int64; where
-        the behaviour `tells_instruction`, ``features/instruction`` (n, 16) float16. Of what its
+        the behaviour `uses_instruction`, ``features/instruction`` (n, 16) float16. Of what its
         policy's plans leave, ``plan/<name>`` (n, width) float32: 0 until it plans.
 
         Args:
@@ -226,7 +226,7 @@ class Behaviour:
         if self.vision is not None:
             found[FEATURES] = self.vision.encode(images)
             found[ENCODER_ID] = np.full(len(instructions), self.encoder_id, np.int64)
-        if self.tells_instruction:
+        if self.uses_instruction:
             found[INSTRUCTION_FEATURES] = instruction_features(instructions)
         for name, width in self.extras.items():
             found[PLAN + name] = np.zeros((len(instructions), width), np.float32)

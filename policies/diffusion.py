@@ -14,7 +14,7 @@ from torch import Tensor
 from policies import registry
 from policies.columns import Plan
 from policies.denoisers import MLPDenoiser
-from policies.encoders import Array, Normalizer, ObservationBatch, StateEncoder, build_encoder
+from policies.encoders import Array, Normalizer, ObservationBatch, StateEncoder
 from policies.errors import PolicyError
 from policies.networks import seeded, to_device
 from policies.policy import ChunkPolicy
@@ -115,7 +115,7 @@ class DiffusionPolicy(ChunkPolicy):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> DiffusionPolicy:
         """Make a policy of the configured shape; its weights are then loaded."""
-        encoder = build_encoder(config["encoder"])
+        encoder = StateEncoder.from_config(config["encoder"])
         process = build_process(config["process"], encoder.features, seeded(0))
         actions = Normalizer(
             {"action": process.action_dimension}, range_floor=config["range_floor"]

@@ -84,15 +84,6 @@ class PointEncoder(ImageEncoder):
         """JSON values from which `build_image_encoder` makes an encoder of the same shape."""
         return {**super().config, "region": self.region}
 
-    def reconstruction_error(self, decoded: Tensor, seen: Tensor) -> Tensor:
-        """The Chamfer distance of 256 decoded positions to a cloud (..., N, C), region in [-1, 1].
-
-        Both ways, the mean square of the distances to the nearest point.
-        """
-        places = self._scaled(seen)[..., :_POSITION]
-        squared = torch.cdist(decoded.view(len(places), -1, _POSITION), places).square()
-        return squared.amin(1).mean() + squared.amin(2).mean()
-
     def _check(self, name: str, shape: Sequence[int]) -> None:
         if len(shape) != 2 or shape[-1] not in (3, 6):
             raise PolicyError(

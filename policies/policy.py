@@ -80,7 +80,7 @@ class Policy(nn.Module, ABC):
         """Name → width of every observation that the policy or its base sees."""
         base = self.base
         below = base.observation if base is not None and base is not self else {}
-        return {**below, **self.encoder.observed}
+        return {**below, **self.encoder.keys}
 
     @property
     def observation_steps(self) -> int:

@@ -172,7 +172,7 @@ class PolicyRunner:
             episode.seen = {name: window[index].copy() for name, window in windows.items()}
         return acted
 
-    def observe_override(self, executed: Floats, slots: Sequence[int] | None = None) -> None:
+    def observe_override(self, slots: Sequence[int] | None = None) -> None:
         """Tell that an operator's actions (slots given, d) were executed in place of the policy's.
 
         The chunk was planned for another course, so it is dropped: while the take-over lasts

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -17,19 +16,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from policies import registry
 from policies.backbones import Backbone
 from policies.columns import FEATURES
-from policies.encoders import ObservationBatch, StateEncoder, camera_image, image_pixels
+from policies.encoders import ObservationBatch, camera_image, image_pixels
 from policies.errors import PolicyError
 from policies.networks import linear, seeded
 
 # Position (m) and rotation vector (rad) that are left to the end of a demonstration.
 REMAINING_MOTION = 6
 _TRANSLATION = 3
-DECODED = 3 * 16 * 16  # numbers that a decoder makes for each camera
 
 Array = npt.NDArray[Any]
 
@@ -141,14 +138,6 @@ class ImageEncoder(nn.Module):
         fine = (metres / self.fine_scale).tanh()
         return torch.cat([self.summary(joined), fine, motion], -1).reshape(*lead, self.features)
 
-    def reconstruction_error(self, decoded: Tensor, seen: Tensor) -> Tensor:
-        """How far what was decoded (N, `DECODED`) is from what one camera saw (..., H, W, 3).
-
-        The mean squared error of an image of 16 x 16 pixels in [-1, 1].
-        """
-        small = functional.adaptive_avg_pool2d(self._scaled(seen), 16)
-        return (decoded.view_as(small) - small).square().mean()
-
     @property
     def _weight(self) -> Tensor:
         """One that says where the encoder is, and how precise."""
@@ -207,38 +196,3 @@ def random_shift(images: Array, most: int, generator: torch.Generator) -> Array:
 def observed_keys(keys: Mapping[str, int], encoder: ImageEncoder | None) -> dict[str, int]:
     """Name → width of what a policy sees: state keys, and features where there are images."""
     return {**keys, FEATURES: encoder.features} if encoder is not None else dict(keys)
-
-
-class SeeingEncoder(StateEncoder):
-    """Encode states and images; the features are made here and not given with the observation.
-
-    With the cloned policy's image encoder it gives what a `StateEncoder` gives on cached features,
-    but for their rounding. It is part of a policy's weights, so it is published and saved with
-    them, while the base policy keeps the encoder that it was cloned with.
-    """
-
-    def __init__(self, states: StateEncoder, vision: ImageEncoder) -> None:
-        super().__init__(states.keys, states.normalizer, observation_steps=states.observation_steps)
-        self.vision = vision
-        images = {name: math.prod(shape) for name, shape in vision.cameras.items()}
-        kept = {name: width for name, width in self.keys.items() if name != FEATURES}
-        self.observed = {**kept, **images}  # images in place of features
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """JSON values from which `from_config` makes an encoder of the same shape."""
-        return {**super().config, "vision": self.vision.config}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> SeeingEncoder:
-        """Make an encoder of the configured shape; its weights are then loaded."""
-        return cls(StateEncoder.from_config(config), build_image_encoder(config["vision"]))
-
-    def forward(self, observation: ObservationBatch) -> Tensor:
-        """Encode observations or histories of them, with gradients to the image encoder.
-
-        Args:
-            observation: As for `StateEncoder`, with images uint8 (B, ..., H, W, 3); features in
-                it are not looked at.
-        """
-        return super().forward({**observation, FEATURES: self.vision(observation)})

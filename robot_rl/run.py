@@ -328,7 +328,7 @@ def resolved_settings(run: RunDirectory) -> dict[str, Any]:
     if not run.has_folder(LAST):
         return {}
     state = json.loads((run.complete_folder(LAST) / STATE_FILE).read_text(encoding="utf-8"))
-    return dict(state["taken"])
+    return dict(state["resolved"])
 
 
 def steps_of(folder: Path) -> int:

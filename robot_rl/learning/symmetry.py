@@ -7,7 +7,7 @@ the demonstrations with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from robot_rl.data.schema import LAST_COMMAND, RowSchema
 from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.windows import CHUNK, NEXT, is_observation
+
+Batch = Mapping[str, npt.NDArray[Any]]
 
 _SAME = "same"  # a column that does not change
 _KNOWN = (*ARM_ACTIONS, GRIPPER_ACTION, _SAME)
@@ -92,9 +94,15 @@ class Turning:
         """Number of views, that of the row itself included."""
         return len(self.tables["action"][0])
 
-    def turned(
-        self, batch: Mapping[str, npt.NDArray[Any]], rng: np.random.Generator
-    ) -> dict[str, npt.NDArray[Any]]:
+    def each_turned(self, batches: Iterable[Batch], seed: int, first: int) -> Iterator[Batch]:
+        """Turn the batches of updates from the number `first` on.
+
+        Each has a generator of its own, so that a resumed run draws the same.
+        """
+        for number, batch in enumerate(batches, first):
+            yield self.turned(batch, np.random.default_rng((seed, number)))
+
+    def turned(self, batch: Batch, rng: np.random.Generator) -> dict[str, npt.NDArray[Any]]:
         """A batch of rows, each turned by chance, with its s' and its chunks."""
         given, view = dict(batch), None
         for name, column in batch.items():

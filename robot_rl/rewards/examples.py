@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from policies.runner import Conclusion, Decision
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.data.rows import Active, Executed, Instructions, Seen, Slots
+from robot_rl.data.rows import Active, Instructions, Seen, Slots
 from robot_rl.data.schema import Observation
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import gripper_columns
@@ -246,6 +246,6 @@ class StallingController:
         """The conclusion of the other controller."""
         return self._controller.conclude(observation, active)
 
-    def observe_override(self, executed: Executed, slots: Slots = None) -> None:
+    def observe_override(self, slots: Slots = None) -> None:
         """Let the other hear of it."""
-        self._controller.observe_override(executed, slots)
+        self._controller.observe_override(slots)

@@ -18,7 +18,7 @@ from policies.columns import Plan
 from policies.critics import CriticEnsemble
 from policies.diffusion import DiffusionPolicy
 from policies.encoders import Array, ObservationBatch, StateEncoder
-from policies.improved import ImprovedPolicy
+from policies.improved import FallbackPolicy
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy, build, describe
 from robot_rl.extras.zoo.implicit_q import ImplicitQ
@@ -111,4 +111,4 @@ class BestOfNCritics(ImplicitQ):
         parts = copy.deepcopy(self.average)
         sampled = parts.under(parts.process.exploring(self.settings.exploration_std))
         critics = copy.deepcopy(self.critics.target)
-        return ImprovedPolicy(BestOfN(sampled, critics, self._candidates), self._base)
+        return FallbackPolicy(BestOfN(sampled, critics, self._candidates), self._base)

@@ -19,9 +19,8 @@ from torch import Tensor
 from policies.policy import ChunkPolicy
 from robot_rl.learning.algorithms.actor_critic import ActorCriticSettings
 from robot_rl.learning.algorithms.base import Batch, Schedule, check_settings
-from robot_rl.learning.algorithms.encoding import Encoding
 from robot_rl.learning.algorithms.rlpd import RLPD
-from robot_rl.learning.algorithms.training import check_batch, step
+from robot_rl.learning.algorithms.training import check_batch, encoded, step
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,12 @@ class CalQL(RLPD):
     def __init__(
         self,
         base: ChunkPolicy,
-        encoding: Encoding,
         schedule: Schedule,
         settings: ActorCriticSettings,
         conservative: Conservatism,
         seed: int,
     ) -> None:
-        super().__init__(base, encoding, schedule, settings, seed)
+        super().__init__(base, schedule, settings, seed)
         self._conservative = conservative
         self.required = replace(self.required, returns=True)
 
@@ -70,7 +68,7 @@ class CalQL(RLPD):
         draws, critics = self._generator, self.critics
         names = ("action", "reward", "discount", "return", "return/valid")
         action, reward, discount, returned, ended = (self.tensor(batch[name]) for name in names)
-        state, next_state = self.encoding.features(batch, draws)
+        state, next_state = encoded(self.encoder, batch)
         with torch.no_grad():
             entropy = None
             if self.settings.entropy_in_target:
@@ -105,4 +103,4 @@ class CalQL(RLPD):
         critics.follow()
         metrics = {"critic_loss": loss.detach(), "q_mean": critics.mean_return(values)}
         metrics["conservatism"] = doubt.detach()
-        return metrics | self.update_actor(state.detach(), action, batch["source"])
+        return metrics | self.update_actor(state, action, batch["source"])

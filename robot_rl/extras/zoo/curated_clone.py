@@ -126,7 +126,7 @@ class ProgressCritics(Training):
         reward, discount = self.tensor(batch["reward"]), self.tensor(batch["discount"])
         outputs = self.critics(self.encoder(batch))
         with torch.no_grad():
-            following = {name: batch[NEXT + name] for name in self.encoder.observed}
+            following = {name: batch[NEXT + name] for name in self.encoder.keys}
             target = reward + discount * values.mean(self.targets(self.encoder(following)))
             worse = target < values.mean(outputs)
             weight = torch.where(worse, 1 - _EXPECTILE, _EXPECTILE)

@@ -17,14 +17,14 @@ from torch import Tensor
 from policies.columns import PLAN
 from policies.critics import CriticEnsemble
 from policies.gaussian import GaussianTanh
-from policies.improved import ImprovedPolicy
+from policies.improved import FallbackPolicy
 from policies.networks import seeded, standard_normal
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.extras.zoo.latent import LATENT, LatentPolicy
 from robot_rl.learning.algorithms.actor_critic import SoftActor, TemperatureSettings
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
-from robot_rl.learning.algorithms.generative import Generative, GenerativeSettings, joined
+from robot_rl.learning.algorithms.generative import Generative, GenerativeSettings, critic_input
 from robot_rl.learning.algorithms.training import adam, step
 
 
@@ -85,13 +85,13 @@ class Steered(Generative):
         """The clone at the mean latents of the averaged actor."""
         return self._steered_by(self.actor.average)
 
-    def begin_again(self) -> None:
+    def reset_actor(self) -> None:
         """See `Correction`."""
-        self.actor.begin_again()
+        self.actor.reset()
 
     def _steered_by(self, actor: GaussianTanh) -> Policy:
         parts = copy.deepcopy((self.fast, actor))
-        return ImprovedPolicy(LatentPolicy(*parts, self.steering.limit), self._base)
+        return FallbackPolicy(LatentPolicy(*parts, self.steering.limit), self._base)
 
 
 class DSRL(Steered):
@@ -128,17 +128,17 @@ class DSRL(Steered):
         with torch.no_grad():
             following = self.latent.chunks(seen.next_features, self.chosen(seen.next_features))
             heads = critics.target_heads(self._generator)
-            inputs = joined(seen.next_features, following[:, :executed])
+            inputs = critic_input(seen.next_features, following[:, :executed])
             value = critics.target(inputs, heads).amin(0)
             target = critics.backup(seen.reward, seen.discount, value)
-        metrics = critics.learn(joined(features, seen.executed), target)
+        metrics = critics.learn(critic_input(features, seen.executed), target)
 
         # Q^W(s, w) on Q^A(s, π(s, w)) at w ~ N(0, 1), within ±m.
         with torch.no_grad():
             latent = standard_normal((len(features), self.columns), features, self._generator)
             latent = latent.clamp(-limit, limit)
             chunks = self.latent.chunks(features, latent)
-            target = critics(joined(features, chunks[:, :executed])).mean(0)
+            target = critics(critic_input(features, chunks[:, :executed])).mean(0)
         predicted = self.latent_critics(torch.cat([features, latent], -1))
         loss = (predicted - target).square().mean(1).sum()
         step(self._latent_optimizer, loss)

@@ -73,7 +73,7 @@ class Hindsight:
         cloned, names = bench.cloned, set(spec.fields)
         base = PolicyRunner(cloned) if "base_action" in names else None
         seen = set() if base is None else set(cloned.policy.observation)
-        if not share or not {ACHIEVED, DESIRED, *seen} <= names or cloned.tells_instruction:
+        if not share or not {ACHIEVED, DESIRED, *seen} <= names or cloned.uses_instruction:
             return None
         if spec.returns:  # those towards another goal are not worked out
             return None

@@ -12,7 +12,12 @@ from torch import Tensor
 from policies.critics import CriticEnsemble
 from policies.policy import ChunkPolicy
 from robot_rl.learning.algorithms.base import Schedule, check_range
-from robot_rl.learning.algorithms.generative import Generative, GenerativeSettings, Seen, joined
+from robot_rl.learning.algorithms.generative import (
+    Generative,
+    GenerativeSettings,
+    Seen,
+    critic_input,
+)
 from robot_rl.learning.algorithms.training import adam, step
 
 
@@ -37,7 +42,7 @@ class ImplicitQ(Generative):
 
     def advantage(self, features: Tensor, executed: Tensor) -> Tensor:
         """A(s, a) = min Q'(s, a) - V(s), (B,), of executed actions (B, E, d), as shares."""
-        q = self.critics.target(joined(features, executed)).amin(0)
+        q = self.critics.target(critic_input(features, executed)).amin(0)
         advantage: Tensor = q - self.value(features)[0]
         return advantage
 
@@ -49,7 +54,7 @@ class ImplicitQ(Generative):
         with torch.no_grad():
             following = self.value(seen.next_features)[0]
             target = self.critics.backup(seen.reward, seen.discount, following)
-        metrics = self.critics.learn(joined(seen.features, seen.executed), target)
+        metrics = self.critics.learn(critic_input(seen.features, seen.executed), target)
         return metrics | {"value_loss": loss.detach()}
 
 

@@ -24,14 +24,14 @@ from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.extras.zoo.implicit_q import expectile_loss
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, check_settings
-from robot_rl.learning.algorithms.training import Training, adam, step
+from robot_rl.learning.algorithms.training import Training, adam, encoded, step
 from robot_rl.learning.demonstrations import fill_from_demonstrations
 from robot_rl.learning.gate import Candidate, Verdict
-from robot_rl.learning.stages.offline import recorded
+from robot_rl.learning.stages.offline import stored_rows
 from robot_rl.learning.workbench import Rows, Workbench
 from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.replay.sampler import Sampler
-from robot_rl.replay.windows import CHUNK, NEXT, SampleSpec
+from robot_rl.replay.windows import CHUNK, SampleSpec
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class ModelJudge(Training):
         self.beside = [self.networks, self.critics, self.target_critics, self.value, self._encoder]
         self.elites = list(range(settings.elites))
         self.required = SampleSpec(
-            tuple(base.encoder.observed),
+            tuple(base.encoder.keys),
             batch_size=settings.batch_size,
             n_step=executed_steps,
             discount=discount,
@@ -159,10 +159,8 @@ class ModelJudge(Training):
 
     def _seen(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Features, executed actions and the following features."""
-        with torch.no_grad():
-            following = {name: batch[f"{NEXT}{name}"] for name in self.required.fields}
-            action = self.tensor(batch[f"{CHUNK}action"])
-            return self._encoder(batch), action, self._encoder(following)
+        features, following = encoded(self._encoder, batch)
+        return features, self.tensor(batch[f"{CHUNK}action"]), following
 
     def _errors(self, batch: Batch, features: Tensor, action: Tensor, following: Tensor) -> Tensor:
         """The loss of each network at each chunk, (members, B)."""
@@ -210,7 +208,7 @@ class ModelGate:
 
         def rows(*, held_out: bool) -> Rows:
             of = self.held_out
-            chosen = recorded(
+            chosen = stored_rows(
                 shown,
                 [EpisodeDataset(bench.run.gathered)],
                 accepted,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from policies.policy import ChunkPolicy
 from robot_rl.learning.algorithms.base import Batch, Schedule, check_settings
-from robot_rl.learning.algorithms.generative import Generative, GenerativeSettings, joined
+from robot_rl.learning.algorithms.generative import Generative, GenerativeSettings, critic_input
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class ActionGradient(Generative):
         with torch.no_grad():
             next_action = self.drawn(seen.next_features)[:, :executed]
             heads = critics.target_heads(self._generator)
-            value = critics.target(joined(seen.next_features, next_action), heads).amin(0)
+            value = critics.target(critic_input(seen.next_features, next_action), heads).amin(0)
             target = critics.backup(seen.reward, seen.discount, value)
-        metrics = critics.learn(joined(features, seen.executed), target)
+        metrics = critics.learn(critic_input(features, seen.executed), target)
         if self.turn is None:
             return metrics
 
@@ -72,7 +72,7 @@ class ActionGradient(Generative):
         action = start
         for _ in range(ascent.steps):
             action = action.detach().requires_grad_()
-            value = critics(joined(features, action)).mean(0).sum()
+            value = critics(critic_input(features, action)).mean(0).sum()
             (gradient,) = torch.autograd.grad(value, action)
             size = gradient.square().mean((1, 2), keepdim=True).sqrt().clamp(min=1e-8)
             action = torch.minimum(torch.maximum(action + ascent.size * gradient / size, low), high)

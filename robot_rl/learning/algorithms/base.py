@@ -143,5 +143,5 @@ class Algorithm(Protocol):
 class Correction(Protocol):
     """An algorithm that corrects the cloned policy, which its own episodes compare it with."""
 
-    def begin_again(self) -> None:
+    def reset_actor(self) -> None:
         """Correct nothing any more, as at first; what the critics know is kept."""

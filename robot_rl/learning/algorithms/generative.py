@@ -14,14 +14,21 @@ import torch
 from torch import Tensor
 
 from policies.diffusion import DiffusionPolicy
-from policies.improved import ImprovedPolicy
+from policies.improved import FallbackPolicy
 from policies.networks import move_towards, standard_normal
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.learning.algorithms.actor_critic import Critics, CriticSettings
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
-from robot_rl.learning.algorithms.training import Training, adam, check_batch, falling, step
-from robot_rl.replay.windows import CHUNK, NEXT, SampleSpec
+from robot_rl.learning.algorithms.training import (
+    Training,
+    adam,
+    check_batch,
+    encoded,
+    falling,
+    step,
+)
+from robot_rl.replay.windows import CHUNK, SampleSpec
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ class Generative(Training):
         self.optimizers = {"actor": self.optimizer}
         self.beside = [self.fast]
         self.required = SampleSpec(
-            tuple(base.encoder.observed),
+            tuple(base.encoder.keys),
             batch_size=schedule.batch_size,
             n_step=schedule.n_step,
             discount=schedule.gamma,
@@ -106,15 +113,14 @@ class Generative(Training):
         """
         check_batch(batch, self.required)
         self.updates += 1
-        following = {name: batch[f"{NEXT}{name}"] for name in self._base.encoder.observed}
-        with torch.no_grad():
-            return Seen(
-                self.average.encoder(batch),
-                self.tensor(batch[f"{CHUNK}action"])[:, : self.settings.executed_steps],
-                self.average.encoder(following),
-                self.tensor(batch["reward"]),
-                self.tensor(batch["discount"]),
-            )
+        features, next_features = encoded(self.average.encoder, batch)
+        return Seen(
+            features,
+            self.tensor(batch[f"{CHUNK}action"])[:, : self.settings.executed_steps],
+            next_features,
+            self.tensor(batch["reward"]),
+            self.tensor(batch["discount"]),
+        )
 
     @property
     def turn(self) -> int | None:
@@ -155,13 +161,13 @@ class Generative(Training):
         acting = DiffusionPolicy(
             parts.encoder, parts.process, parts.action_normalizer, self.settings.exploration_std
         )
-        return ImprovedPolicy(acting, self._base)
+        return FallbackPolicy(acting, self._base)
 
     def policy(self) -> Policy:
         """The averaged policy, as it was cloned to act."""
-        return ImprovedPolicy(copy.deepcopy(self.average), self._base)
+        return FallbackPolicy(copy.deepcopy(self.average), self._base)
 
-    def begin_again(self) -> None:
+    def reset_actor(self) -> None:
         """See `Correction`."""
         self.restart(self._base)
 
@@ -193,6 +199,6 @@ def generative(policy: ChunkPolicy) -> DiffusionPolicy:
     return policy
 
 
-def joined(features: Tensor, executed: Tensor) -> Tensor:
+def critic_input(features: Tensor, executed: Tensor) -> Tensor:
     """What critics see of encoded observations (B, F) and executed actions (B, E, d)."""
     return torch.cat([features, executed.flatten(1)], -1)

@@ -9,9 +9,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from policies.encoders import StateEncoder
 from policies.networks import seeded, to_device
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, check_finite
-from robot_rl.replay.windows import CHUNK, SampleSpec
+from robot_rl.replay.windows import CHUNK, NEXT, SampleSpec
 
 
 class Training:
@@ -88,6 +89,13 @@ class Training:
                 got=" ".join(str(error).split()),
                 hint="resume with the configuration that wrote it",
             ) from error
+
+
+@torch.no_grad()
+def encoded(encoder: StateEncoder, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Encode the observations of a batch, and the next ones: (B, features) each."""
+    following = {name: batch[f"{NEXT}{name}"] for name in encoder.keys}
+    return encoder(batch), encoder(following)
 
 
 def check_batch(batch: Batch, spec: SampleSpec) -> None:

@@ -204,8 +204,7 @@ def check_networks(settings: Settings) -> PolicyInputs:
     """
     behaviour, schema, inputs = _tried_policy(settings)
     with torch.random.fork_rng(devices=[]):
-        observation = settings.observation
-        algorithm = make_algorithm(settings.algorithm, behaviour, settings.seed, observation)
+        algorithm = make_algorithm(settings.algorithm, behaviour, settings.seed)
     assert isinstance(behaviour.policy, ChunkPolicy)
     fields = (*behaviour.policy.cloning_fields, *algorithm.required.fields)
     turning_of(settings.environment, fields, schema)

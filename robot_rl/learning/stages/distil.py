@@ -16,7 +16,7 @@ from policies.behaviour import Behaviour
 from policies.columns import FEATURES
 from policies.compute import compute_device, explained_memory
 from policies.diffusion import DiffusionPolicy
-from policies.improved import ImprovedPolicy
+from policies.improved import FallbackPolicy
 from policies.networks import seeded
 from policies.processes.one_step import OneStep
 from robot_rl.config import Settings
@@ -67,7 +67,7 @@ class Distil(Stage):
         settings, run = self.settings, bench.run
         behaviour, steps = load_policy(run)
         policy = behaviour.to(bench.device).policy
-        teacher = policy.acting if isinstance(policy, ImprovedPolicy) else policy
+        teacher = policy.acting if isinstance(policy, FallbackPolicy) else policy
         if not isinstance(teacher, DiffusionPolicy):
             raise RobotRLError(
                 "only a diffusion or flow policy can be distilled",

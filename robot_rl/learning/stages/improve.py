@@ -77,7 +77,7 @@ class ImproveOffline(Offline):
             assert isinstance(algorithm, Generative)
             rounds = self._round
             if bench.run.has_folder(OFFLINE):
-                training.load(OFFLINE)
+                training.load()
                 # What this training itself has left goes on as it is.
                 begins = training.updates == (rounds - 1) * each
                 if begins and start.version != training.updates:
@@ -87,7 +87,7 @@ class ImproveOffline(Offline):
             descends = start.version != bench.policy(ACCEPTED).version
             if decided(bench, gate, candidate, rounds, descends=descends) == "reverted":
                 algorithm.restart(bench.policy(ACCEPTED).policy)
-                training.save(OFFLINE)
+                training.save()
 
 
 def candidate_name(round_number: int) -> str:

@@ -140,7 +140,7 @@ def played(behaviour, seed, steps=11, operated=()):
         columns["chunk_index"][at] = decision.chunk_index[0]
         if at in operated:
             columns["intervened"][at] = True
-            runner.observe_override(np.zeros((1, DIMENSION), np.float32))
+            runner.observe_override()
     columns["reward"][:steps] = rng.random(steps)
     columns["is_last"][steps] = True
     return {**seen, **columns}

@@ -37,7 +37,7 @@ _FIELDS = ("source", "success", "base_alone", "noiseless", "policy_version")
 _Score = tuple[bool, float]  # success and return of an episode
 
 
-class Trial:
+class OnlineComparison:
     """Compares episodes of the clone, without noise, with those of what is learned.
 
     What is learned explores meanwhile, which costs successes: a task that asks for precise motion
@@ -80,7 +80,7 @@ class Trial:
         worse = exploring is not None and exploring <= 1 - _SURE
         return worse and (noiseless is None or noiseless <= 0.5)
 
-    def begin_again(self, version: int) -> None:
+    def restart(self, version: int) -> None:
         """Forget the episodes of what was learned, also those of weights before `version`."""
         self._learned.clear()
         self._first_version, self.proved = version, False
@@ -114,10 +114,10 @@ class Trial:
             if not known.any() or (episode["source"] == SOURCE_INTERVENTION).any():
                 continue
             score = bool(episode["success"].any()), float(episode["reward"].sum())
-            of_clone = episode["base_alone"]
-            if of_clone.all():
+            base_alone = episode["base_alone"]
+            if base_alone.all():
                 self._cloned.append(score)
-            elif not of_clone.any() and episode["policy_version"].min() >= self._first_version:
+            elif not base_alone.any() and episode["policy_version"].min() >= self._first_version:
                 noiseless = episode["noiseless"]
                 if noiseless.all() or not noiseless.any():
                     self._learned.append((score, not noiseless.any()))
