@@ -1,4 +1,4 @@
-"""What an actor runs: a policy, how it explores, and what it was trained for."""
+"""A policy as an actor runs it: with how it explores, and the task it was trained for."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Exploration:
                 )
 
     def in_episode(self, draw: float) -> Exploration:
-        """How an episode explores for which this number, uniform in [0, 1), was drawn."""
+        """How an episode explores, by a number drawn for it that is uniform in [0, 1)."""
         if draw < self.base_share:
             return Exploration("base")
         return Exploration() if draw < self.base_share + self.mean_share else self
@@ -102,7 +102,7 @@ class Exploration:
 
 @dataclass(frozen=True)
 class Interface:
-    """What a policy was trained for."""
+    """The task, rate and action columns that a policy was trained for."""
 
     task: str  # name of the task
     control_rate_hz: float  # steps per second at which its actions are meant
@@ -158,7 +158,7 @@ class Behaviour:
             )
 
     def learned(self, policy: Policy, version: int) -> Behaviour:
-        """This one with what was learned from it in place of its policy."""
+        """The same behaviour with a policy that was learned from its own."""
         steps = self.execute_steps if policy.base is not None else 1
         return replace(self, policy=policy, execute_steps=steps, version=version)
 
@@ -169,11 +169,11 @@ class Behaviour:
 
     @property
     def held_back(self) -> bool:
-        """Whether its policy only corrects a base, and is not to: then the base acts alone."""
+        """Whether what was learned on top of a base is switched off, and the base acts alone."""
         return not getattr(self.policy, "enabled", True)
 
     def hold_back(self, held: bool = True) -> None:
-        """Let the base act alone; or, not `held`, what corrects it too."""
+        """Switch what was learned on top of the base off, or with `held=False` on again."""
         if hasattr(self.policy, "enabled"):
             setattr(self.policy, "enabled", not held)  # noqa: B010  # of these policies alone
 
@@ -191,10 +191,10 @@ class Behaviour:
 
     @property
     def uses_instruction(self) -> bool:
-        """Whether rows carry what tells the episode's instruction apart.
+        """Whether rows carry a code of the episode's instruction.
 
-        They do under a conditioned policy, and under whatever was learned on top of one: that
-        need not have it as its base.
+        They do under a policy that follows instructions, and under one that was learned on top of
+        it, even if that one does not have it as its base.
         """
         base = self.policy.base
         conditioned = base is not None and base.conditioned
@@ -212,11 +212,11 @@ class Behaviour:
     def features(
         self, images: Mapping[str, npt.NDArray[Any]], instructions: Sequence[str]
     ) -> dict[str, npt.NDArray[Any]]:
-        """What n rows carry beside their observations: of their images, and of their instructions.
+        """The columns that n rows carry beside their observations, made of images and instructions.
 
         With an image encoder ``features/image`` (n, F) float16 and ``encoder_id`` (n,) int64; where
-        the behaviour `uses_instruction`, ``features/instruction`` (n, 16) float16. Of what its
-        policy's plans leave, ``plan/<name>`` (n, width) float32: 0 until it plans.
+        the behaviour `uses_instruction`, ``features/instruction`` (n, 16) float16. For each of the
+        policy's `extras`, ``plan/<name>`` (n, width) float32: 0 until it plans.
 
         Args:
             images: Camera → uint8 (n, H, W, 3); other observations are ignored.

@@ -1,4 +1,4 @@
-"""Policies on disk and on the wire: JSON for what it is, safetensors for the weights.
+"""Policies on disk and on the wire: a description in JSON, and the weights as safetensors.
 
 A folder holds `policy.json`, for people, and `policy.safetensors`, which carries the same text
 in its header, so that its bytes alone are a whole policy. Neither can run code when it is read.
@@ -104,7 +104,7 @@ def from_bytes(
 
     Args:
         data: The bytes.
-        source: What they are, for messages.
+        source: Where they are from, for messages.
         base: Gives the base that they may refer to; asked only then.
 
     Raises:
@@ -216,7 +216,7 @@ def _check_beside(path: Path, place: str, source: str) -> None:
 
 
 def _carried(behaviour: Behaviour, without_base: bool) -> dict[str, Tensor]:
-    """Tensors of the policy, or of what is not its base; the image encoder's under a prefix."""
+    """Tensors of the policy, perhaps without its base; the image encoder's under a prefix."""
     policy = behaviour.policy
     tensors: dict[str, Tensor] = dict(policy.state_dict())
     if without_base:
@@ -294,7 +294,7 @@ def _parse(text: bytes | str, source: str) -> dict[str, Any]:
 
 
 class _Bounded(TorchFunctionMode):
-    """Ends the making of tensors that are many times what a file could fill."""
+    """Stops a description that asks for many more bytes of tensors than its file has."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ class _Bounded(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a function of torch, and count what it has made of no tensor."""
+        """Call a function of torch, and count the bytes of tensors that it makes from nothing."""
         made = func(*args, **(kwargs or {}))
         if isinstance(made, Tensor) and not any(isinstance(given, Tensor) for given in args):
             self._made += made.nbytes
@@ -322,7 +322,7 @@ class _Bounded(TorchFunctionMode):
 
 @contextmanager
 def _judged(source: str) -> Iterator[None]:
-    """Turn whatever a file that somebody forged brings about into a `CheckpointError`."""
+    """Turn any error that a damaged or forged file causes into a `CheckpointError`."""
     try:
         yield
     except PolicyError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
@@ -43,9 +42,11 @@ class DiffusionPolicy(ChunkPolicy):
     ) -> None:
         super().__init__()
         self.encoder, self.process = encoder, process
-        if exploration_std is not None and not 0.0 < exploration_std < math.inf:
+        if exploration_std is not None and not 0.0 < exploration_std <= 1.0:
             raise PolicyError(
-                "exploration_std is out of range", got=exploration_std, expected="above 0, or null"
+                "exploration_std is out of range",
+                got=exploration_std,
+                expected="above 0 and at most 1, or null",
             )
         self.exploration_std = exploration_std
         self.action_normalizer = action_normalizer

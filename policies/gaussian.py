@@ -128,7 +128,7 @@ class GaussianPolicy(Policy):
 
     @property
     def base(self) -> ChunkPolicy | None:
-        """There is none."""
+        """None: it plans nothing."""
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""What was learned on top of a clone, beside the clone, which acts where that is held back."""
+"""Policies that were learned on top of a cloned one, which acts while they are switched off."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from policies.policy import ChunkPolicy, Policy, build, describe
 
 
 class FallbackPolicy(ChunkPolicy):
-    """Plans with the improved policy; with the clone where that is held back.
+    """Plans with the improved policy, or falls back on the clone while that is not `enabled`.
 
     Its base is the clone, so that episodes of both can be compared.
 
     Args:
         policy: The improved policy.
         base: The clone, with chunks and actions of the same shape; it is frozen.
-        enabled: Whether the improved policy acts at all.
+        enabled: Whether the improved policy plans; else the clone does.
     """
 
     kind: ClassVar[str] = "improved"
@@ -45,7 +45,7 @@ class FallbackPolicy(ChunkPolicy):
 
     @property
     def encoder(self) -> StateEncoder:  # type: ignore[override]
-        """That of the improved policy."""
+        """The encoder of the improved policy."""
         return self.policy.encoder
 
     @property
@@ -60,12 +60,12 @@ class FallbackPolicy(ChunkPolicy):
 
     @property
     def noise_shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Of the policy that plans."""
+        """The noise shape of the policy that plans."""
         return self.acting.noise_shape
 
     @property
     def exploring(self) -> ChunkPolicy:
-        """What plans while it explores."""
+        """The policy that plans while it explores."""
         explores: ChunkPolicy = getattr(self.acting, "exploring", self.acting)
         return explores
 
@@ -100,12 +100,12 @@ class ResidualPolicy(Policy):
     A residual of zero is exactly the base; an actor with a zero last layer starts there.
 
     Args:
-        encoder: What the residual sees beside the base action.
+        encoder: Of the observations that the residual sees beside the base action.
         actor: From `encoder.features` + d to the residual's direction in (-1, 1).
         base: The chunk policy, which is frozen.
         critics: From `encoder.features` + 2 d (base action, then action) to values.
         scale: Largest residual s, in action units.
-        enabled: Whether residuals act at all; without, the base acts alone.
+        enabled: Whether residuals act; else the base acts alone.
     """
 
     kind: ClassVar[str] = "residual"

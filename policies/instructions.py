@@ -47,8 +47,8 @@ class InstructionTokenizer(nn.Module):
         """Tokenise B instructions: token ids (B, L) int64, and mask (B, L) bool, false at padding.
 
         Raises:
-            PolicyError: An instruction is empty, has more than L tokens or one that is no text, or
-                the tokeniser has no begin token.
+            PolicyError: An instruction is empty, has more than L tokens or a token that is no
+                text, or the tokeniser has no begin token.
         """
         tokens = np.zeros((len(instructions), self.length), np.int64)
         mask = np.zeros(tokens.shape, np.bool_)
@@ -119,7 +119,7 @@ def read_tokenizer(source: str) -> bytes:
     """Read `tokenizer.json` of a folder, or of a repository on the hub.
 
     Raises:
-        PolicyError: There is none.
+        PolicyError: There is no such file.
     """
     path = Path(source) / "tokenizer.json"
     if not Path(source).is_dir():

@@ -1,8 +1,7 @@
 """From camera images to one more observation: features that the rest of a policy sees as a state.
 
-An `ImageEncoder` is trained while demonstrations are cloned and then frozen. What it makes of the
-images of a row is stored with the row, so that learning from pixels online costs what learning from
-states costs.
+An `ImageEncoder` is trained while demonstrations are cloned, and then frozen. Its features are
+stored with each row, so that learning from pixels online costs no more than from states.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Array = npt.NDArray[Any]
 
 
 class ImageEncoder(nn.Module):
-    """One backbone for all cameras; what it makes of each is joined into a few features.
+    """One backbone for all cameras, whose outputs are joined into a few features.
 
     They are few on purpose: from many features a critic recognises each scene, and remembers how
     its episodes went. Besides its features the encoder estimates the motion that is left to the
@@ -45,8 +44,8 @@ class ImageEncoder(nn.Module):
         backbone: ``class`` and options of the backbone; see `policies.backbones`.
         hidden: Width of the layer that joins the cameras.
         features: Number of features, beside the estimate.
-        motion_scale: What the estimate is divided by: metres, then radians, (2,). None: it
-            estimates no motion, for a robot that measures no pose.
+        motion_scale: Unit of the estimate: metres, then radians, (2,). None: it estimates no
+            motion, for a robot that measures no pose.
         fine_scale: Translation [m] at which the fine estimate begins to saturate.
         generator: Source of the initial weights.
 
@@ -111,7 +110,7 @@ class ImageEncoder(nn.Module):
 
     @property
     def identifier(self) -> int:
-        """A number (int64) that follows from configuration and weights: whose features they are."""
+        """A number (int64) that follows from configuration and weights, and marks its features."""
         digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
@@ -140,7 +139,7 @@ class ImageEncoder(nn.Module):
 
     @property
     def _weight(self) -> Tensor:
-        """One that says where the encoder is, and how precise."""
+        """A weight that has the encoder's device and dtype."""
         first, *_ = self.join.parameters()
         return first
 
@@ -152,13 +151,13 @@ class ImageEncoder(nn.Module):
             )
 
     def _scaled(self, images: Tensor) -> Tensor:
-        """What the backbone sees of images (..., H, W, 3): (N, 3, H, W)."""
+        """Turn images (..., H, W, 3) into the backbone's input (N, 3, H, W)."""
         pixels = image_pixels(images, self._weight.dtype)
         return pixels.contiguous(memory_format=torch.channels_last)
 
     @torch.no_grad()
     def encode(self, images: ObservationBatch) -> Array:
-        """What replay stores and a policy sees: features rounded to float16, (..., features)."""
+        """Encode images to what replay stores: features rounded to float16, (..., features)."""
         rounded: Array = self(images).to(torch.float16).cpu().numpy()
         return rounded
 
@@ -194,5 +193,5 @@ def random_shift(images: Array, most: int, generator: torch.Generator) -> Array:
 
 
 def observed_keys(keys: Mapping[str, int], encoder: ImageEncoder | None) -> dict[str, int]:
-    """Name → width of what a policy sees: state keys, and features where there are images."""
+    """Name → width of a policy's observations: state keys, and features if there are images."""
     return {**keys, FEATURES: encoder.features} if encoder is not None else dict(keys)

@@ -1,4 +1,4 @@
-"""π0 (Black et al. 2024) as Hugging Face transformers has it, behind the contract of a backbone."""
+"""π0 (Black et al. 2024) of Hugging Face transformers, as a `VLABackbone`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _UNUSED = "tied_head"  # where the head goes that is not read
 
 @dataclass(frozen=True)
 class _Prompt:
-    """What the vision-language part computed: keys and values of each layer."""
+    """Output of the vision-language part: keys and values of each layer."""
 
     cache: Any
     mask: Tensor
@@ -330,7 +330,7 @@ def tiny_config(
         "num_key_value_heads": 1,
         "head_dim": width // heads,
         "vocab_size": _BYTES + 2,
-        # What keeps the scale of a signal; the default is meant for widths of thousands.
+        # Keeps the scale of a signal; the default is meant for widths of thousands.
         "initializer_range": width**-0.5,
     }
     vision = {

@@ -84,9 +84,10 @@ class Online(Stage):
 
     @property
     def needs(self) -> Sequence[str]:
-        """What it improves; raises where steps, device or algorithm do not fit.
+        """Episodes and a policy to begin with; raises if steps, device or algorithm do not fit.
 
-        Without demonstrations that is the exploration. What was learned offline comes with it.
+        Without demonstrations the episodes are the exploration. With offline updates it also
+        needs their checkpoint.
         """
         settings = self.settings
         Blocks.of(settings).check_learning()
@@ -96,7 +97,7 @@ class Online(Stage):
         return (*first, OFFLINE) if settings.schedule.offline_updates else first
 
     def done(self, run: RunDirectory, *, recorded: bool) -> bool:
-        """As soon as all steps are learned from and evaluated; a run may be asked for more."""
+        """As soon as it has learned from all steps, and all evaluations are there."""
         settings = self.settings
         return learned_steps(run) >= settings.environment_steps and not unevaluated(settings, run)
 
@@ -109,10 +110,10 @@ class Online(Stage):
 
 
 class BatchMap(Protocol):
-    """What a plug-in makes of each batch before the algorithm sees it.
+    """Changes each batch before the algorithm sees it; a plug-in adds it.
 
     Attributes:
-        facts: What the run's records say of it.
+        facts: Its settings, for the run's records.
     """
 
     facts: Mapping[str, float]
@@ -121,10 +122,10 @@ class BatchMap(Protocol):
         """Take in the episodes that are visible in the rows now."""
 
     def mixed(self, batch: Batch) -> Batch:
-        """Give the batch to learn from; the one given stays as it is."""
+        """Return the batch to learn from, without changing the one that is passed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, as JSON."""
+        """The state that a resumed run needs, as JSON."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken, with the rows that were visible then."""
@@ -272,7 +273,7 @@ class Learner:
         return record
 
     def _judge(self, comparison: OnlineComparison) -> None:
-        """Say whether what was learned is deployed, where that has changed; undo a loss."""
+        """Compare with the clone, say what changed, and start over if the policy got worse."""
         learned = f"after {self.environment_steps} steps what was learned"
         before = comparison.proved
         comparison.count()
@@ -283,7 +284,7 @@ class Learner:
         if comparison.lost and isinstance(self._algorithm, Correction):
             self._bench.say(
                 f"learner: {learned} does worse than the policy it began with ({comparison}); its"
-                " corrections begin again at 0"
+                " corrections start again at 0"
             )
             self._algorithm.reset_actor()
             comparison.restart(self.updates)
@@ -304,7 +305,7 @@ class Learner:
         }
 
     def _check_weights(self) -> None:
-        """Refuse to save what the last update has broken, and no loss has shown yet."""
+        """Check the weights before they are saved: the last update may have broken them."""
         for name, tensor in self._algorithm.state_dict().items():
             check_finite(name, tensor, f"step {self.environment_steps}")
 
@@ -315,7 +316,7 @@ class Learner:
             self._bench.publish(behaviour, until)
 
     def _behaviour(self) -> Behaviour:
-        """Who acts now, and how it explores."""
+        """The policy that acts now, with its exploration."""
         share = noiseless = 0.0
         if self._comparison is not None:
             share, noiseless = self._comparison.share, self._comparison.noiseless_share
@@ -331,13 +332,13 @@ class Learner:
         return self._cloned.learned(self._algorithm.acting_policy(), self.updates)
 
     def _first(self) -> Behaviour:
-        """The clone; as a part of what learns, where it is one: rows then have all columns."""
+        """The clone; or the learning policy if that contains it, so that rows have all columns."""
         acting = self._acting()
         based = self._demonstrated and acting.policy.base is not None
         return acting if based else self._cloned
 
     def _deployed(self) -> Behaviour:
-        """What was learned; its corrections act only if they are held for better than the clone."""
+        """The learned policy, switched off unless its episodes were better than the clone's."""
         learned = self._cloned.learned(self._algorithm.policy(), self.updates)
         if self._comparison is not None:
             learned.hold_back(not self._comparison.proved)

@@ -1,7 +1,7 @@
-"""The gate: whether what was improved is accepted, and acts from now on.
+"""The gate: whether an improved policy is accepted, and acts from now on.
 
-Nothing here sees a simulator's true score: a gate looks at what the robot's own reward says of its
-episodes, or at a model of them.
+A gate never sees a simulator's true score. It looks at episodes as the robot's own reward judges
+them, or at a model of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Is what was learned better than the cloned policy? Their own episodes on the robot tell."""
+"""Whether the learned policy is better than the cloned one, by their episodes on the robot."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _Score = tuple[bool, float]  # success and return of an episode
 
 
 class OnlineComparison:
-    """Compares episodes of the clone, without noise, with those of what is learned.
+    """Compares episodes of the clone, without noise, with episodes of the learned policy.
 
-    What is learned explores meanwhile, which costs successes: a task that asks for precise motion
-    may fail in most episodes though what would be deployed solves it. So where exploring episodes
-    leave it open, some without noise decide, or both kinds together. An episode counts if one way
-    of acting led all of it and no operator did a part.
+    The learned policy explores meanwhile, which costs successes: it may fail in most episodes of a
+    precise task that it would solve without noise. So if its exploring episodes do not decide, some
+    without noise do, or both kinds together. An episode counts if it was acted in one way from
+    start to end, and without an operator.
 
     Attributes:
-        proved: Whether what was learned is held for better than the clone.
+        proved: Whether the learned policy counts as better than the clone.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -68,28 +68,28 @@ class OnlineComparison:
 
     @property
     def noiseless_share(self) -> float:
-        """Share of the episodes in which what is learned acts without noise."""
+        """Share of the episodes in which the learned policy acts without noise."""
         exploring, *_ = self._chances()
         open_ = exploring is not None and _HOPELESS <= exploring < _SURE
         return _NOISELESS_SHARE if open_ else 0.0
 
     @property
     def lost(self) -> bool:
-        """Whether what was learned is held for worse than the clone."""
+        """Whether the learned policy counts as worse than the clone."""
         exploring, noiseless, _ = self._chances()
         worse = exploring is not None and exploring <= 1 - _SURE
         return worse and (noiseless is None or noiseless <= 0.5)
 
     def restart(self, version: int) -> None:
-        """Forget the episodes of what was learned, also those of weights before `version`."""
+        """Forget the episodes of all weights before `version`."""
         self._learned.clear()
         self._first_version, self.proved = version, False
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Share of the counted episodes of each that succeeded, where there are any.
+        """Success rate of each kind of episode, if there are any.
 
-        The base is what learning began with: the clone, or what a gate had accepted.
+        The base is the policy that learning began with: the clone, or one that a gate accepted.
         """
         exploring, noiseless, _, cloned = self._successes()
         named = {"exploring": exploring, "learned": noiseless, "base": cloned}
@@ -129,9 +129,9 @@ class OnlineComparison:
             self.proved = best >= (_STILL if self.proved else _SURE)
 
     def _chances(self) -> list[float | None]:
-        """That what was learned is better than the clone: exploring, without noise, either.
+        """Chances that the learned policy is better: exploring, without noise, either.
 
-        None where too few episodes are known.
+        None if there are too few episodes.
         """
         *learned, cloned = self._successes()
         return [
@@ -140,9 +140,9 @@ class OnlineComparison:
         ]
 
     def _successes(self) -> list[tuple[int, int]]:
-        """How many of how many have succeeded: exploring, without noise, either, of the clone.
+        """Successes and episodes: exploring, without noise, either, and of the clone.
 
-        Where no episode has, those count whose return is above the middle of the medians.
+        If no episode has succeeded, those with a return above the mean of the medians count.
         """
         exploring = [score for score, explored in self._learned if explored][-_EXPLORING:]
         noiseless = [score for score, explored in self._learned if not explored][-_NOISELESS:]
@@ -158,7 +158,7 @@ class OnlineComparison:
         return [(sum(successes), len(successes)) for successes in found]
 
     def state_dict(self) -> dict[str, Any]:
-        """What was counted, as JSON."""
+        """All that was counted, as JSON."""
         return {
             "cloned": self._cloned,
             "learned": list(self._learned),

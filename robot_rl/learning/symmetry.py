@@ -1,4 +1,4 @@
-"""Symmetry: what was done on one side of the arm, taken as if it had been done on the other.
+"""Symmetry: experience on one side of the arm, used as experience on the other side too.
 
 Kaleidoscope experience replay (Lin et al. 2020, "Invariant Transform Experience Replay", arXiv
 1909.10707): where a task looks the same after a reflection or a turn, so does each transition, and
@@ -25,7 +25,7 @@ Batch = Mapping[str, npt.NDArray[Any]]
 
 _SAME = "same"  # a column that does not change
 _KNOWN = (*ARM_ACTIONS, GRIPPER_ACTION, _SAME)
-# What an arm observes of itself; its poses and joints cannot be turned.
+# An arm's observations of itself that can be turned; its poses and joints cannot.
 _OWN = {
     "state/tcp_velocity": ARM_ACTIONS,
     "state/tcp_wrench": ARM_ACTIONS,
@@ -43,7 +43,8 @@ class Symmetry:
     """From where a task looks the same, and how its observations change from one to another.
 
     Columns are in the base frame, or in that of an object that looks the same itself after the
-    reflection or turn. The clone is frozen, so its turned proposals are roughly what it would say.
+    reflection or turn. The clone is frozen, so its turned proposals are
+    roughly those that it would make.
 
     Raises:
         RobotRLError: `turns` or a name in `fields` is not one of those below.
@@ -51,8 +52,8 @@ class Symmetry:
 
     mirror: bool  # whether left and right are alike: y and -y of the base frame
     turns: int  # how many turns about the vertical, of 360° in all, look alike: 1, 2 or 4
-    # Of each field of the task what its columns are: x, y, z of a vector; rotation_x, rotation_y,
-    # rotation_z of a rotation vector or torque; and same for what stays as it is.
+    # The meaning of each column of the task's fields: x, y, z of a vector; rotation_x, rotation_y,
+    # rotation_z of a rotation vector or torque; and same for a column that does not change.
     fields: Mapping[str, Sequence[str]]
 
     def __post_init__(self) -> None:
@@ -62,7 +63,7 @@ class Symmetry:
             _check_columns(f"task.symmetry.fields.{name}", columns, self.turns)
 
     def among(self, widths: Mapping[str, int], action_names: Sequence[str]) -> Turning:
-        """Make what turns rows with these observations, name → width, and columns of the action.
+        """Make the turning of rows with these observations, name → width, and action columns.
 
         Raises:
             RobotRLError: It is not known what the columns of one of them are.
@@ -122,9 +123,9 @@ class Turning:
 def turning_of(
     config: Mapping[str, Any], fields: Sequence[str], schema: RowSchema
 ) -> Turning | None:
-    """What turns rows of these fields as the configured task allows it; None where it does not.
+    """Make the turning of rows with these fields; None if the configured task has no symmetry.
 
-    Nor where they keep something of a plan: nobody knows what that is in another view.
+    None also if rows keep extras of a plan, whose other views are unknown.
 
     Raises:
         RobotRLError: See `Symmetry`.
@@ -164,7 +165,7 @@ def _tables(
         sign[row, flipped] = 1 - 2 * mirror
         for kind in ("", "rotation_"):
             across, along = places[f"{kind}x"], places[f"{kind}y"]
-            # (x, y) turned by 90° is (-y, x), of what has been reflected before.
+            # (x, y) turned by 90° is (-y, x), after the reflection.
             if quarters % 2:
                 source[row, [*across, *along]] = source[row, [*along, *across]]
                 sign[row, [*across, *along]] = sign[row, [*along, *across]]

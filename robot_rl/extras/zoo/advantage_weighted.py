@@ -1,4 +1,4 @@
-"""`advantage_weighted`: the policy is cloned again from all that was done, by its advantage.
+"""`advantage_weighted`: the policy is cloned again from all actions, weighted by advantage.
 
 The extraction of IQL (Kostrikov et al. 2021, arXiv 2110.06169, eq. 7), which is that of AWR (Peng
 et al. 2019, arXiv 1910.00177), with the denoising loss in place of − log π as in EDP (Kang et al.

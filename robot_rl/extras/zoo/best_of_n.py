@@ -30,7 +30,7 @@ class BestOfN(ChunkPolicy):
     """Samples `candidates` chunks at once, and takes that with the greatest mean value.
 
     Args:
-        policy: What is sampled from: of a process that is drawn, or it varies by its start alone.
+        policy: The policy that is sampled. If its process is not drawn, only its start varies.
         critics: From features and the first actions of a chunk to values.
         candidates: Number N of chunks.
     """
@@ -47,7 +47,7 @@ class BestOfN(ChunkPolicy):
 
     @property
     def encoder(self) -> StateEncoder:  # type: ignore[override]
-        """That of what is sampled from."""
+        """The encoder of the sampled policy."""
         return self.sampled.encoder
 
     @property
@@ -78,7 +78,7 @@ class BestOfN(ChunkPolicy):
         return Plan(chunks.unflatten(0, (-1, self.candidates))[rows, values.argmax(1)])
 
     def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
-        """The imitation loss of what is sampled from."""
+        """The imitation loss of the sampled policy."""
         return self.sampled.loss(batch, generator)
 
 
@@ -103,7 +103,7 @@ class BestOfNCritics(ImplicitQ):
         return self.update_critics(self.seen(batch))
 
     def acting_policy(self) -> Policy:
-        """The same as is deployed."""
+        """The same policy as the deployed one."""
         return self.policy()
 
     def policy(self) -> Policy:

@@ -1,4 +1,4 @@
-"""`calql` and `wsrl`: critics that doubt what nobody has tried, but no less than it has returned.
+"""`calql` and `wsrl`: critics that doubt untried actions, but not below observed returns.
 
 Cal-QL (Nakamoto et al. 2023, "Cal-QL: Calibrated Offline RL Pre-Training for Efficient Online
 Fine-Tuning", arXiv 2303.05479), which is CQL (Kumar et al. 2020, arXiv 2006.04779) with values of

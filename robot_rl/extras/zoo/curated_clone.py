@@ -52,7 +52,7 @@ _SMOOTHED = 5  # rows over which progress is averaged
 
 
 class Attempt(NamedTuple):
-    """What was observed in the T + 1 rows of an episode, up to where it succeeded or failed."""
+    """Observations of the T + 1 rows of an episode, up to its success or failure."""
 
     columns: Columns
     success: bool
@@ -92,7 +92,7 @@ class HLGauss(nn.Module):
         return outputs.softmax(-1) @ self.support
 
     def encoded(self, value: Tensor) -> Tensor:
-        """The share of N(value, σ²) in each bin (..., Z), of what is in all of them."""
+        """The share of N(value, σ²) in each bin (..., Z), relative to all bins."""
         value = value.clamp(0, 1)[..., None]
         below = torch.erf((self.edges - value) / self._scale)
         return below.diff(dim=-1) / (below[..., -1:] - below[..., :1])

@@ -4,7 +4,7 @@ RL-100 (Lei et al. 2025, arXiv 2510.14830), stage "iterative offline RL". Each t
 chain is an action of an inner decision process, whose density is known; all of them share the
 advantage of the action that comes out (as in DPPO, Ren et al. 2024, arXiv 2409.00588). The chain is
 drawn from the policy as it was a while ago, so that the ratio of PPO compares with that.
-`online_ppo` does the same with what the chain has really led to.
+`online_ppo` does the same with the real outcome of each chain.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ChainSettings:
         return [indices] if self.joint else [[index] for index in indices]
 
     def reduced(self, scores: Tensor, executed_steps: int) -> Tensor:
-        """One number (B,) of the log-densities (B, n, H, d) of what has one ratio together."""
+        """Reduce the log-densities (B, n, H, d) of one ratio to (B,)."""
         if self.executed_only:
             scores = scores[:, :, :executed_steps]
         if self.log_density_range is not None:

@@ -2,7 +2,7 @@
 
 Wagenmaker et al. 2025, "Steering Your Diffusion Policy with Latent Space Reinforcement Learning",
 arXiv 2506.15799. An actor chooses the latent w of each plan, of which the clone's deterministic
-process makes a chunk. The forms differ in who says what a latent is worth.
+process makes a chunk. The forms differ in how a latent is valued.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Steering(TemperatureSettings):
 
 
 class Steered(Generative):
-    """What both forms share: the actor. Beside the arguments of `Generative` it takes `steering`.
+    """The actor of both forms. Beside the arguments of `Generative` it takes `steering`.
 
     Plans take `learning_steps` transitions, here and where they act: one latent must mean one
     chunk. The weights of the clone stay as they are. The critics judge executed actions, or so many

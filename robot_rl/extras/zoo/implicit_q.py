@@ -1,4 +1,4 @@
-"""Critics that never ask what an action would do which nobody has tried: implicit Q-learning.
+"""Critics that never value an action that was not tried: implicit Q-learning.
 
 Kostrikov et al. 2021, "Offline Reinforcement Learning with Implicit Q-Learning", arXiv 2110.06169;
 here of chunks of executed actions.

@@ -85,7 +85,7 @@ class ImproveOnline(Stage):
         acting: dict[int, Behaviour] = {}
 
         def who(number: int) -> Behaviour:
-            """Who acts in an episode: the policy as it is in that iteration."""
+            """The policy of the iteration that an episode belongs to."""
             if ppo.iterations not in acting:
                 acting.clear()
                 learned = accepted.learned(ppo.acting_policy(), version + 1 + ppo.iterations)

@@ -1,7 +1,7 @@
 """`gate=ope`: off-policy evaluation by a model of recorded chunks: dynamics, and critics.
 
 As RL-100 and Uni-O4 (Lei et al. 2024, arXiv 2311.03351) do it: a policy is worth the mean of Q
-along the model's rollouts. That it tells good from bad is not to be relied on: see docs/recipes.md.
+along the model's rollouts. Do not rely on its verdicts: see docs/recipes.md.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ModelSettings:
 
 
 class Estimate(NamedTuple):
-    """What the model says of a policy along each of the rollouts, which others share."""
+    """The model's estimates of a policy along each rollout; all policies share the rollouts."""
 
     value: Tensor  # (rollouts,) mean of Q while the model has not ended the episode
     predicted_return: Tensor  # (rollouts,) discounted predicted rewards, for the record
@@ -83,7 +83,7 @@ class ModelJudge(Training):
         super().__init__(seed)
         if not isinstance(base, DiffusionPolicy) or any(True for _ in base.encoder.parameters()):
             raise AlgorithmError(
-                "a model of encoded observations needs an encoder that stays as it is",
+                "a model of encoded observations needs an encoder that does not learn",
                 got=f"{base.kind} with {type(base.encoder).__name__}",
                 hint="choose gate=episodes, or a diffusion or flow policy on states",
             )
@@ -179,7 +179,7 @@ class ModelJudge(Training):
 
 @dataclass(frozen=True)
 class ModelGate:
-    """Accepts what a model holds for better by more than its standard error, else reverts.
+    """Accepts a policy that the model finds better by more than its standard error, else reverts.
 
     As published, but for data that the candidate was not improved on.
     """

@@ -77,7 +77,7 @@ class ActionGradient(Generative):
             size = gradient.square().mean((1, 2), keepdim=True).sqrt().clamp(min=1e-8)
             action = torch.minimum(torch.maximum(action + ascent.size * gradient / size, low), high)
         action = action.detach()
-        # What comes after is shifted along with the last of them, so that the chunk stays whole.
+        # The later actions shift with the last of these, so that the chunk has no jump.
         rest = (chunk[:, executed:] + (action - start)[:, -1:]).clamp(-1, 1)
         better = torch.cat([action, rest], 1)
 

@@ -1,4 +1,4 @@
-"""What `rlpd` and `residual` are made of: an ensemble of critics, and a soft actor.
+"""The parts of `rlpd` and `residual`: an ensemble of critics, and a soft actor.
 
 SAC (Haarnoja et al. 2018, arXiv 1812.05905) with REDQ's targets (Chen et al. 2021, arXiv
 2101.05982), as in RLPD (Ball et al. 2023, arXiv 2302.02948). Ours, for sparse rewards and short
@@ -45,9 +45,9 @@ class CriticSettings:
     value_range: Sequence[float] | None
     critic_rate: float  # Adam step size of the critics
     target_rate: float  # Polyak rate τ of the target critics
-    actor_rate: float  # Adam step size of what acts
+    actor_rate: float  # Adam step size of the actor
     average_rate: float  # rate of its average, which is evaluated and deployed
-    actor_every: int  # updates per update of what acts
+    actor_every: int  # updates per update of the actor
     # Weight of the imitation loss on the rows of demonstrations and of an operator's interventions;
     # 0 for none.
     imitation_weight: float
@@ -102,8 +102,8 @@ class ActorCriticSettings(CriticSettings, TemperatureSettings):
 class Critics(nn.Module):
     """An ensemble of critics of (B, inputs), and the target critics that follow it slowly.
 
-    Values are shares of the range of returns, so that one temperature and one step size serve every
-    scale of rewards; they begin near 0, where nothing looks good yet.
+    Values are shares of the range of returns, so that one temperature and one step size fit every
+    scale of rewards. They start near 0, so nothing looks good yet.
     """
 
     def __init__(self, inputs: int, settings: CriticSettings, generator: torch.Generator) -> None:
@@ -192,7 +192,7 @@ class SoftActor(nn.Module):
         self.learned.network.compile(*arguments, **options)
 
     def reset(self) -> None:
-        """Act as at first."""
+        """Go back to the initial weights."""
         self.load_state_dict(self._first)
         self.optimizer.state.clear()
 

@@ -1,4 +1,4 @@
-"""What the learner needs of an algorithm."""
+"""The interface of algorithms, and checks of their settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Batch = Mapping[str, npt.NDArray[Any]]
 
 
 class AlgorithmError(RobotRLError):
-    """A batch, a setting or a training state that an algorithm cannot use."""
+    """A batch, a setting or a training state that does not fit an algorithm."""
 
 
 class LearningDiverged(RobotRLError):
@@ -123,10 +123,10 @@ class Algorithm(Protocol):
         """
 
     def acting_policy(self) -> Policy:
-        """The policy that is sampled from to explore, with the weights as they are now."""
+        """The policy that explores by sampling, with the present weights."""
 
     def policy(self) -> Policy:
-        """The policy that is evaluated and shipped, whose mean is taken."""
+        """The policy that is evaluated and deployed, by its mean."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that a resumed run needs, random generator included."""
@@ -144,4 +144,4 @@ class Correction(Protocol):
     """An algorithm that corrects the cloned policy, which its own episodes compare it with."""
 
     def reset_actor(self) -> None:
-        """Correct nothing any more, as at first; what the critics know is kept."""
+        """Correct nothing any more, as at the start; the critics are kept."""

@@ -1,4 +1,4 @@
-"""What improvements of a generative policy share: the policy that learns, and its average.
+"""The base of algorithms that improve a generative policy: the policy, and its average.
 
 Chunk critics judge the first E actions of a chunk, Q(s, a_t … a_{t+E-1}), as Q-chunking does (Li
 et al. 2025, arXiv 2507.07969).
@@ -142,7 +142,7 @@ class Generative(Training):
         return self.learned.process.loss(actions, features, valid, self._generator)
 
     def step_imitating(self, batch: Batch, features: Tensor, loss: Tensor) -> None:
-        """A step of the policy on a loss, and on the weighted imitation of what people did."""
+        """A step of the policy on a loss, plus the weighted imitation of people's actions."""
         settings, done = self.settings, self.updates - self.schedule.critic_only_updates
         weight = falling(settings.imitation_weight, settings.imitation_updates, done)
         if weight > 0:
@@ -156,7 +156,7 @@ class Generative(Training):
         move_towards(self.average, self.learned, self.settings.average_rate)
 
     def acting_policy(self) -> Policy:
-        """The policy as it learns, each transition of which has a standard deviation to explore."""
+        """The learning policy, which explores by the standard deviation of each transition."""
         parts = copy.deepcopy(self.learned)
         acting = DiffusionPolicy(
             parts.encoder, parts.process, parts.action_normalizer, self.settings.exploration_std
@@ -164,7 +164,7 @@ class Generative(Training):
         return FallbackPolicy(acting, self._base)
 
     def policy(self) -> Policy:
-        """The averaged policy, as it was cloned to act."""
+        """The averaged policy, which acts like the cloned one."""
         return FallbackPolicy(copy.deepcopy(self.average), self._base)
 
     def reset_actor(self) -> None:
@@ -172,7 +172,7 @@ class Generative(Training):
         self.restart(self._base)
 
     def restart(self, policy: Policy) -> None:
-        """Go on from another policy of the same shape; what the critics know is kept.
+        """Go on from another policy of the same shape; the critics are kept.
 
         Raises:
             AlgorithmError: It is of another shape.
@@ -200,5 +200,5 @@ def generative(policy: ChunkPolicy) -> DiffusionPolicy:
 
 
 def critic_input(features: Tensor, executed: Tensor) -> Tensor:
-    """What critics see of encoded observations (B, F) and executed actions (B, E, d)."""
+    """Join encoded observations (B, F) and executed actions (B, E, d) for the critics."""
     return torch.cat([features, executed.flatten(1)], -1)

@@ -36,8 +36,9 @@ class Residual(Training):
     """The actor corrects the base's proposal; actor and critics see that proposal.
 
     The correction acts only where the critics prefer it to the proposal itself, as in IBRL (Hu et
-    al. 2023, arXiv 2311.02198). Whether all of it is better than the clone is found on the robot:
-    see `robot_rl.learning.online_comparison`. `scale` is the largest correction in action units.
+    al. 2023, arXiv 2311.02198). Episodes on the robot show whether the whole is better than the
+    clone: see `robot_rl.learning.online_comparison`. `scale` is the largest correction, in action
+    units.
     """
 
     policy_class: ClassVar[type[ResidualPolicy]] = ResidualPolicy
@@ -134,7 +135,7 @@ class Residual(Training):
         return metrics
 
     def acting_policy(self) -> Policy:
-        """The policy with the actor as it learns: with its average exploration comes later."""
+        """The policy with the learning actor: with its average, exploration would come later."""
         return self._corrected(self.actor.learned)
 
     def policy(self) -> Policy:

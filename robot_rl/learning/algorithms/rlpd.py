@@ -129,7 +129,7 @@ class RLPD(Training):
         return metrics
 
     def acting_policy(self) -> Policy:
-        """The policy with the actor as it learns: with its average exploration comes later."""
+        """The policy with the learning actor: with its average, exploration would come later."""
         return GaussianPolicy(*copy.deepcopy((self.encoder, self.actor.learned)))
 
     def policy(self) -> Policy:

@@ -26,7 +26,7 @@ from robot_rl.processes.signals import deferred_signals
 from robot_rl.run import CLONED, DEMONSTRATIONS
 
 CORRECTIONS = "corrections"  # the run's records of episodes
-# What a final row lacks.
+# Columns that a final row lacks.
 _OF_A_STEP = ("action", "policy_action", "reward", "terminated", "truncated", "success")
 
 
@@ -42,7 +42,7 @@ class Dagger(Stage):
 
     @property
     def needs(self) -> Sequence[str]:
-        """The clone, and somebody who corrects it, or there is a `ConfigError`."""
+        """The clone; raises `ConfigError` if nobody could correct it."""
         environment, rounds = self.settings.environment, self.settings.dagger.rounds
         if environment.operator.simulated is None and environment.teleop.device is None:
             raise ConfigError(
@@ -65,8 +65,8 @@ class Dagger(Stage):
 def correct(bench: Workbench, behaviour: Behaviour, number: int) -> list[EpisodeDataset]:
     """Let the policy act for the episodes of one round, and record what the operator corrects.
 
-    Rounds count from 1; the policy's own exploration is not used. Gives the corrections of this
-    round and those before, none where the operator never saw a reason.
+    Rounds count from 1; the policy acts without exploration. Returns the corrections of this round
+    and those before; an empty list if there are none.
     """
 
     def finished() -> list[dict[str, Any]]:
@@ -106,9 +106,8 @@ def _record(bench: Workbench, writer: EpisodeWriter, number: int, episode: Episo
 def corrections(rows: Sequence[Row]) -> list[list[Row]]:
     """Cut the operator's stretches out of the T + 1 rows of an episode, each an episode of its own.
 
-    A stretch of n steps has n + 1 rows, the last of which has only the observation. What follows
-    in the episode is unknown to it, so that it ends as truncated, but for one that the episode
-    ended with.
+    A stretch of n steps has n + 1 rows, the last of which has only the observation. It does
+    not know how the episode went on, so it ends as truncated, unless the episode terminated there.
     """
     found = []
     indices = itertools.groupby(range(len(rows) - 1), lambda at: bool(rows[at]["intervened"]))

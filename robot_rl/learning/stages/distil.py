@@ -38,7 +38,7 @@ _JUDGED = 1024  # observations on which student and teacher are compared at the 
 
 
 class Distil(Stage):
-    """Teaches a one-step student what the deployed policy does, on what the run has seen.
+    """Teaches a one-step student to act as the deployed policy, on the observations of the run.
 
     The student keeps its teacher's encoders and normalisers.
     """
@@ -47,12 +47,12 @@ class Distil(Stage):
 
     @property
     def needs(self) -> Sequence[str]:
-        """A policy; and the device, or there is a `ComputeError`."""
+        """A policy; raises `ComputeError` if there is no such device."""
         compute_device(self.settings.device)
         return (CLONED,)
 
     def done(self, run: RunDirectory, *, recorded: bool) -> bool:
-        """Whether the student was taught by what is deployed now, not by what was before."""
+        """Whether the policy that is deployed now has taught the student."""
         if not super().done(run, recorded=recorded):
             return False
         state = run.complete_folder(STUDENT) / STATE_FILE
@@ -81,7 +81,7 @@ class Distil(Stage):
         held_back = ", held back: the policy it began with acts" if held else ""
         bench.say(f"the teacher: the {words} ({teacher.kind}), {run.path / name}{held_back}")
         if run.has_folder(STUDENT):
-            bench.say(f"the student of before, {run.path / STUDENT}, will be replaced")
+            bench.say(f"the earlier student, {run.path / STUDENT}, will be replaced")
         rows = recorded(settings, run, behaviour)
         options = registry.make(settings.distil, CloningOptions)
         lesson = Lesson(teacher)
@@ -97,12 +97,12 @@ class Distil(Stage):
         state = {"environment_steps": steps, "distil": asked}
         state |= {"teacher": name, "teacher_checksum": checksum}
         bench.checkpoint(STUDENT, replace(behaviour, policy=taught.student), state=state)
-        told = in_shell("robot-rl", "evaluate", run.path, "evaluation.policy=student")
-        bench.say(f"written to {run.path / STUDENT}; beside its teacher: {told}")
+        command = in_shell("robot-rl", "evaluate", run.path, "evaluation.policy=student")
+        bench.say(f"written to {run.path / STUDENT}; evaluate it with: {command}")
 
 
 class Lesson(nn.Module):
-    """A teacher and the student that learns from it; what `fit` trains is the student's network."""
+    """A teacher and its student, whose network `fit` trains."""
 
     def __init__(self, teacher: DiffusionPolicy) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Lesson(nn.Module):
 
     @torch.no_grad()
     def difference(self, rows: EpisodeRows, count: int) -> float:
-        """Root mean square of what the student's actions differ by on some of the rows."""
+        """Root mean square difference of student's and teacher's actions on some of the rows."""
         rng, steps = np.random.default_rng(0), self.observation_steps
         seen = rng.choice(rows.indices, min(count, len(rows.indices)), replace=False)
         # The history within an episode does not matter here: the row stands for all of it.
@@ -136,10 +136,10 @@ class Lesson(nn.Module):
 
 
 def recorded(settings: Settings, run: RunDirectory, behaviour: Behaviour) -> EpisodeRows:
-    """What a policy observes in all episodes that a run has recorded, with the actions.
+    """The policy's observations and the actions in all recorded episodes of a run.
 
     Raises:
-        NotEnoughData: There is no step.
+        NotEnoughData: The run has recorded no step.
     """
     names, vision = [*behaviour.policy.observation, "action"], behaviour.vision
     episodes = []

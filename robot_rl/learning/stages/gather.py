@@ -1,8 +1,7 @@
 """The rounds of RL-100: act with what was accepted, and clone it again from all that succeeded.
 
-What a run gathers with the policies that it improves is one dataset, gathered.zarr, and that alone
-says what is done. Each purpose has seeds of its own, so that whoever goes on with an interrupted
-gathering finds its episodes again.
+All gathered episodes of a run are in one dataset, gathered.zarr, which alone says how far the
+gathering is. Each purpose has seeds of its own, so an interrupted gathering finds its episodes.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class Gather(Stage):
 class Reclone(Stage):
     """Goes on cloning the accepted policy, from demonstrations and what has succeeded since.
 
-    What comes of it is a candidate: the gate behind its improvement decides.
+    The result is a candidate: the gate decides after it was improved.
     """
 
     needs = (DEMONSTRATIONS, GATHERED, ACCEPTED)
@@ -109,7 +108,7 @@ def exploring(behaviour: Behaviour, std: float) -> Behaviour:
 
 
 def accept(bench: Workbench, behaviour: Behaviour, steps: int) -> None:
-    """Let a behaviour be what is deployed, with the environment steps behind it."""
+    """Deploy a behaviour, with the environment steps behind it."""
     bench.checkpoint(ACCEPTED, behaviour, state={"environment_steps": steps})
 
 
@@ -125,7 +124,7 @@ def check_generative(settings: Settings) -> None:
 
 @unique
 class Purpose(IntEnum):
-    """What episodes are gathered for."""
+    """The purpose of gathered episodes."""
 
     DATA = 0  # to learn from
     JUDGEMENT = 1  # to judge a candidate
@@ -150,10 +149,10 @@ def gathered(
     *,
     tries: int = 1,
 ) -> Generator[Outcome, None, None]:
-    """Give the outcomes of so many episodes, in order: what is recorded first, then what it runs.
+    """Yield the outcomes of so many episodes: first of the recorded ones, then of new ones.
 
-    Whoever wants no more closes this. The arguments are those of `Workbench.gather`; a function
-    `behaviour` is asked with the number of the episode here, from 0.
+    Close it to stop early. The arguments are those of `Workbench.gather`, but a function
+    `behaviour` gets the number of the episode in this round, from 0.
     """
     first = len(Purpose) * _ROOM * round_number + _ROOM * purpose
     known = recorded(bench, purpose, round_number)[:episodes]
@@ -197,7 +196,7 @@ def outcomes(run: RunDirectory) -> list[Outcome]:
 
 
 def recorded_steps(path: Path) -> int:
-    """Environment steps in a dataset, which need not be there."""
+    """Environment steps in a dataset; 0 if there is none."""
     if not path.exists():
         return 0
     dataset = EpisodeDataset(path)

@@ -38,7 +38,7 @@ class Offline(Stage):
     """Updates the configured algorithm `algorithm.schedule.offline_updates` times.
 
     It learns from the demonstrations, and from the episodes of further datasets in the run
-    directory. Online learning goes on with what it leaves.
+    directory. Online learning goes on from its checkpoint.
     """
 
     datasets: ClassVar[tuple[str, ...]] = ()
@@ -49,7 +49,7 @@ class Offline(Stage):
 
     @property
     def needs(self) -> Sequence[str]:
-        """What it learns from, and improves; raises where the algorithm cannot be made."""
+        """The episodes and the policy; raises if the algorithm cannot be made."""
         compute_device(self.settings.device)
         check_algorithm(self.settings)
         return (DEMONSTRATIONS, CLONED, *self.datasets)
@@ -86,8 +86,8 @@ class Offline(Stage):
 class OfflineTraining:
     """An algorithm and the recorded rows that it learns from: see `Offline`.
 
-    It improves `base`, or the bench's cloned policy, and learns from the episodes `chosen` by their
-    number.
+    It improves `base`, or the bench's cloned policy. `chosen` says by its number whether an episode
+    counts.
 
     Attributes:
         algorithm: As the configuration describes it.
@@ -111,7 +111,7 @@ class OfflineTraining:
         self.algorithm.to(bench.device, compiled=settings.compile)
         spec = self.algorithm.required
         others = [EpisodeDataset(bench.run.path / name) for name in datasets]
-        # Of what there is, that is all of it; a share of none is one of online learning.
+        # Without other episodes all rows are demonstrations; a share of 0 is for online learning.
         share = spec.demonstration_share or 0.5 if others else 1.0
         spec = replace(spec, demonstration_share=share)
         rows = stored_rows(shown, others, self._cloned, spec, chosen)
@@ -162,9 +162,9 @@ def stored_rows(
     spec: SampleSpec,
     chosen: Callable[[int], bool] = lambda number: True,
 ) -> EpisodeRows:
-    """Rows as a store would have them: successful demonstrations, and all of other episodes.
+    """Rows as a store would have them: of successful demonstrations, and of all other episodes.
 
-    Of all of these only the episodes `chosen` by their number.
+    `chosen` says by an episode's number whether its rows are among them.
     """
     names = {*spec.fields, *spec.chunk_fields, *(SCALARS.names or ())}
     runner, parts = PolicyRunner(cloned), []

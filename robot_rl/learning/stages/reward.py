@@ -119,7 +119,7 @@ def _scored(
 class ClassifierTraining:
     """Constants of the training."""
 
-    updates: int  # gradient updates; after the first third of them the negatives are chosen anew
+    updates: int  # gradient updates; after the first third of them the negatives are chosen again
     batch_size: int  # examples per update, half of them positive
     learning_rate: float  # peak learning rate of AdamW; a cosine follows it to 0
     weight_decay: float  # AdamW's weight decay

@@ -41,8 +41,8 @@ class Vision(Stage):
     """Trains an encoder of the demonstrations' cameras along with a policy, which is then dropped.
 
     An encoder that has seen successes alone is off by centimetres wherever else the robot comes
-    to. So the policy then explores for some episodes, with noise, and training goes on with what
-    the cameras saw there; how the episodes ended does not matter.
+    to. So the policy then explores for some episodes, with noise, and training goes on with their
+    pictures too; how the episodes ended does not matter.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -100,7 +100,7 @@ class Vision(Stage):
 def _explore(
     bench: Workbench, dataset: EpisodeDataset, taught: SeeingPolicy, options: VisionTraining
 ) -> Explored:
-    """Let the policy act with noise, record all episodes, and give what the cameras saw."""
+    """Let the policy act with noise, record all episodes, and return their pictures."""
     steps = bench.settings.execute_steps
     acting = behaviour_of(taught.policy, dataset.schema, steps, taught.vision)
     acting = acting.exploring("mean", "uniform", options.exploration_noise)
@@ -139,7 +139,7 @@ class VisionTraining:
 
 
 class Explored:
-    """What cameras saw in episodes of which nobody knows where they should have ended.
+    """Pictures of episodes whose proper end is not known.
 
     Poses (rows, 7) are TCP poses in the base frame; images are by camera, (rows, H, W, 3), and
     `episode_ends` (episodes,) exclusive and cumulative.
@@ -152,7 +152,7 @@ class Explored:
         self._lengths = torch.from_numpy(np.repeat(lengths, lengths))
 
     def __deepcopy__(self, memo: object) -> Explored:
-        """Itself: an average of a policy needs no copy of what was seen."""
+        """Itself: the average of a policy needs no copy of the pictures."""
         return self
 
     def pairs(
@@ -177,9 +177,9 @@ class SeeingPolicy(nn.Module):
     """A policy and its image encoder, whose features it sees, to be cloned end to end.
 
     The auxiliary loss has the encoder estimate, from the images alone, the motion that is left to
-    the end of the demonstration. Its labels are the robot's own poses. Where an episode should
-    have ended is not known in exploration, but that it is one place: from one row of it to another,
-    the estimate must change by the motion between them.
+    the end of the demonstration. Its labels are the robot's own poses. An exploring
+    episode has no proper end. But wherever that would be, from one row to another the estimate must
+    change by the motion between them.
     """
 
     def __init__(
