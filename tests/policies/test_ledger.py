@@ -49,7 +49,7 @@ def run(config, tmp_path):
 def write(run, name, policy, steps):
     with run.atomic_folder(name) as folder:
         checkpoint.save(folder / "policy", behaviour(policy))
-        state = {"environment_steps": steps, "taken": {}}
+        state = {"environment_steps": steps, "resolved": {}}
         (folder / "state.json").write_text(json.dumps(state))
 
 
