@@ -269,7 +269,7 @@ class Learner:
             self._judge(self._comparison)
         record = self._record(count, time.monotonic() - started, metrics)
         if target > self._noted_steps:
-            self._bench.note(record, RECORDS)
+            self._bench.run.append_jsonl(RECORDS, record)
         return record
 
     def _judge(self, comparison: OnlineComparison) -> None:

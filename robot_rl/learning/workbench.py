@@ -265,10 +265,6 @@ class Workbench:
         state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         return load_file(folder / _TENSORS), state
 
-    def note(self, metrics: Mapping[str, Any], name: str = "notes") -> None:
-        """Add one record to RUN/<name>.jsonl."""
-        self.run.append_jsonl(name, metrics)
-
     def say(self, text: str) -> None:
         """Print a line for the people who watch the run."""
         print(text, flush=True)

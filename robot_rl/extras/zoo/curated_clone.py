@@ -215,8 +215,8 @@ class CuratedClone(Clone):
         numbers = np.flatnonzero(dataset.successes).tolist()
         for number, values, falls in zip(numbers, progress, segments, strict=True):
             rounded = values.astype(float).round(3).tolist()
-            record = {"episode": number, "rows": len(rounded)}
-            bench.note({**record, "left_out": falls, "progress": rounded}, _RECORDS)
+            record = {"episode": number, "rows": len(rounded), "left_out": falls}
+            bench.run.append_jsonl(_RECORDS, {**record, "progress": rounded})
             for top, end in falls:
                 out[starts[number] + top : starts[number] + end] = True
         bench.say(

@@ -23,7 +23,6 @@ from robot_rl.learning.algorithms.base import (
     AlgorithmError,
     Batch,
     Schedule,
-    check_choice,
     check_range,
     check_settings,
 )
@@ -59,7 +58,9 @@ class ChainSettings:
         clips = [float(value) for value in self.clip]
         check_range("transitions", 1 if self.transitions is None else self.transitions, 1)
         check_settings(self, clip_updates=0, denoising_discount=(0, 1), gradient_clip=0)
-        check_choice("reduce", self.reduce, ("sum", "mean"))
+        if self.reduce not in ("sum", "mean"):
+            problem = "the setting 'reduce' is unknown"
+            raise AlgorithmError(problem, got=self.reduce, expected="one of sum, mean")
         averaged = self.reduce == "mean"
         low, high = (0.0, _LARGEST_AVERAGED_CLIP) if averaged else (_LARGEST_AVERAGED_CLIP, 1.0)
         if len(clips) != 2 or not all(c > 0 and low <= c <= high for c in clips):

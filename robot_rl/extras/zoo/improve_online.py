@@ -18,7 +18,7 @@ from robot_rl.learning.gate import Gate
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.gather import (
     Purpose,
-    accept,
+    accepted_policy,
     check_generative,
     gathered,
     recorded,
@@ -71,9 +71,7 @@ class ImproveOnline(Stage):
     @explained_memory("lower improve_online.ppo.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
         """Act and learn, or go on with that, and let the gate decide."""
-        if not bench.run.has_folder(ACCEPTED):
-            accept(bench, bench.policy(CLONED), steps=0)
-        accepted = bench.policy(ACCEPTED)
+        accepted = accepted_policy(bench)
         base, seed = accepted.policy.base, self.settings.seed
         assert base is not None
         ppo, version = OnlinePPO(base, self._ppo, self._chain, seed), accepted.version
@@ -101,7 +99,8 @@ class ImproveOnline(Stage):
                 ended, rest = divmod(count, self._episodes)
                 if rest == 0 and ended > ppo.iterations:
                     metrics = self._learn(bench, ppo, who(count - 1))
-                    bench.note({**metrics, "success": won / self._episodes}, "learner")
+                    record = {**metrics, "success": won / self._episodes}
+                    bench.run.append_jsonl("learner", record)
                     bench.checkpoint(
                         IMPROVED,
                         accepted.learned(ppo.policy(), version + ppo.iterations),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -60,16 +60,6 @@ def check_settings(settings: object, **ranges: float | tuple[float, float]) -> N
         )
 
 
-def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    """Check that a setting is one of these words, or raise an `AlgorithmError`."""
-    if value not in choices:
-        raise AlgorithmError(
-            f"the setting {name!r} is unknown",
-            got=value,
-            expected=f"one of {', '.join(choices)}",
-        )
-
-
 LEAST_DISCOUNT = 0.97  # of those that are found in demonstrations
 
 
@@ -101,6 +91,17 @@ class Schedule:
     def gamma(self) -> float:
         """The discount γ per control step, which is known once there are demonstrations."""
         return LEAST_DISCOUNT if self.discount is None else self.discount
+
+    def sampling(self, fields: Sequence[str], **options: Any) -> SampleSpec:
+        """Batches of these fields, by the schedule; `options` are others of `SampleSpec`."""
+        return SampleSpec(
+            tuple(fields),
+            batch_size=self.batch_size,
+            n_step=self.n_step,
+            discount=self.gamma,
+            demonstration_share=self.demonstration_share,
+            **options,
+        )
 
 
 class Algorithm(Protocol):

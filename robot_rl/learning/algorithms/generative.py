@@ -28,7 +28,7 @@ from robot_rl.learning.algorithms.training import (
     falling,
     step,
 )
-from robot_rl.replay.windows import CHUNK, SampleSpec
+from robot_rl.replay.windows import CHUNK
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,8 @@ class Generative(Training):
         self.modules = {"learned": self.learned, "average": self.average}
         self.optimizers = {"actor": self.optimizer}
         self.beside = [self.fast]
-        self.required = SampleSpec(
-            tuple(base.encoder.keys),
-            batch_size=schedule.batch_size,
-            n_step=schedule.n_step,
-            discount=schedule.gamma,
-            demonstration_share=schedule.demonstration_share,
+        self.required = schedule.sampling(
+            list(base.encoder.keys),
             observation_steps=base.encoder.observation_steps,
             chunk_fields=("action",),
             chunk_steps=base.horizon,

@@ -27,7 +27,6 @@ from robot_rl.learning.algorithms.actor_critic import (
 )
 from robot_rl.learning.algorithms.base import Batch, Schedule
 from robot_rl.learning.algorithms.training import Training, check_batch, encoded, falling, step
-from robot_rl.replay.windows import SampleSpec
 
 _COLUMNS = ("action", "reward", "discount", "base_action", "next/base_action")
 
@@ -70,13 +69,7 @@ class Residual(Training):
         self.optimizers = {"critic": self.critics.optimizer, "actor": self.actor.optimizer}
         self.beside = [self.encoder]
         self._policy = self.policy_class(self.encoder, actor, base, self.critics.target, scale)
-        self.required = SampleSpec(
-            (*self.encoder.keys, "base_action", "action"),
-            batch_size=schedule.batch_size,
-            n_step=schedule.n_step,
-            discount=schedule.gamma,
-            demonstration_share=schedule.demonstration_share,
-        )
+        self.required = schedule.sampling([*self.encoder.keys, "base_action", "action"])
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Make one update of the critics and, in its turn, of actor and temperature.

@@ -26,7 +26,6 @@ from robot_rl.learning.algorithms.actor_critic import (
 )
 from robot_rl.learning.algorithms.base import Batch, Schedule
 from robot_rl.learning.algorithms.training import Training, check_batch, encoded, falling, step
-from robot_rl.replay.windows import SampleSpec
 
 
 class RLPD(Training):
@@ -61,13 +60,7 @@ class RLPD(Training):
         self.modules = {"actor": self.actor, "critics": self.critics}
         self.optimizers = {"critic": self.critics.optimizer, "actor": self.actor.optimizer}
         self.beside = [self.encoder]
-        self.required = SampleSpec(
-            (*self.encoder.keys, "action"),
-            batch_size=schedule.batch_size,
-            n_step=schedule.n_step,
-            discount=schedule.gamma,
-            demonstration_share=schedule.demonstration_share,
-        )
+        self.required = schedule.sampling([*self.encoder.keys, "action"])
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Make one update of the critics and, in its turn, of actor and temperature: algorithm 1.

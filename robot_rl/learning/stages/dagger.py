@@ -18,7 +18,6 @@ from robot_rl.config import ConfigError, Settings
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_INTERVENTION, Row
 from robot_rl.env.rollout import SeedStream
-from robot_rl.env.session import EpisodeResult
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.clone import check_unused, clone, save_cloned
 from robot_rl.learning.workbench import Workbench
@@ -79,28 +78,23 @@ def correct(bench: Workbench, behaviour: Behaviour, number: int) -> list[Episode
         with EpisodeWriter(bench.run.corrections, bench.demonstrations().schema) as writer:
             for episode in bench.gather(acting, count, stream, words, first=first, done=done):
                 with deferred_signals():  # or its corrections would be recorded again
-                    _record(bench, writer, number, episode)
+                    for segment in corrections(episode.rows):
+                        correction = replace(episode, rows=segment, success=True)
+                        correction.keep(writer, SOURCE_INTERVENTION)
+                    record = {
+                        "round": number,
+                        "seed": episode.seed,
+                        "steps": episode.steps,
+                        "intervened_steps": episode.intervened_steps,
+                        "success": episode.success,
+                        "corrections": len(writer),  # in the file with this episode's
+                    }
+                    bench.run.append_jsonl(CORRECTIONS, record)
         steps, taken = (sum(r[n] for r in finished()) for n in ("steps", "intervened_steps"))
         share = f"{100 * taken / max(1, steps):.0f} %"
         bench.say(f"round {number}: the operator took {taken} of {steps} steps ({share})")
     recorded = max((record["corrections"] for record in finished()), default=0)
     return [EpisodeDataset(bench.run.corrections).first(recorded)] if recorded else []
-
-
-def _record(bench: Workbench, writer: EpisodeWriter, number: int, episode: EpisodeResult) -> None:
-    for segment in corrections(episode.rows):
-        replace(episode, rows=segment, success=True).keep(writer, SOURCE_INTERVENTION)
-    bench.note(
-        {
-            "round": number,
-            "seed": episode.seed,
-            "steps": episode.steps,
-            "intervened_steps": episode.intervened_steps,
-            "success": episode.success,
-            "corrections": len(writer),  # in the file with this episode's
-        },
-        CORRECTIONS,
-    )
 
 
 def corrections(rows: Sequence[Row]) -> list[list[Row]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,6 @@ from policies.improved import FallbackPolicy
 from policies.networks import seeded
 from policies.processes.one_step import OneStep
 from robot_rl.config import Settings
-from robot_rl.data.episodes import Episode
 from robot_rl.data.transfer import DatasetEpisodes, EpisodeSource, Selection
 from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.evaluation.ledger import load_policy, policy_checkpoint
@@ -87,7 +87,7 @@ class Distil(Stage):
         lesson = Lesson(teacher)
         taught = shown_training(lesson, rows, options, settings.seed, "distilling")
         difference = taught.difference(rows, _JUDGED)
-        bench.note({"distilled_steps": steps, "student_difference": difference})
+        run.append_jsonl("notes", {"distilled_steps": steps, "student_difference": difference})
         bench.say(
             f"on {len(rows.indices):,} recorded steps the student's actions, in [-1, 1], differ"
             f" from its teacher's by {difference:.3f} (root mean square)",
@@ -142,8 +142,16 @@ def recorded(settings: Settings, run: RunDirectory, behaviour: Behaviour) -> Epi
         NotEnoughData: The run has recorded no step.
     """
     names, vision = [*behaviour.policy.observation, "action"], behaviour.vision
+    known = (run.reward_examples, run.demonstrations, run.exploration)
+    paths = [path for path in sorted(run.path.glob("*.zarr")) if path not in known]
+    sources: list[EpisodeSource] = []
+    if is_store(run.store):  # it holds the first episodes too
+        sources.append(StoreEpisodes(run.store, Selection()))
+    else:
+        paths.append(first_episodes(settings, run).path)
+    sources += [DatasetEpisodes(path, Selection()) for path in paths]
     episodes = []
-    for episode in _episodes(settings, run):
+    for episode in itertools.chain.from_iterable(source.episodes() for source in sources):
         columns: dict[str, Any] = {
             name: episode.rows[name].copy() for name in names if name != FEATURES
         }
@@ -153,17 +161,3 @@ def recorded(settings: Settings, run: RunDirectory, behaviour: Behaviour) -> Epi
     first = episodes[0] if episodes else {}
     arrays = {name: np.concatenate([each[name] for each in episodes]) for name in first}
     return EpisodeRows(arrays, np.cumsum([len(each["action"]) for each in episodes]))
-
-
-def _episodes(settings: Settings, run: RunDirectory) -> Iterator[Episode]:
-    """The episodes of the store, among which are the first ones, and of the other recordings."""
-    known = (run.reward_examples, run.demonstrations, run.exploration)
-    paths = [path for path in sorted(run.path.glob("*.zarr")) if path not in known]
-    sources: list[EpisodeSource] = []
-    if is_store(run.store):
-        sources.append(StoreEpisodes(run.store, Selection()))
-    else:
-        paths.append(first_episodes(settings, run).path)
-    sources += [DatasetEpisodes(path, Selection()) for path in paths]
-    for source in sources:
-        yield from source.episodes()

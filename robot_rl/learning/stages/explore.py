@@ -72,27 +72,22 @@ class Explore(Stage):
                     episode.keep(writer, SOURCE_POLICY)
         dataset = EpisodeDataset(run.exploration)
         in_hindsight = has_goals and settings.schedule.hindsight_share > 0
-        bench.say(_found(dataset, in_hindsight=in_hindsight))
+        columns = dataset.arrays(("reward", "terminated", "is_last"))
+        taken, won = ~columns["is_last"], int(dataset.successes.sum())
+        reward, ended = columns["reward"][taken], columns["terminated"][taken].any()
+        low, high = float(reward.min()), float(reward.max())
+        found = f"{won} of {len(dataset)} episodes succeeded, rewards from {low:g} to {high:g}"
+        if low == high and not ended and not in_hindsight:
+            raise RobotRLError(
+                "random actions have found nothing to learn from",
+                got=f"{found} in {len(reward)} steps",
+                hint="explore longer with algorithm.schedule.warmup_steps=5000, take a reward that"
+                " grows on the way to success (reward=distance), or learn from demonstrations",
+            )
+        doubt = "" if won else "; whether one can succeed is not known yet"
+        bench.say(f"random actions: {found}{doubt}")
         widths = observed_widths(settings.environment, schema)
         rows = EpisodeRows.of_datasets([dataset], (*widths, "action"))
         policy = untrained(settings, rows, observed_keys(widths, None), bench.generator("explore"))
         first = behaviour_of(policy, schema, settings.execute_steps)
         bench.checkpoint(UNTRAINED, first.exploring(*_AT_RANDOM))
-
-
-def _found(dataset: EpisodeDataset, *, in_hindsight: bool) -> str:
-    """Sum up the random actions; raises `RobotRLError` if there is nothing to learn from."""
-    columns = dataset.arrays(("reward", "terminated", "is_last"))
-    taken, won = ~columns["is_last"], int(dataset.successes.sum())
-    reward, ended = columns["reward"][taken], columns["terminated"][taken].any()
-    low, high = float(reward.min()), float(reward.max())
-    found = f"{won} of {len(dataset)} episodes succeeded, rewards from {low:g} to {high:g}"
-    if low == high and not ended and not in_hindsight:
-        raise RobotRLError(
-            "random actions have found nothing to learn from",
-            got=f"{found} in {len(reward)} steps",
-            hint="explore longer with algorithm.schedule.warmup_steps=5000, choose a reward that"
-            " grows on the way to success (reward=distance), or learn from demonstrations",
-        )
-    doubt = "" if won else "; whether one can succeed is not known yet"
-    return f"random actions: {found}{doubt}"

@@ -59,17 +59,15 @@ class Gather(Stage):
 
     def run(self, bench: Workbench) -> None:
         """Act for the episodes that are left of this round."""
-        if not bench.run.has_folder(ACCEPTED):
-            accept(bench, bench.policy(CLONED), steps=0)
-        accepted = bench.policy(ACCEPTED)
-        acting = exploring(accepted, self._std)
+        acting = exploring(accepted_policy(bench), self._std)
         words = f"gathering, round {self._round}" if self._round else "gathering"
         episodes = gathered(bench, acting, self._episodes, Purpose.DATA, self._round, words)
         found = list(episodes)
         won, operated = sum(o.success for o in found), sum(o.operated for o in found)
         record = {"round": self._round, "episodes": len(found), "successes": won}
         steps = recorded_steps(bench.run.gathered)
-        bench.note({**record, "operated": operated, "gathered_steps": steps}, "gathered")
+        record |= {"operated": operated, "gathered_steps": steps}
+        bench.run.append_jsonl("gathered", record)
         bench.say(
             f"{words}: {won} of {len(found)} episodes succeeded while exploring; {steps:,} steps"
             " are gathered so far, with those for the gate",
@@ -105,6 +103,13 @@ def exploring(behaviour: Behaviour, std: float) -> Behaviour:
     policy = behaviour.policy
     assert isinstance(policy, DiffusionPolicy)
     return behaviour.learned(policy.under(policy.process.exploring(std)), behaviour.version)
+
+
+def accepted_policy(bench: Workbench) -> Behaviour:
+    """The policy that was accepted last; the clone at first."""
+    if not bench.run.has_folder(ACCEPTED):
+        accept(bench, bench.policy(CLONED), steps=0)
+    return bench.policy(ACCEPTED)
 
 
 def accept(bench: Workbench, behaviour: Behaviour, steps: int) -> None:

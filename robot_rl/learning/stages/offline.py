@@ -75,7 +75,7 @@ class Offline(Stage):
             progress.update(training.updates - first)
             while training.updates < total and not bench.stop.is_set():
                 metrics = training.train(min(_BLOCK_UPDATES, total - training.updates))
-                bench.note({"offline_updates": training.updates, **metrics}, "offline")
+                bench.run.append_jsonl("offline", {"offline_updates": training.updates, **metrics})
                 progress.update(training.updates - first)
                 if time.monotonic() - saved > _SAVE_SECONDS:
                     training.save()
