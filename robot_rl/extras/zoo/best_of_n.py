@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -21,9 +22,8 @@ from policies.encoders import Array, ObservationBatch, StateEncoder
 from policies.improved import FallbackPolicy
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy, build, describe
-from robot_rl.extras.zoo.implicit_q import ImplicitQ
-from robot_rl.learning.algorithms.base import Batch, Schedule, check_range
-from robot_rl.learning.algorithms.generative import GenerativeSettings
+from robot_rl.extras.zoo.implicit_q import ImplicitQ, ImplicitSettings
+from robot_rl.learning.algorithms.base import Batch, check_settings
 
 
 class BestOfN(ChunkPolicy):
@@ -82,21 +82,21 @@ class BestOfN(ChunkPolicy):
         return self.sampled.loss(batch, generator)
 
 
-class BestOfNCritics(ImplicitQ):
-    """Beside the arguments of `ImplicitQ` it takes the number N of `candidates`."""
+@dataclass(frozen=True)
+class SamplingSettings(ImplicitSettings):
+    """Settings of the choice."""
 
-    def __init__(
-        self,
-        base: ChunkPolicy,
-        schedule: Schedule,
-        settings: GenerativeSettings,
-        expectile: float,
-        seed: int,
-        candidates: int,
-    ) -> None:
-        check_range("candidates", candidates, 1)
-        super().__init__(base, schedule, settings, expectile, seed)
-        self._candidates = candidates
+    candidates: int  # number N of chunks that are sampled
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_settings(self, candidates=1)
+
+
+class BestOfNCritics(ImplicitQ):
+    """Trains the critics that choose; the policy stays as it was cloned."""
+
+    settings: SamplingSettings
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Update the critics, and leave the policy alone."""
@@ -111,4 +111,4 @@ class BestOfNCritics(ImplicitQ):
         parts = copy.deepcopy(self.average)
         sampled = parts.under(parts.process.exploring(self.settings.exploration_std))
         critics = copy.deepcopy(self.critics.target)
-        return FallbackPolicy(BestOfN(sampled, critics, self._candidates), self._base)
+        return FallbackPolicy(BestOfN(sampled, critics, self.settings.candidates), self._base)

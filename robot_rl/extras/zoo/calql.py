@@ -35,19 +35,22 @@ class Conservatism:
         check_settings(self, weight=0, online_weight=0, actions=1)
 
 
+@dataclass(frozen=True)
+class ConservativeSettings(ActorCriticSettings):
+    """Settings of soft actor-critic with critics that doubt."""
+
+    conservative: Conservatism
+
+
 class CalQL(RLPD):
-    """Beside the arguments of `RLPD` it takes `conservative`."""
+    """`RLPD` whose critics doubt."""
+
+    settings: ConservativeSettings
 
     def __init__(
-        self,
-        base: ChunkPolicy,
-        schedule: Schedule,
-        settings: ActorCriticSettings,
-        conservative: Conservatism,
-        seed: int,
+        self, base: ChunkPolicy, schedule: Schedule, settings: ConservativeSettings, seed: int
     ) -> None:
         super().__init__(base, schedule, settings, seed)
-        self._conservative = conservative
         self.required = replace(self.required, returns=True)
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
@@ -60,7 +63,8 @@ class CalQL(RLPD):
         says only the least.
         """
         offline = self.updates < self.schedule.offline_updates
-        weight = self._conservative.weight if offline else self._conservative.online_weight
+        conservative = self.settings.conservative
+        weight = conservative.weight if offline else conservative.online_weight
         if weight == 0:
             return super().update(batch)
         check_batch(batch, self.required)
@@ -80,7 +84,7 @@ class CalQL(RLPD):
             value = critics.target(torch.cat([next_state, chosen], -1), heads).amin(0)
             target = critics.backup(reward, discount, value, entropy)
 
-        count, size, width = self._conservative.actions, len(state), action.shape[-1]
+        count, size, width = conservative.actions, len(state), action.shape[-1]
         values = critics.network(torch.cat([state, action], -1))
         with torch.no_grad():
             shape = (count * size, width)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from policies.networks import standard_normal
 from policies.policy import ChunkPolicy, Policy
-from robot_rl.extras.zoo.implicit_q import ImplicitQ
+from robot_rl.extras.zoo.implicit_q import ImplicitQ, ImplicitSettings
 from robot_rl.learning.algorithms.base import (
     AlgorithmError,
     Batch,
@@ -26,7 +26,6 @@ from robot_rl.learning.algorithms.base import (
     check_range,
     check_settings,
 )
-from robot_rl.learning.algorithms.generative import GenerativeSettings
 from robot_rl.learning.algorithms.training import means, step
 
 # Between averaged log-densities, whose clip is about .01, and summed ones, where it is about .2.
@@ -116,25 +115,27 @@ def standardised(advantage: Tensor) -> Tensor:
     return (advantage - advantage.mean()) / (advantage.std(unbiased=False) + 1e-8)
 
 
-class DenoisingPPO(ImplicitQ):
-    """Beside the arguments of `ImplicitQ` it takes `chain`, and after how many updates π_old moves.
+@dataclass(frozen=True)
+class DenoisingSettings(ImplicitSettings):
+    """Settings of PPO on chains."""
 
-    `refresh_every` are updates of the policy.
-    """
+    chain: ChainSettings
+    refresh_every: int  # updates of the policy after which π_old moves
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_settings(self, refresh_every=1)
+
+
+class DenoisingPPO(ImplicitQ):
+    """The policy climbs the critics' advantage of its own chains."""
+
+    settings: DenoisingSettings
 
     def __init__(
-        self,
-        base: ChunkPolicy,
-        schedule: Schedule,
-        settings: GenerativeSettings,
-        expectile: float,
-        chain: ChainSettings,
-        refresh_every: int,
-        seed: int,
+        self, base: ChunkPolicy, schedule: Schedule, settings: DenoisingSettings, seed: int
     ) -> None:
-        super().__init__(base, schedule, settings, expectile, seed)
-        check_range("refresh_every", refresh_every, 1)
-        self._chain, self._refresh_every = chain, refresh_every
+        super().__init__(base, schedule, settings, seed)
         self.old = copy.deepcopy(self.learned).requires_grad_(False)
         self._drawing = self.old.process.exploring(settings.exploration_std)
         self._learning = self.learned.process.exploring(settings.exploration_std)
@@ -152,9 +153,10 @@ class DenoisingPPO(ImplicitQ):
         metrics, turn = self.update_critics(seen), self.turn
         if turn is None:
             return metrics
-        if turn % self._refresh_every == 0:
+        if turn % self.settings.refresh_every == 0:
             self.old.load_state_dict(self.learned.state_dict())
-        chain, steps, executed = self._chain, self._learning.steps, self.settings.executed_steps
+        chain, executed = self.settings.chain, self.settings.executed_steps
+        steps = self._learning.steps
         features = seen.features
         with torch.no_grad():
             shape = (len(features), *self._drawing.noise_shape)

@@ -40,25 +40,34 @@ class Steering(TemperatureSettings):
         check_settings(self, limit=0)
 
 
+@dataclass(frozen=True)
+class SteeringSettings(GenerativeSettings):
+    """Settings of both forms."""
+
+    steering: Steering
+
+
 class Steered(Generative):
-    """The actor of both forms. Beside the arguments of `Generative` it takes `steering`.
+    """The actor of both forms.
 
     Plans take `learning_steps` transitions, here and where they act: one latent must mean one
     chunk. The weights of the clone stay as they are. The critics judge executed actions, or so many
     `judged` columns.
     """
 
+    settings: SteeringSettings
+
     def __init__(
         self,
         base: ChunkPolicy,
         schedule: Schedule,
-        settings: GenerativeSettings,
-        steering: Steering,
+        settings: SteeringSettings,
         seed: int,
         judged: int | None = None,
     ) -> None:
         super().__init__(base, schedule, settings, seed)
-        self.steering, self.columns = steering, base.horizon * base.action_dimension
+        self.steering = steering = settings.steering
+        self.columns = base.horizon * base.action_dimension
         self.critics = self.chunk_critics(judged)
         actor = GaussianTanh(
             base.encoder.features,
@@ -101,14 +110,9 @@ class DSRL(Steered):
     """
 
     def __init__(
-        self,
-        base: ChunkPolicy,
-        schedule: Schedule,
-        settings: GenerativeSettings,
-        steering: Steering,
-        seed: int,
+        self, base: ChunkPolicy, schedule: Schedule, settings: SteeringSettings, seed: int
     ) -> None:
-        super().__init__(base, schedule, settings, steering, seed)
+        super().__init__(base, schedule, settings, seed)
         self.latent_critics = CriticEnsemble(
             base.encoder.features + self.columns,
             settings.critic_hidden,
@@ -170,12 +174,7 @@ class PlainDSRL(Steered):
     """
 
     def __init__(
-        self,
-        base: ChunkPolicy,
-        schedule: Schedule,
-        settings: GenerativeSettings,
-        steering: Steering,
-        seed: int,
+        self, base: ChunkPolicy, schedule: Schedule, settings: SteeringSettings, seed: int
     ) -> None:
         for name, expected, why in (
             ("n_step", settings.executed_steps, "a latent's return is that of its plan"),
@@ -190,7 +189,7 @@ class PlainDSRL(Steered):
                     hint="leave it out, or choose algorithm=dsrl",
                 )
         columns = base.horizon * base.action_dimension
-        super().__init__(base, schedule, settings, steering, seed, judged=columns)
+        super().__init__(base, schedule, settings, seed, judged=columns)
         self.required = replace(self.required, fields=(*self.required.fields, PLAN + LATENT))
 
     def update(self, batch: Batch) -> dict[str, Tensor]:

@@ -30,19 +30,23 @@ class Ascent:
         check_settings(self, steps=1, size=(0, 2), limit=(0, 2))
 
 
+@dataclass(frozen=True)
+class AscentSettings(GenerativeSettings):
+    """Settings of the policy, its critics and the ascent."""
+
+    ascent: Ascent
+
+
 class ActionGradient(Generative):
-    """Beside the arguments of `Generative` it takes `ascent`."""
+    """The policy is cloned from its own chunks, improved along the critics' gradient."""
+
+    settings: AscentSettings
 
     def __init__(
-        self,
-        base: ChunkPolicy,
-        schedule: Schedule,
-        settings: GenerativeSettings,
-        ascent: Ascent,
-        seed: int,
+        self, base: ChunkPolicy, schedule: Schedule, settings: AscentSettings, seed: int
     ) -> None:
         super().__init__(base, schedule, settings, seed)
-        self.critics, self._ascent = self.chunk_critics(), ascent
+        self.critics = self.chunk_critics()
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Make one update of the critics and, in its turn, of the policy.
@@ -67,7 +71,7 @@ class ActionGradient(Generative):
         # with steps of one size and within a limit.
         with torch.no_grad():
             chunk = self.drawn(features)
-        start, ascent = chunk[:, :executed], self._ascent
+        start, ascent = chunk[:, :executed], self.settings.ascent
         low, high = (start - ascent.limit).clamp(-1, 1), (start + ascent.limit).clamp(-1, 1)
         action = start
         for _ in range(ascent.steps):

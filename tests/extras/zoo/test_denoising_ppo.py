@@ -64,7 +64,8 @@ def flow():
 def test_the_ratio_is_one_until_the_policy_has_changed(base, chain):
     changes = [("settings.actor_rate", 0.0)]
     changes += [
-        (f"chain.{name}", str(value).replace("None", "null")) for name, value in chain.items()
+        (f"settings.chain.{name}", str(value).replace("None", "null"))
+        for name, value in chain.items()
     ]
     algorithm = make("denoising_ppo", changes=changes, base=base())
     for seed in range(CRITIC_ONLY + 3):
