@@ -36,7 +36,7 @@ class AdvantageWeighted(ImplicitQ):
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Update the critics, then clone what was executed, each chunk by min(exp(β A), 100)."""
-        seen = self.seen(batch)
+        seen = self.begin_update(batch)
         metrics = self.update_critics(seen)
         if self.turn is None:
             return metrics

@@ -100,7 +100,7 @@ class BestOfNCritics(ImplicitQ):
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Update the critics, and leave the policy alone."""
-        return self.update_critics(self.seen(batch))
+        return self.update_critics(self.begin_update(batch))
 
     def acting_policy(self) -> Policy:
         """The same policy as the deployed one."""

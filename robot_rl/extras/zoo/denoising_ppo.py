@@ -149,7 +149,7 @@ class DenoisingPPO(ImplicitQ):
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Update the critics; in its turn draw chains from π_old, and make a step a ratio."""
-        seen = self.seen(batch)
+        seen = self.begin_update(batch)
         metrics, turn = self.update_critics(seen), self.turn
         if turn is None:
             return metrics

@@ -125,7 +125,7 @@ class DSRL(Steered):
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Update Q^A on actions, Q^W on Q^A, and in its turn the actor on Q^W."""
-        seen, critics, limit = self.seen(batch), self.critics, self.steering.limit
+        seen, critics, limit = self.begin_update(batch), self.critics, self.steering.limit
         features, executed = seen.features, self.settings.executed_steps
 
         # Q^A(s, a) on Σ γ^j r + γ^m Q^A'(s', π(s', w')), w' of the actor.
@@ -194,7 +194,7 @@ class PlainDSRL(Steered):
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Soft actor-critic on latents: Q(s, w) on Σ γ^j r + γ^m Q'(s', w'), w' of the actor."""
-        seen, critics, limit = self.seen(batch), self.critics, self.steering.limit
+        seen, critics, limit = self.begin_update(batch), self.critics, self.steering.limit
         latent, metrics = self.tensor(batch[PLAN + LATENT]), {}
         began = (self.tensor(batch["source"]) == SOURCE_POLICY) & (latent != 0).any(-1)
         if began.any():

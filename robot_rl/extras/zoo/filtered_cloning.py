@@ -32,7 +32,7 @@ class FilteredCloning(Generative):
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Clone the chunks of demonstrations, of interventions and of successful episodes."""
-        seen = self.seen(batch)
+        seen = self.begin_update(batch)
         succeeded = batch["return/valid"] & (batch["return"] > 0)
         chosen = self.tensor(succeeded | (batch["source"] != SOURCE_POLICY))
         metrics = {"imitated": chosen.float().mean()}

@@ -15,9 +15,9 @@ from policies.critics import CriticEnsemble
 from policies.policy import ChunkPolicy
 from robot_rl.learning.algorithms.base import Schedule, check_settings
 from robot_rl.learning.algorithms.generative import (
+    Encoded,
     Generative,
     GenerativeSettings,
-    Seen,
     critic_input,
 )
 from robot_rl.learning.algorithms.training import adam, step
@@ -55,7 +55,7 @@ class ImplicitQ(Generative):
         advantage: Tensor = q - self.value(features)[0]
         return advantage
 
-    def update_critics(self, seen: Seen) -> dict[str, Tensor]:
+    def update_critics(self, seen: Encoded) -> dict[str, Tensor]:
         """V by expectile regression on Q' (eq. 5), then Q on r + γ^m V(s') (eq. 6), then Q'."""
         error = self.advantage(seen.features, seen.executed)  # of V alone: Q' takes no gradient
         loss = expectile_loss(error, self.settings.expectile)

@@ -54,7 +54,7 @@ class ActionGradient(Generative):
         Raises:
             AlgorithmError: The batch lacks a required field.
         """
-        seen, critics = self.seen(batch), self.critics
+        seen, critics = self.begin_update(batch), self.critics
         features, executed = seen.features, self.settings.executed_steps
 
         # y = Σ γ^j r + γ^m min_e Q'_e(s', a') over a random subset of heads, a' of the policy.

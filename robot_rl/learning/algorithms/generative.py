@@ -44,8 +44,8 @@ class GenerativeSettings(CriticSettings):
         check_settings(self, executed_steps=1, learning_steps=1, exploration_std=(0, 1))
 
 
-class Seen(NamedTuple):
-    """A batch as critics and policy see it."""
+class Encoded(NamedTuple):
+    """A batch with its observations encoded, for critics and policy."""
 
     features: Tensor  # (B, F) of the observations
     executed: Tensor  # (B, E, d), the first actions of the chunk that was executed
@@ -101,8 +101,8 @@ class Generative(Training):
         self.modules["critics"], self.optimizers["critic"] = critics, critics.optimizer
         return critics
 
-    def seen(self, batch: Batch) -> Seen:
-        """Begin an update: check the batch, count it, and encode what was observed.
+    def begin_update(self, batch: Batch) -> Encoded:
+        """Check the batch, count the update, and encode the observations.
 
         Raises:
             AlgorithmError: The batch lacks a required field.
@@ -110,7 +110,7 @@ class Generative(Training):
         check_batch(batch, self.required)
         self.updates += 1
         features, next_features = encoded(self.average.encoder, batch)
-        return Seen(
+        return Encoded(
             features,
             self.tensor(batch[f"{CHUNK}action"])[:, : self.settings.executed_steps],
             next_features,

@@ -136,7 +136,7 @@ class Purpose(IntEnum):
     ITERATIONS = 2  # of online learning
 
 
-class Outcome(NamedTuple):
+class EpisodeOutcome(NamedTuple):
     """How an episode ended."""
 
     success: bool
@@ -153,7 +153,7 @@ def gathered(
     words: str,
     *,
     tries: int = 1,
-) -> Generator[Outcome, None, None]:
+) -> Generator[EpisodeOutcome, None, None]:
     """Yield the outcomes of so many episodes: first of the recorded ones, then of new ones.
 
     Close it to stop early. The arguments are those of `Workbench.gather`, but a function
@@ -172,7 +172,7 @@ def gathered(
         for episode in acted:
             episode.keep(writer, SOURCE_POLICY)
             operated = episode.intervened_steps > 0
-            yield Outcome(episode.success, operated, episode.policy_version)
+            yield EpisodeOutcome(episode.success, operated, episode.policy_version)
 
 
 def recorded(bench: Workbench, purpose: Purpose, round_number: int) -> list[int]:
@@ -187,7 +187,7 @@ def recorded(bench: Workbench, purpose: Purpose, round_number: int) -> list[int]
     return places
 
 
-def outcomes(run: RunDirectory) -> list[Outcome]:
+def outcomes(run: RunDirectory) -> list[EpisodeOutcome]:
     """How each episode of the dataset ended."""
     if not run.gathered.exists():
         return []
@@ -197,7 +197,7 @@ def outcomes(run: RunDirectory) -> list[Outcome]:
     operated = [bool(part.any()) for part in np.split(columns["intervened"], begins[1:])]
     versions = columns["policy_version"][begins].tolist()
     won = dataset.successes.tolist()
-    return [Outcome(*each) for each in zip(won, operated, versions, strict=True)]
+    return [EpisodeOutcome(*each) for each in zip(won, operated, versions, strict=True)]
 
 
 def recorded_steps(path: Path) -> int:

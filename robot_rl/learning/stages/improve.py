@@ -15,7 +15,7 @@ from robot_rl.config import ConfigError, Settings
 from robot_rl.evaluation.ledger import open_policy
 from robot_rl.learning.algorithms import improves_clone
 from robot_rl.learning.algorithms.generative import Generative
-from robot_rl.learning.gate import Candidate, Decision, Gate
+from robot_rl.learning.gate import Answer, Candidate, Gate
 from robot_rl.learning.stages.gather import accept, check_generative, recorded_steps
 from robot_rl.learning.stages.offline import Offline, OfflineTraining
 from robot_rl.learning.workbench import Workbench
@@ -102,7 +102,7 @@ def decided(
     round_number: int,
     *,
     descends: bool = False,
-) -> Decision:
+) -> Answer:
     """Let the gate judge a candidate, and deploy it if it is accepted.
 
     The candidate is kept as checkpoints/round_<n> in any case. `CANDIDATE` holds the policy that
@@ -118,7 +118,7 @@ def decided(
     accepted = bench.policy(ACCEPTED)
     verdicts = bench.run.read_jsonl(VERDICTS)
     if verdicts and verdicts[-1]["candidate"] == name:  # an earlier start was interrupted later
-        decision: Decision = verdicts[-1]["decision"]
+        decision: Answer = verdicts[-1]["decision"]
     else:
         latest = reversed(verdicts if descends else [])
         before = itertools.takewhile(lambda each: each["decision"] == "undecided", latest)
