@@ -130,7 +130,7 @@ class Behaviour:
     """A policy with everything that an actor must know to run it; it holds no seed."""
 
     policy: Policy  # the networks with their normalisers
-    interface: Interface  # what it was trained for
+    interface: Interface  # that it was trained for
     # Actions of a chunk that are executed before the next plan; 1 without chunks.
     execute_steps: int = 1
     # How the executed action departs from the policy's best guess.
@@ -245,7 +245,7 @@ class Behaviour:
         return replace(self, exploration=exploration)
 
     def to(self, device: torch.device) -> Behaviour:
-        """Move the networks to a device; what the runner gives and takes stays on the CPU."""
+        """Move the networks to a device; the runner's inputs and outputs stay on the CPU."""
         self.policy.to(device)
         if self.vision is not None:
             self.vision.to(device)
@@ -323,7 +323,7 @@ class Behaviour:
         encoder_id: int | None = None,
         observation: Mapping[str, int] | None = None,
     ) -> Behaviour:
-        """Check that the policy fits what is given of where it is to run; returns itself.
+        """Check that the policy fits the place where it is to run; returns itself.
 
         `observation` is name → width of everything the environment gives, which may be more than
         the policy uses.

@@ -43,7 +43,7 @@ _LEAST_BOUND, _MOST_TIMES = 1 << 28, 8
 
 @dataclass(frozen=True)
 class StoredBase:
-    """A base policy in a folder of its own, so that what acts on it need not carry its weights."""
+    """A base policy in a folder of its own, so that policies on top need not carry its weights."""
 
     policy: ChunkPolicy  # the base
     checksum: str  # of its folder

@@ -125,7 +125,7 @@ def camera_image(
 ) -> Tensor:
     """Give the images of a camera as they are, uint8 (..., H, W, 3), or its points (..., N, C).
 
-    `cameras` has the shapes of all that are expected; what is no camera is ignored.
+    `cameras` has the shapes of all expected cameras; other observations are ignored.
 
     Raises:
         PolicyError: The camera is missing, or has images of another size.

@@ -40,7 +40,7 @@ class InstructionTokenizer(nn.Module):
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids that text can have; what was added stands for images and the like."""
+        """Number of token ids of text, without added ids that stand for images and the like."""
         return int(self._loaded().get_vocab_size(with_added_tokens=False))
 
     def forward(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:

@@ -54,8 +54,8 @@ class RunningEpisode:
     plan_noise: np.random.Generator
     step_noise: np.random.Generator  # source of the noise of steps
     exploration_draw: float  # uniform in [0, 1): see `Exploration.in_episode`
-    instruction: str  # what is to be done; empty where nothing was said
-    # (execute_steps or more, d), what was planned; None before the first plan.
+    instruction: str  # the task in words; may be empty
+    # (execute_steps or more, d), the planned actions; None before the first plan.
     chunk: Floats | None = None
     position: int = 0  # of the next action in the chunk
     # Name → (width,), what rows keep of that plan: see `ChunkPolicy.extras`.
@@ -136,8 +136,8 @@ class PolicyRunner:
         Observations are (slots, ...shape) by name; rows of inactive slots are not read.
 
         Raises:
-            PolicyError: A slot was not reset, or the observation or what the policy makes of it
-                cannot be used: of another shape, or not finite. Chunks are dropped then, so that
+            PolicyError: A slot was not reset, or the observation or the policy's output has
+                another shape, or is not finite. Chunks are dropped then, so that
                 the next call plans again.
         """
         rows = self._all if active is None else np.flatnonzero(active)

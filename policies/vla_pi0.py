@@ -91,7 +91,7 @@ class PI0(VLABackbone):
         transformers = _transformers()
         verbosity = transformers.logging.get_verbosity()
         try:
-            transformers.logging.set_verbosity_error()  # what is wrong is said once, below
+            transformers.logging.set_verbosity_error()  # the error below says it once
             with torch.random.fork_rng(devices=[]):  # tensors that are missing are drawn
                 model, report = transformers.PI0ForConditionalGeneration.from_pretrained(
                     path,
@@ -170,7 +170,7 @@ class PI0(VLABackbone):
             attention_mask=prompt.mask,
             past_key_values=prompt.cache,
         )
-        # The model has appended the noisy actions; a negative number is what is taken away.
+        # The model has appended the noisy actions; a negative number removes so many.
         prompt.cache.crop(prompt.length - prompt.cache.get_seq_length())
         velocity: Tensor = output.logits.float()
         return velocity

@@ -245,7 +245,7 @@ class Learner:
         with self._saving():
             self._rows.show(target)
             while count and not self._rows.transitions:
-                # Nobody has annotated a row yet with what `reward.annotation` asks for.
+                # No row has the annotation yet that `reward.annotation` names.
                 if self._bench.stop.wait(_RETRY_SECONDS):
                     raise Stopped
                 self._rows.show(target)

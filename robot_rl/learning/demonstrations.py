@@ -41,7 +41,7 @@ def open_demonstrations(dataset: str | None, run: RunDirectory | None) -> Episod
 
     Raises:
         SchemaMismatch: They are of another schema version.
-        RobotRLError: There are none, or none that succeeded.
+        RobotRLError: There are no demonstrations, or no successful ones.
     """
     path = Path(str(dataset)) if dataset or run is None else run.demonstrations
     if not path.exists():
@@ -84,7 +84,7 @@ def check_demonstrations(environment: Mapping[str, Any], dataset: EpisodeDataset
 def fill_from_demonstrations(
     algorithm: Part, annotation: str | None, first: EpisodeDataset
 ) -> Part:
-    """The algorithm's configuration, with what it leaves open filled in from the first episodes.
+    """The algorithm's configuration, with its open values filled in from the first episodes.
 
     With a discount γ the start of an episode must still count its success: the horizon 1 / (1 - γ)
     is two thirds of the steps to it. Demonstrations are imitated as long as 100 of them take.

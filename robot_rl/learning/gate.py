@@ -51,7 +51,7 @@ class Gate(Protocol):
 
     Attributes:
         held_out: Improvement leaves out each episode whose number is a multiple of it, so that the
-            gate can learn from what the candidate was not improved on; 0: it leaves out none.
+            gate can learn from episodes that the candidate has not seen; 0: it leaves out none.
     """
 
     held_out: int

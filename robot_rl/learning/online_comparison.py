@@ -12,24 +12,24 @@ import numpy as np
 from robot_rl.data.schema import SOURCE_INTERVENTION
 from robot_rl.learning.workbench import Rows
 
-_EXPLORING = 12  # latest episodes that count of what is learned while it explores; it changes
-_NOISELESS = 20  # the same of those without noise
-# The same of both together: of a clone that solves 86 % of the scenes, 20 episodes of what solves
-# all cannot show that it is worse. In drawn runs of 80 episodes what solved 98 %, exploring, was
-# then held for better at the end in 71 instead of 39 % of them, and what is worse (85 against 90 %)
-# acts in 5 instead of 3 % of the time.
+_EXPLORING = 12  # latest exploring episodes that count: the learned policy changes
+_NOISELESS = 20  # latest episodes without noise that count
+# Latest episodes of both kinds that count together. Beside a clone that solves 86 % of the scenes,
+# 20 episodes of a perfect policy prove nothing. With these, in simulated runs of 80 episodes, a
+# policy that solved 98 %, exploring, counted as better at the end in 71 instead of 39 % of the
+# runs; a worse one (85 against 90 %) acts in 5 instead of 3 % of the time.
 _EITHER = 40
-_LATEST = 60  # latest episodes of what is learned among which those are sought
+_LATEST = 60  # latest episodes of the learned policy that are kept for this
 _ENOUGH = 20  # episodes of the clone, after which it need not act any more
-_LEAST = 6  # episodes of each before either is held for better
-_SURE = 0.95  # chance from which on what was learned is held for better, or for worse
-# What was held for better stays so above this chance: near one threshold each episode would
-# decide. In drawn runs what is better (95 against 60 %) then acts in 72 instead of 56 % of the
-# time, what is worse (50 against 60 %) in 2 instead of 1 %.
+_LEAST = 6  # episodes of each before they are compared
+_SURE = 0.95  # chance from which the learned policy counts as better, or as worse
+# Above this chance a better policy still counts as better: near a single threshold each episode
+# would decide. In simulated runs a better one (95 against 60 %) then acts in 72 instead of 56 % of
+# the time, a worse one (50 against 60 %) in 2 instead of 1 %.
 _STILL = 0.8
 _FIRST_SHARE = 0.5  # of the episodes, until _LEAST of the clone are known: it acts without noise
 _SHARE = 0.125  # of the episodes after that
-_HOPELESS = 0.2  # chance below which what was learned is not tried without noise
+_HOPELESS = 0.2  # chance below which the learned policy is not tried without noise
 _NOISELESS_SHARE = 1 / 3  # of the episodes otherwise, until exploring episodes prove it
 _FIELDS = ("source", "success", "base_alone", "noiseless", "policy_version")
 
@@ -109,7 +109,7 @@ class OnlineComparison:
         """Take in the episodes that are visible in the rows now, and decide."""
         for number, columns in self._rows.episodes(_FIELDS, self._counted):
             self._counted = number
-            known = ~np.isnan(columns["reward"][:-1])  # what an annotation says nothing of is left
+            known = ~np.isnan(columns["reward"][:-1])  # rows without an annotation are left out
             episode = {name: column[:-1][known] for name, column in columns.items()}
             if not known.any() or (episode["source"] == SOURCE_INTERVENTION).any():
                 continue

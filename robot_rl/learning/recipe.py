@@ -111,7 +111,7 @@ class Recipe:
     def left(self, run: RunDirectory | None) -> list[str]:
         """Names of the stages with something left to do; all of them where there is no run yet.
 
-        With `stage` in the settings it is that one, whether it is done or not.
+        With `stage` in the settings it is only that stage, done or not.
         """
         return [self._settings.stage] if self._settings.stage else self._unfinished(run)
 
@@ -138,10 +138,10 @@ class Recipe:
     def check(self, run: RunDirectory | None, names: Sequence[str]) -> None:
         """Check that each of these stages will find what it needs, before any of them starts.
 
-        `run` is None where there is none yet.
+        `run` is None before there is one.
 
         Raises:
-            RecipeError: One needs what no stage before it makes, and what is not there.
+            RecipeError: One needs an artifact that is not there, and that no stage before it makes.
             RobotRLError: One could not do its work.
         """
         made = {DEMONSTRATIONS} if self._settings.dataset is not None else set()
@@ -198,7 +198,7 @@ class Recipe:
     def table(self, run: RunDirectory | None) -> list[str]:
         """A line for each stage: what it makes, whether it has, and how long that took.
 
-        `run` is None where there is none yet.
+        `run` is None before there is one.
         """
         left, width, records = self._unfinished(run), max(map(len, self.stages)), _records(run)
         lines = []

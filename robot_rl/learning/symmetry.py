@@ -66,7 +66,7 @@ class Symmetry:
         """Make the turning of rows with these observations, name → width, and action columns.
 
         Raises:
-            RobotRLError: It is not known what the columns of one of them are.
+            RobotRLError: The meaning of the columns of one of them is not known.
         """
         _check_columns("the action, which task.symmetry changes,", action_names, self.turns)
         known = {**_OWN, **self.fields, **dict.fromkeys(_ACTIONS, action_names)}

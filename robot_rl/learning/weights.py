@@ -35,7 +35,7 @@ LARGEST_SENT_BASE = 64 * 2**20
 class Published:
     """A behaviour and how long it may act."""
 
-    behaviour: Behaviour  # what the actor runs
+    behaviour: Behaviour  # that the actor runs
     acts_until: int  # environment step before which it may act on the stepped clock
     data: bytes  # the behaviour as it was sent
 
@@ -144,7 +144,7 @@ class SteppedWeights(WeightSource):
 
     client: ReplayClient  # of the mailbox
     receiver: WeightsReceiver  # takes them out of it
-    present: Published  # what the actor has
+    present: Published  # that the actor has now
     stop: StopEvent  # when it is set waiting ends; with `kept` the actor ends at once
     # Weights that acted before; None if no episode is played again.
     kept: KeptWeights | None = None
@@ -170,7 +170,7 @@ class SteppedWeights(WeightSource):
         if self.kept is not None and (before := self.kept.at_step(step)) is not None:
             self.present = before
             return before
-        self.client.flush(stop=self.stop)  # the learner needs these rows for what is waited for
+        self.client.flush(stop=self.stop)  # the learner needs these rows to make the next weights
         self._wait_while(lambda: step >= self.present.acts_until)
         if self.kept is not None:
             self.kept.keep(self.present, step)
@@ -234,12 +234,12 @@ class RealtimeWeights(WeightSource):
     """The wall clock: whatever is newest, without waiting.
 
     A thread asks the server, so that the control loop never waits for it. While the server is
-    away, or does not let this client in, the actor goes on with what it has.
+    away, or does not let this client in, the actor goes on with its present behaviour.
     """
 
     client: ReplayClient  # its own, which is closed with it
     receiver: WeightsReceiver  # takes the weights out of the mailbox
-    version: int  # of what the actor has
+    version: int  # of the behaviour that the actor has
     note: Callable[[str], None]  # called if there are no new weights for long
 
     def __post_init__(self) -> None:

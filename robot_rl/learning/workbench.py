@@ -117,7 +117,7 @@ class Workbench:
     def sampler(self, spec: SampleSpec) -> Rows:
         """Draw from the rows of the run's first episodes, once they are stored, and of the actors.
 
-        The run adds its capacity and its rewards to what the spec asks for.
+        The run's capacity and rewards are added to the spec.
 
         Raises:
             ReplayError: The replay server cannot give these rows.
@@ -317,7 +317,7 @@ class Rows:
         return self._sampler.episodes(fields, after, demonstrations=demonstrations)
 
     def state_dict(self) -> dict[str, object]:
-        """The state of the random stream and what is shown, as JSON."""
+        """The state of the random stream and of the visible rows, as JSON."""
         return self._sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:

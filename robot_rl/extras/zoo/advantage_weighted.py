@@ -35,7 +35,7 @@ class AdvantageWeighted(ImplicitQ):
     settings: WeightingSettings
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Update the critics, then clone what was executed, each chunk by min(exp(β A), 100)."""
+        """Update the critics, then clone the executed chunks, weighted by min(exp(β A), 100)."""
         seen = self.begin_update(batch)
         metrics = self.update_critics(seen)
         if self.turn is None:

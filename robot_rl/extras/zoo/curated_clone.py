@@ -46,7 +46,7 @@ Segments = list[tuple[int, int]]  # of rows: the first, and the one behind the l
 
 _HEADS, _HIDDEN, _RATE, _TARGET_RATE, _BATCH_SIZE = 10, (64, 64), 1e-3, 0.02, 256
 _STEPS = 8  # of a return before it bootstraps
-_EXPECTILE = 0.8  # of returns: what a state is worth to who goes on well from it
+_EXPECTILE = 0.8  # of returns: the value of a state if it goes on well
 _TAIL = 0.05  # share of readings at each end that may lie outside [-1, 1]
 _SMOOTHED = 5  # rows over which progress is averaged
 
@@ -210,7 +210,7 @@ class CuratedClone(Clone):
             critics = _fitted(bench, [*attempts, *made], keys, self._updates)
             progress = [critics.progress(attempt.columns) for attempt in shown]
             segments = [falling_segments(p, self._fall, self._window) for p in progress]
-        (bench.run.path / CURATED).unlink(missing_ok=True)  # what was found before
+        (bench.run.path / CURATED).unlink(missing_ok=True)  # of an earlier start
         starts, out = np.append(0, dataset.episode_ends), np.zeros(dataset.rows_total, bool)
         numbers = np.flatnonzero(dataset.successes).tolist()
         for number, values, falls in zip(numbers, progress, segments, strict=True):
@@ -230,7 +230,7 @@ class CuratedClone(Clone):
 def _recorded(
     bench: Workbench,
 ) -> tuple[EpisodeDataset, list[Attempt], dict[str, int], ImageEncoder | None]:
-    """The demonstrations, all attempts to learn from, and what the critics see of them."""
+    """The demonstrations, all attempts to learn from, and the keys that the critics see."""
     dataset = bench.demonstrations()
     vision = bench.policy(VISION).vision if bench.settings.sees else None
     states = observed_widths(bench.settings.environment, dataset.schema)

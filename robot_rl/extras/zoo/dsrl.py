@@ -166,11 +166,11 @@ class PlainDSRL(Steered):
     """`dsrl_plain`: the critics judge the latents that the actor has chosen, and nothing else.
 
     They learn from the rows in which a plan of the actor begins. Demonstrations, an operator's
-    actions and what the clone does alone have no latent, so that nothing is learned from them.
+    actions and those of the clone alone have no latent, so nothing is learned from them.
 
     Raises:
         AlgorithmError: A return covers other steps than a plan's actions; or it should learn from
-            demonstrations, or from what was recorded before.
+            demonstrations, or from recorded episodes.
     """
 
     def __init__(

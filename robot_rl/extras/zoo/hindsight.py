@@ -53,12 +53,12 @@ class Hindsight:
     """Exchanges a share of each batch for transitions towards goals that were reached."""
 
     recorded: Rows  # of the run
-    spec: SampleSpec  # what the algorithm draws
+    spec: SampleSpec  # of the algorithm
     share: float  # of each batch, in [0, 1]
     goal_reward: GoalReward  # the environment's function
-    judged: Judgement  # what a step is by the function's value; see `judgements`
+    judged: Judgement  # reward and end by the function's value; see `judgements`
     seed: int  # of all draws
-    base: PolicyRunner | None = None  # proposes where the algorithm sees what its base does
+    base: PolicyRunner | None = None  # proposes, if the algorithm sees its base's actions
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng((self.seed, _GOALS))
@@ -154,7 +154,7 @@ class Hindsight:
         return {name: batch[name] for name in batch if name != "source"}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the random stream, as JSON; what was taken in follows from the store."""
+        """The state of the random stream, as JSON; the episodes follow from the store."""
         return dict(self._rng.bit_generator.state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -207,5 +207,5 @@ def judgements(episodes: Iterable[Columns], goal_reward: GoalReward) -> Judgemen
 
 
 def columns(spec: SampleSpec) -> list[str]:
-    """The fields of whole episodes that hindsight needs for what an algorithm draws."""
+    """The fields of whole episodes that hindsight needs for an algorithm's batches."""
     return [*(name for name in spec.fields if name not in ("base_action", "action")), "action"]

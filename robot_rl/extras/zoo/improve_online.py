@@ -28,7 +28,7 @@ from robot_rl.learning.stages.improve import decided
 from robot_rl.learning.workbench import Workbench
 from robot_rl.run import ACCEPTED, CLONED, DEMONSTRATIONS, GATHERED
 
-IMPROVED = "checkpoints/improved"  # what the stage goes on with
+IMPROVED = "checkpoints/improved"  # the stage resumes from it
 
 
 class ImproveOnline(Stage):

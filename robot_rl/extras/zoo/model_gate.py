@@ -39,7 +39,7 @@ class ModelSettings:
     """Settings of the model and its critics, and of the rollouts."""
 
     members: int  # networks of the ensemble
-    elites: int  # those that predict best what they have not seen, which rollouts use
+    elites: int  # networks that rollouts use: the best on rows that they have not seen
     hidden: Sequence[int]  # hidden widths of each network
     updates: int  # of all of them
     batch_size: int  # chunks per update, and rollouts, each from the observation of one

@@ -1,4 +1,4 @@
-"""One module per algorithm, what they share, and what makes the configured one."""
+"""One module for each algorithm, their shared parts, and `make_algorithm`."""
 
 from __future__ import annotations
 

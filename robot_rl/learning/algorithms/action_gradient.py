@@ -1,9 +1,9 @@
-"""`action_gradient`: a generative policy learns to do what its critics' gradient makes of it.
+"""`action_gradient`: a generative policy is cloned from actions that its critics improved.
 
 After DIPO (Yang et al. 2023, "Policy Representation via Diffusion Probability Model for
 Reinforcement Learning", arXiv 2305.13122): actions are improved along the gradient of the critics,
-and the policy is cloned from the improved ones. Ours improves what the policy itself would do, and
-not what is in replay, so that the policy moves in small steps from where it is.
+and the policy is cloned from the improved ones. Ours improves actions of the policy
+itself, not those in replay, so that the policy moves in small steps.
 """
 
 from __future__ import annotations

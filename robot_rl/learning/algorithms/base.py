@@ -107,7 +107,7 @@ class Schedule:
 class Algorithm(Protocol):
     """A learning method over batches of transitions; `make_algorithm` makes one.
 
-    A batch is what its `required` asks the sampler for; see `SampleSpec`.
+    `required` says what a batch holds: see `SampleSpec`.
     """
 
     schedule: Schedule

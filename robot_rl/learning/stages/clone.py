@@ -35,7 +35,7 @@ from robot_rl.replay.row_sources import EpisodeRows
 from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import CLONED, DEMONSTRATIONS, LAST, VISION, RunDirectory
 
-POSE = "state/tcp_pose"  # what an image encoder learns motion from
+POSE = "state/tcp_pose"  # an image encoder learns motion from it
 
 
 class Clone(Stage):

@@ -66,7 +66,7 @@ class CollectReward(Stage):
         return ()
 
     def run(self, bench: Workbench) -> None:
-        """Record what is missing."""
+        """Record the missing examples."""
         config, directory = self.settings.environment, bench.run
         options = config.classifier.collection
         expected = options.negative_episodes
@@ -95,8 +95,8 @@ def collect_by_expert(
     where it stopped.
 
     Raises:
-        RewardError: No episode of 200 in a row ended as it should; or what is recorded there was
-            labelled by an operator.
+        RewardError: No episode of 200 in a row ended as it should; or an operator labelled the
+            recorded examples.
     """
     options = registry.make(config.classifier.collection, CollectionOptions)
     source = Lingering(options.frames_after_success)

@@ -1,7 +1,7 @@
 """HG-DAgger: the cloned policy acts, an operator corrects it, and it is cloned again.
 
 Kelly et al. 2019, "HG-DAgger: Interactive Imitation Learning with Human Experts": only the steps in
-which the person drives are added to what is imitated.
+which the person drives are added to the demonstrations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OF_A_STEP = ("action", "policy_action", "reward", "terminated", "truncated", "s
 
 
 class Dagger(Stage):
-    """Rounds in which an operator corrects what was cloned, which is then cloned from all of it.
+    """Rounds in which an operator corrects the policy, which is then cloned from everything.
 
     Episodes that an earlier start of the run has finished are not repeated.
     """
@@ -62,7 +62,7 @@ class Dagger(Stage):
 
 
 def correct(bench: Workbench, behaviour: Behaviour, number: int) -> list[EpisodeDataset]:
-    """Let the policy act for the episodes of one round, and record what the operator corrects.
+    """Let the policy act for the episodes of one round, and record the operator's corrections.
 
     Rounds count from 1; the policy acts without exploration. Returns the corrections of this round
     and those before; an empty list if there are none.

@@ -58,7 +58,7 @@ from robot_rl.run import (
 
 
 class Decide(Stage):
-    """Evaluates what was cloned, accepted and learned, and deploys the best of them."""
+    """Evaluates the cloned, the accepted and the learned policy, and deploys the best."""
 
     makes = (f"{LEDGER}.jsonl", SUMMARY)
 
@@ -119,7 +119,7 @@ def decide(
     Args:
         run: The run.
         results: Final evaluations on the same scenes, by name of `POLICIES`.
-        held_back: Whether training has held back what was learned online.
+        held_back: Whether training has held back the policy that it learned online.
     """
     names = [name for name in POLICIES if name in results]
     if held_back and names[-1] == LEARNED_POLICY and len(names) > 1:

@@ -1,4 +1,4 @@
-"""The rounds of RL-100: act with what was accepted, and clone it again from all that succeeded.
+"""The rounds of RL-100: the accepted policy acts, and is cloned again from all successes.
 
 All gathered episodes of a run are in one dataset, gathered.zarr, which alone says how far the
 gathering is. Each purpose has seeds of its own, so an interrupted gathering finds its episodes.
@@ -75,7 +75,7 @@ class Gather(Stage):
 
 
 class Reclone(Stage):
-    """Goes on cloning the accepted policy, from demonstrations and what has succeeded since.
+    """Goes on cloning the accepted policy, from demonstrations and later successes.
 
     The result is a candidate: the gate decides after it was improved.
     """

@@ -1,4 +1,4 @@
-"""Learning from recorded episodes alone, before anything acts with what is learned."""
+"""Learning from recorded episodes alone, before the learned policy acts."""
 
 from __future__ import annotations
 
