@@ -55,7 +55,7 @@ class StoredBase:
         Raises:
             CheckpointError: As `load`; or it holds no chunk policy.
         """
-        policy = _load(Path(folder), is_base=True).policy
+        policy = load(folder, is_base=True).policy
         if not isinstance(policy, ChunkPolicy):
             raise CheckpointError(
                 f"the policy in {folder} cannot be a base", got=policy.kind, expected="chunks"
@@ -171,18 +171,15 @@ def save(
     _write(target / DESCRIPTION_FILE, (json.dumps(behaviour.to_json(), indent=2) + "\n").encode())
 
 
-def load(folder: Path | str) -> Behaviour:
-    """Read a policy folder.
+def load(folder: Path | str, *, is_base: bool = False) -> Behaviour:
+    """Read a policy folder; one that is a base itself must carry all of its weights.
 
     Raises:
         CheckpointError: A missing, truncated or damaged file, files of two checkpoints, an unknown
             kind, or tensors that do not fit it; names the file and the key. Or its base lies not
             beside its own checkpoint, or has a base itself.
     """
-    return _load(Path(folder))
-
-
-def _load(path: Path, *, is_base: bool = False) -> Behaviour:
+    path = Path(folder)
     source, description = str(path / TENSOR_FILE), path / DESCRIPTION_FILE
     with _reported(path / TENSOR_FILE):
         data = (path / TENSOR_FILE).read_bytes()
@@ -197,22 +194,17 @@ def _load(path: Path, *, is_base: bool = False) -> Behaviour:
     place = metadata.get(_FOLDER_KEY)
     base = None
     if place is not None and not is_base:
-        _check_beside(path, place, source)
+        with _judged(source):
+            checkpoints = (path.resolve() / "../..").resolve()
+            beside = not Path(place).is_absolute() and (path / place).resolve()
+        if not beside or not beside.is_relative_to(checkpoints):
+            raise CheckpointError(
+                f"{source} names a folder of its base that no copy would have",
+                got=place[:200],
+                expected="a checkpoint beside its own",
+            )
         base = partial(StoredBase.load, path / place)
     return from_bytes(data, source, base)
-
-
-def _check_beside(path: Path, place: str, source: str) -> None:
-    """Refuse a base that lies elsewhere than in a checkpoint beside that of the policy folder."""
-    with _judged(source):
-        checkpoints = (path.resolve() / "../..").resolve()
-        beside = not Path(place).is_absolute() and (path / place).resolve()
-    if not beside or not beside.is_relative_to(checkpoints):
-        raise CheckpointError(
-            f"{source} names a folder of its base that no copy would have",
-            got=place[:200],
-            expected="a checkpoint beside its own",
-        )
 
 
 def _carried(behaviour: Behaviour, without_base: bool) -> dict[str, Tensor]:

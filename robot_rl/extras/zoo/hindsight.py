@@ -144,14 +144,10 @@ class Hindsight:
         of_steps = {"action": episode["action"], "reward": reward, "terminated": ends}
         for name, column in of_steps.items():  # the last row has none
             rows[name] = np.concatenate([column[:length], np.zeros_like(column[:1])])
-        return self._windows(rows)
-
-    def _windows(self, rows: Columns) -> Columns:
-        """What `SampleSpec` says of each step of an episode, from its T + 1 rows."""
-        count = len(rows["reward"])
         spec = replace(self.spec, demonstration_share=1.0)
-        batch = Sampler(EpisodeRows(rows, [count]), spec, self._rng).every_window()
-        return {name: batch[name] for name in batch if name != "source"}
+        sampler = Sampler(EpisodeRows(rows, [len(rows["reward"])]), spec, self._rng)
+        windows = sampler.every_window()
+        return {name: windows[name] for name in windows if name != "source"}
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the random stream, as JSON; the episodes follow from the store."""

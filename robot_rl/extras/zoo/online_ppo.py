@@ -206,7 +206,13 @@ def executed_chunks(
     begins = np.flatnonzero(columns["chunk_index"][:steps] == 0)
     ends = np.append(begins[1:], steps)
     columns = {**columns, **behaviour.features(columns, [instruction] * (steps + 1))}
-    observed = _encoded(policy, columns, np.append(begins, steps), instruction)
+    # Histories that end with the planned rows and the last; before the episode its first row again.
+    history = np.arange(1 - policy.encoder.observation_steps, 1)
+    rows = np.maximum(np.append(begins, steps)[:, None] + history, 0)
+    windows = {name: columns[name][rows] for name in policy.observation}
+    if policy.conditioned:
+        windows[INSTRUCTION] = np.array([instruction] * len(rows))
+    observed: Tensor = policy.encoder(windows)
     source = RunningEpisode.begin(behaviour, seed, instruction).plan_noise
     draws = [source.standard_normal(policy.noise_shape, np.float32) for _ in begins]
     chain = policy.process.sample(observed[:-1], torch.from_numpy(np.stack(draws)).to(observed))
@@ -244,19 +250,3 @@ def executed_chunks(
 def joined(parts: list[Chunks]) -> Chunks:
     """The chunks of several episodes, one behind the other."""
     return Chunks(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
-
-
-def _encoded(
-    policy: DiffusionPolicy,
-    columns: Mapping[str, npt.NDArray[Any]],
-    rows: npt.NDArray[np.intp],
-    instruction: str,
-) -> Tensor:
-    """Encoded histories (n, F) that end with these rows; before the episode its first row again."""
-    history = np.arange(1 - policy.encoder.observation_steps, 1)
-    seen = np.maximum(rows[:, None] + history, 0)
-    windows = {name: columns[name][seen] for name in policy.observation}
-    if policy.conditioned:
-        windows[INSTRUCTION] = np.array([instruction] * len(rows))
-    features: Tensor = policy.encoder(windows)
-    return features
