@@ -15,7 +15,13 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 from policies.behaviour import Behaviour
 from robot_rl.evaluation.statistics import Comparison
 from robot_rl.learning.algorithms.base import AlgorithmError, check_settings
-from robot_rl.learning.stages.gather import EpisodeOutcome, Purpose, gathered, outcomes, recorded
+from robot_rl.learning.stages.gather import (
+    EpisodeOutcome,
+    Purpose,
+    gathered,
+    outcomes,
+    recorded_places,
+)
 from robot_rl.learning.workbench import Workbench
 
 Answer = Literal["accepted", "reverted", "undecided"]
@@ -100,7 +106,7 @@ class EpisodeGate:
         accepted, round_number = candidate.accepted, candidate.round_number
         acting = [each.exploring("mean") for each in (accepted, candidate.behaviour)]
         # Some of these very episodes may be there already; `gathered` gives them again.
-        mine = recorded(bench, Purpose.JUDGEMENT, round_number)
+        mine = recorded_places(bench, Purpose.JUDGEMENT, round_number)
         others = (o for at, o in enumerate(outcomes(bench.run)) if at not in mine)
         known = [o.success for o in others if o.version == accepted.version and not o.operated]
         earlier = [(each["lost"], each["won"]) for each in candidate.earlier]

@@ -21,7 +21,7 @@ from robot_rl.learning.stages.gather import (
     accepted_policy,
     check_generative,
     gathered,
-    recorded,
+    recorded_places,
     recorded_steps,
 )
 from robot_rl.learning.stages.improve import decided
@@ -119,7 +119,7 @@ class ImproveOnline(Stage):
         shown = bench.demonstrations()
         filled = fill_from_demonstrations(settings.algorithm, annotation, shown)
         first = ppo.iterations * self._episodes
-        places = recorded(bench, Purpose.ITERATIONS, 0)[first : first + self._episodes]
+        places = recorded_places(bench, Purpose.ITERATIONS, 0)[first : first + self._episodes]
         parts = [
             executed_chunks(
                 dataset.episode(at),

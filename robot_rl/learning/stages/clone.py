@@ -98,11 +98,11 @@ def clone(
             )
     options = registry.make(settings.cloning, CloningOptions)
     turning = turning_of(settings.environment, policy.cloning_fields, schema)
-    policy = shown_training(policy, rows, options, settings.seed, "cloning", turning)
+    policy = fit_with_progress(policy, rows, options, settings.seed, "cloning", turning)
     return behaviour_of(policy, schema, settings.execute_steps, vision)
 
 
-def shown_training(
+def fit_with_progress(
     student: Student,
     rows: EpisodeRows,
     options: CloningOptions,

@@ -27,7 +27,7 @@ from robot_rl.evaluation.ledger import load_policy, policy_checkpoint
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions
 from robot_rl.learning.demonstrations import first_episodes
 from robot_rl.learning.recipe import Stage
-from robot_rl.learning.stages.clone import shown_training
+from robot_rl.learning.stages.clone import fit_with_progress
 from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.row_sources import EpisodeRows
@@ -82,10 +82,10 @@ class Distil(Stage):
         bench.say(f"the teacher: the {words} ({teacher.kind}), {run.path / name}{held_back}")
         if run.has_folder(STUDENT):
             bench.say(f"the earlier student, {run.path / STUDENT}, will be replaced")
-        rows = recorded(settings, run, behaviour)
+        rows = recorded_rows(settings, run, behaviour)
         options = registry.make(settings.distil, CloningOptions)
         lesson = Lesson(teacher)
-        taught = shown_training(lesson, rows, options, settings.seed, "distilling")
+        taught = fit_with_progress(lesson, rows, options, settings.seed, "distilling")
         difference = taught.difference(rows, _JUDGED)
         run.append_jsonl("notes", {"distilled_steps": steps, "student_difference": difference})
         bench.say(
@@ -135,7 +135,7 @@ class Lesson(nn.Module):
         return float(apart.square().mean().sqrt())
 
 
-def recorded(settings: Settings, run: RunDirectory, behaviour: Behaviour) -> EpisodeRows:
+def recorded_rows(settings: Settings, run: RunDirectory, behaviour: Behaviour) -> EpisodeRows:
     """The policy's observations and the actions in all recorded episodes of a run.
 
     Raises:

@@ -160,7 +160,7 @@ def gathered(
     `behaviour` gets the number of the episode in this round, from 0.
     """
     first = len(Purpose) * _ROOM * round_number + _ROOM * purpose
-    known = recorded(bench, purpose, round_number)[:episodes]
+    known = recorded_places(bench, purpose, round_number)[:episodes]
     yield from (outcomes(bench.run)[at] for at in known)
     if len(known) == episodes:
         return
@@ -175,7 +175,7 @@ def gathered(
             yield EpisodeOutcome(episode.success, operated, episode.policy_version)
 
 
-def recorded(bench: Workbench, purpose: Purpose, round_number: int) -> list[int]:
+def recorded_places(bench: Workbench, purpose: Purpose, round_number: int) -> list[int]:
     """Places in the dataset of the episodes that were gathered for a purpose, in order."""
     if not bench.run.gathered.exists():
         return []

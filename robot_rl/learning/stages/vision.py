@@ -28,8 +28,8 @@ from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.clone import (
     POSE,
     behaviour_of,
+    fit_with_progress,
     make_image_encoder,
-    shown_training,
     untrained,
 )
 from robot_rl.learning.workbench import Workbench
@@ -83,7 +83,7 @@ class Vision(Stage):
 
         def trained(student: SeeingPolicy, words: str) -> SeeingPolicy:
             torch.set_num_threads(options.threads)
-            taught = shown_training(student, rows, options.cloning, settings.seed, words)
+            taught = fit_with_progress(student, rows, options.cloning, settings.seed, words)
             torch.set_num_threads(1)
             return taught
 
