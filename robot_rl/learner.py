@@ -362,7 +362,7 @@ class Learner:
         state = {
             "environment_steps": self.environment_steps,
             "gradient_updates": self.updates,
-            "resolved": self._resolved,
+            "taken": self._resolved,
             "sampler": self._rows.state_dict(),
             "comparison": None if self._comparison is None else self._comparison.state_dict(),
             "batch_maps": {name: each.state_dict() for name, each in self._maps.items()},

@@ -328,10 +328,7 @@ def resolved_settings(run: RunDirectory) -> dict[str, Any]:
     if not run.has_folder(LAST):
         return {}
     state = json.loads((run.complete_folder(LAST) / STATE_FILE).read_text(encoding="utf-8"))
-    if "resolved" not in state:
-        hint = "open it with the robot_rl version that wrote it"
-        raise RunError(f"{run.path} is of another version of robot_rl", hint=hint)
-    return dict(state["resolved"])
+    return dict(state["taken"])
 
 
 def steps_of(folder: Path) -> int:

@@ -101,7 +101,7 @@ def _content(directory: RunDirectory) -> dict[str, Any]:
         "evaluations": run.evaluations,
         "verdicts": {e.which: run.ledger.verdict(e.which) for e in run.evaluations},
         "facts": _facts(summary["machine"]),
-        "taken": _taken(summary.get("resolved_settings", {})),
+        "taken": _taken(summary["taken_by_learner"]),
         "configuration": (directory.path / CONFIG_FILE).read_text(encoding="utf-8"),
     }
 

@@ -45,7 +45,7 @@ SUMMARY = {
     "steps_to_97": 1500,
     "worse_than_start": [],
     "gradient_updates": 6000,
-    "resolved_settings": {
+    "taken_by_learner": {
         "discount": 0.985,
         "value_range": [-66.67, 1.0],
         "hindsight_share": 0.8,
@@ -262,7 +262,7 @@ def test_what_the_learner_has_found_out_stands_beside_it(finished, run):
     assert "Range of values -66.67 to 1" in finished.text
     assert "In hindsight 80 % of each batch" in finished.text
     taken = {"discount": 0.97, "value_range": None, "hindsight_share": 0.0, "symmetric_views": 1}
-    (run / "summary.json").write_text(json.dumps({**SUMMARY, "resolved_settings": taken}))
+    (run / "summary.json").write_text(json.dumps({**SUMMARY, "taken_by_learner": taken}))
     text = Page(write_report(RunDirectory(run))).text
     assert "Range of values no limits In hindsight 0 % of each batch" in text
 

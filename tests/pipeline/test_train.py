@@ -222,7 +222,7 @@ def test_train_stop_resume_evaluate_inspect(cloned, tmp_path, start_train, capsy
     assert summary["gradient_updates"] == 20 + 75 == blocks[-1]["gradient_updates"]
     taken = {"discount": 0.97, "value_range": [0.0, 1.0]}
     taken |= {"imitation_updates": 4000, "symmetric_views": 1}  # one update a step
-    assert summary["resolved_settings"] == taken
+    assert summary["taken_by_learner"] == taken
     assert "learner: discount 0.97, value range" in (run / "logs/learner.log").read_text()
     assert summary["evaluation_episodes"] == 10
     assert summary["rl_success_rate"] == evaluations[-1]["success_rate"]

@@ -49,7 +49,7 @@ def run(config, tmp_path):
 def write(run, name, policy, steps):
     with run.atomic_folder(name) as folder:
         checkpoint.save(folder / "policy", behaviour(policy))
-        state = {"environment_steps": steps, "resolved": {}}
+        state = {"environment_steps": steps, "taken": {}}
         (folder / "state.json").write_text(json.dumps(state))
 
 
@@ -94,7 +94,7 @@ SUMMARISED = {
     "steps_to_97": None,
     "worse_than_start": [],
     "gradient_updates": STEPS,
-    "resolved_settings": {},
+    "taken_by_learner": {},
     "wall_seconds": 1.0,
     "peak_memory_bytes": 1,
     "evaluation_episodes": 200,
