@@ -1,4 +1,4 @@
-"""What an actor runs: a policy, how it explores, and what it was trained for."""
+"""A policy as an actor runs it: with how it explores, and the task it was trained for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # torch takes seconds, and a policy that was exported does wi
 Floats = npt.NDArray[np.float32]
 MODES = ("mean", "sample", "base", "noise")
 NOISES = ("none", "normal", "uniform")
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 _INTERFACE = ("task", "control_rate_hz", "action_names")
 
 
@@ -72,7 +72,7 @@ class Exploration:
                 )
 
     def in_episode(self, draw: float) -> Exploration:
-        """How an episode explores for which this number, uniform in [0, 1), was drawn."""
+        """How an episode explores, by a number drawn for it that is uniform in [0, 1)."""
         if draw < self.base_share:
             return Exploration("base")
         return Exploration() if draw < self.base_share + self.mean_share else self
@@ -102,7 +102,7 @@ class Exploration:
 
 @dataclass(frozen=True)
 class Interface:
-    """What a policy was trained for."""
+    """The task, rate and action columns that a policy was trained for."""
 
     task: str  # name of the task
     control_rate_hz: float  # steps per second at which its actions are meant
@@ -130,7 +130,7 @@ class Behaviour:
     """A policy with everything that an actor must know to run it; it holds no seed."""
 
     policy: Policy  # the networks with their normalisers
-    interface: Interface  # what it was trained for
+    interface: Interface  # that it was trained for
     # Actions of a chunk that are executed before the next plan; 1 without chunks.
     execute_steps: int = 1
     # How the executed action departs from the policy's best guess.
@@ -158,7 +158,7 @@ class Behaviour:
             )
 
     def learned(self, policy: Policy, version: int) -> Behaviour:
-        """This one with what was learned from it in place of its policy."""
+        """The same behaviour with a policy that was learned from its own."""
         steps = self.execute_steps if policy.base is not None else 1
         return replace(self, policy=policy, execute_steps=steps, version=version)
 
@@ -169,13 +169,13 @@ class Behaviour:
 
     @property
     def held_back(self) -> bool:
-        """Whether its policy only corrects a base, and is not to: then the base acts alone."""
-        return not getattr(self.policy, "corrects", True)
+        """Whether what was learned on top of a base is switched off, and the base acts alone."""
+        return not getattr(self.policy, "enabled", True)
 
     def hold_back(self, held: bool = True) -> None:
-        """Let the base act alone; or, not `held`, what corrects it too."""
-        if hasattr(self.policy, "corrects"):
-            setattr(self.policy, "corrects", not held)  # noqa: B010  # of these policies alone
+        """Switch what was learned on top of the base off, or with `held=False` on again."""
+        if hasattr(self.policy, "enabled"):
+            setattr(self.policy, "enabled", not held)  # noqa: B010  # of these policies alone
 
     @property
     def acting(self) -> Policy:
@@ -190,11 +190,11 @@ class Behaviour:
         return found
 
     @property
-    def tells_instruction(self) -> bool:
-        """Whether rows carry what tells the episode's instruction apart.
+    def uses_instruction(self) -> bool:
+        """Whether rows carry a code of the episode's instruction.
 
-        They do under a conditioned policy, and under whatever was learned on top of one: that
-        need not have it as its base.
+        They do under a policy that follows instructions, and under one that was learned on top of
+        it, even if that one does not have it as its base.
         """
         base = self.policy.base
         conditioned = base is not None and base.conditioned
@@ -212,11 +212,11 @@ class Behaviour:
     def features(
         self, images: Mapping[str, npt.NDArray[Any]], instructions: Sequence[str]
     ) -> dict[str, npt.NDArray[Any]]:
-        """What n rows carry beside their observations: of their images, and of their instructions.
+        """The columns that n rows carry beside their observations, made of images and instructions.
 
         With an image encoder ``features/image`` (n, F) float16 and ``encoder_id`` (n,) int64; where
-        the behaviour `tells_instruction`, ``features/instruction`` (n, 16) float16. Of what its
-        policy's plans leave, ``plan/<name>`` (n, width) float32: 0 until it plans.
+        the behaviour `uses_instruction`, ``features/instruction`` (n, 16) float16. For each of the
+        policy's `extras`, ``plan/<name>`` (n, width) float32: 0 until it plans.
 
         Args:
             images: Camera → uint8 (n, H, W, 3); other observations are ignored.
@@ -226,7 +226,7 @@ class Behaviour:
         if self.vision is not None:
             found[FEATURES] = self.vision.encode(images)
             found[ENCODER_ID] = np.full(len(instructions), self.encoder_id, np.int64)
-        if self.tells_instruction:
+        if self.uses_instruction:
             found[INSTRUCTION_FEATURES] = instruction_features(instructions)
         for name, width in self.extras.items():
             found[PLAN + name] = np.zeros((len(instructions), width), np.float32)
@@ -245,7 +245,7 @@ class Behaviour:
         return replace(self, exploration=exploration)
 
     def to(self, device: torch.device) -> Behaviour:
-        """Move the networks to a device; what the runner gives and takes stays on the CPU."""
+        """Move the networks to a device; the runner's inputs and outputs stay on the CPU."""
         self.policy.to(device)
         if self.vision is not None:
             self.vision.to(device)
@@ -323,7 +323,7 @@ class Behaviour:
         encoder_id: int | None = None,
         observation: Mapping[str, int] | None = None,
     ) -> Behaviour:
-        """Check that the policy fits what is given of where it is to run; returns itself.
+        """Check that the policy fits the place where it is to run; returns itself.
 
         `observation` is name → width of everything the environment gives, which may be more than
         the policy uses.

@@ -1,4 +1,4 @@
-"""Policies on disk and on the wire: JSON for what it is, safetensors for the weights.
+"""Policies on disk and on the wire: a description in JSON, and the weights as safetensors.
 
 A folder holds `policy.json`, for people, and `policy.safetensors`, which carries the same text
 in its header, so that its bytes alone are a whole policy. Neither can run code when it is read.
@@ -43,7 +43,7 @@ _LEAST_BOUND, _MOST_TIMES = 1 << 28, 8
 
 @dataclass(frozen=True)
 class StoredBase:
-    """A base policy in a folder of its own, so that what acts on it need not carry its weights."""
+    """A base policy in a folder of its own, so that policies on top need not carry its weights."""
 
     policy: ChunkPolicy  # the base
     checksum: str  # of its folder
@@ -55,7 +55,7 @@ class StoredBase:
         Raises:
             CheckpointError: As `load`; or it holds no chunk policy.
         """
-        policy = _load(Path(folder), is_base=True).policy
+        policy = load(folder, is_base=True).policy
         if not isinstance(policy, ChunkPolicy):
             raise CheckpointError(
                 f"the policy in {folder} cannot be a base", got=policy.kind, expected="chunks"
@@ -104,7 +104,7 @@ def from_bytes(
 
     Args:
         data: The bytes.
-        source: What they are, for messages.
+        source: Where they are from, for messages.
         base: Gives the base that they may refer to; asked only then.
 
     Raises:
@@ -171,18 +171,15 @@ def save(
     _write(target / DESCRIPTION_FILE, (json.dumps(behaviour.to_json(), indent=2) + "\n").encode())
 
 
-def load(folder: Path | str) -> Behaviour:
-    """Read a policy folder.
+def load(folder: Path | str, *, is_base: bool = False) -> Behaviour:
+    """Read a policy folder; one that is a base itself must carry all of its weights.
 
     Raises:
         CheckpointError: A missing, truncated or damaged file, files of two checkpoints, an unknown
             kind, or tensors that do not fit it; names the file and the key. Or its base lies not
             beside its own checkpoint, or has a base itself.
     """
-    return _load(Path(folder))
-
-
-def _load(path: Path, *, is_base: bool = False) -> Behaviour:
+    path = Path(folder)
     source, description = str(path / TENSOR_FILE), path / DESCRIPTION_FILE
     with _reported(path / TENSOR_FILE):
         data = (path / TENSOR_FILE).read_bytes()
@@ -197,26 +194,21 @@ def _load(path: Path, *, is_base: bool = False) -> Behaviour:
     place = metadata.get(_FOLDER_KEY)
     base = None
     if place is not None and not is_base:
-        _check_beside(path, place, source)
+        with _judged(source):
+            checkpoints = (path.resolve() / "../..").resolve()
+            beside = not Path(place).is_absolute() and (path / place).resolve()
+        if not beside or not beside.is_relative_to(checkpoints):
+            raise CheckpointError(
+                f"{source} names a folder of its base that no copy would have",
+                got=place[:200],
+                expected="a checkpoint beside its own",
+            )
         base = partial(StoredBase.load, path / place)
     return from_bytes(data, source, base)
 
 
-def _check_beside(path: Path, place: str, source: str) -> None:
-    """Refuse a base that lies elsewhere than in a checkpoint beside that of the policy folder."""
-    with _judged(source):
-        checkpoints = (path.resolve() / "../..").resolve()
-        beside = not Path(place).is_absolute() and (path / place).resolve()
-    if not beside or not beside.is_relative_to(checkpoints):
-        raise CheckpointError(
-            f"{source} names a folder of its base that no copy would have",
-            got=place[:200],
-            expected="a checkpoint beside its own",
-        )
-
-
 def _carried(behaviour: Behaviour, without_base: bool) -> dict[str, Tensor]:
-    """Tensors of the policy, or of what is not its base; the image encoder's under a prefix."""
+    """Tensors of the policy, perhaps without its base; the image encoder's under a prefix."""
     policy = behaviour.policy
     tensors: dict[str, Tensor] = dict(policy.state_dict())
     if without_base:
@@ -294,7 +286,7 @@ def _parse(text: bytes | str, source: str) -> dict[str, Any]:
 
 
 class _Bounded(TorchFunctionMode):
-    """Ends the making of tensors that are many times what a file could fill."""
+    """Stops a description that asks for many more bytes of tensors than its file has."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -307,7 +299,7 @@ class _Bounded(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a function of torch, and count what it has made of no tensor."""
+        """Call a function of torch, and count the bytes of tensors that it makes from nothing."""
         made = func(*args, **(kwargs or {}))
         if isinstance(made, Tensor) and not any(isinstance(given, Tensor) for given in args):
             self._made += made.nbytes
@@ -322,7 +314,7 @@ class _Bounded(TorchFunctionMode):
 
 @contextmanager
 def _judged(source: str) -> Iterator[None]:
-    """Turn whatever a file that somebody forged brings about into a `CheckpointError`."""
+    """Turn any error that a damaged or forged file causes into a `CheckpointError`."""
     try:
         yield
     except PolicyError as error:

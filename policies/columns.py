@@ -1,4 +1,4 @@
-"""What a policy sees and makes, by name. It loads no torch."""
+"""Names of the columns that policies read and write. It loads no torch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     Values = npt.NDArray[Any] | Tensor
 
 FEATURES = "features/image"
-"""What an image encoder makes of a row's images."""
+"""The features of a row's images."""
 ENCODER_ID = "encoder_id"
 
 PLAN = "plan/"
-"""Prefix of what a plan leaves in the row where it begins: see `Plan`. In other rows it is 0."""
+"""Prefix of the extras of a `Plan`, in the row where the plan begins; 0 in other rows."""
 
 INSTRUCTION = "instruction"
 """Name under which a conditioned policy finds the instructions (B,) or (B, n) of its episodes."""
@@ -30,7 +30,7 @@ INSTRUCTION_WIDTH = 16
 
 
 class Plan(NamedTuple):
-    """What a chunk policy means to do: arrays, or tensors where networks made it."""
+    """A chunk of actions that a policy has planned: arrays, or tensors from networks."""
 
     actions: Values  # (B, H, d) in [-1, 1]
     # Name → (B, width), as `ChunkPolicy.extras` says: what rows keep of the plan.
@@ -38,14 +38,14 @@ class Plan(NamedTuple):
 
 
 def looked_up(observation: Mapping[str, Any], name: str) -> Any:
-    """What was observed under a name; a `PolicyError` where nothing was."""
+    """Return the observation of a name, or raise `PolicyError` if there is none."""
     if name not in observation:
         raise PolicyError(f"the observation lacks {name!r}", got=sorted(observation), expected=name)
     return observation[name]
 
 
 def check_numbers(name: str, values: npt.NDArray[Any]) -> None:
-    """Raise `PolicyError` where an observation (n, ...) holds what is no number, or is infinite."""
+    """Raise `PolicyError` if an observation (n, ...) holds anything but finite numbers."""
     if values.dtype.kind in "iub":
         return
     if values.dtype.kind != "f":
@@ -65,7 +65,7 @@ def check_numbers(name: str, values: npt.NDArray[Any]) -> None:
 
 
 def instruction_features(instructions: Sequence[str]) -> npt.NDArray[np.float16]:
-    """Tell B instructions apart, whatever they mean: (B, 16) of -1 or 1.
+    """Codes of B instructions, whatever they mean: (B, 16) of -1 or 1.
 
     A vision-language-action policy understands its instruction. Critics and a residual on top of
     it need only know which of the trained ones is meant: each text has 16 signs of its own, bits

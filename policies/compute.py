@@ -22,7 +22,7 @@ def compute_device(name: str) -> torch.device:
     """The device cpu, cuda or auto, which takes a CUDA card if there is one.
 
     Raises:
-        ComputeError: `device=cuda`, and there is none.
+        ComputeError: `device=cuda`, but there is no CUDA card.
     """
     import torch
 

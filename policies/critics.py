@@ -32,11 +32,6 @@ class CriticEnsemble(nn.Module):
         """Compile the network, which is nearly all of the work."""
         self.network.compile(*arguments, **options)
 
-    def subset(self, count: int, generator: torch.Generator) -> Tensor | None:
-        """Draw `count` heads (REDQ, Chen et al. 2021, algorithm 1); None where that is all."""
-        chosen = torch.randperm(self.heads, generator=generator)[:count]
-        return None if count == self.heads else chosen
-
 
 class Heads(nn.Module):
     """MLPs of the same `widths` side by side, with LayerNorm in their hidden layers."""

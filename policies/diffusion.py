@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
@@ -14,7 +13,7 @@ from torch import Tensor
 from policies import registry
 from policies.columns import Plan
 from policies.denoisers import MLPDenoiser
-from policies.encoders import Array, Normalizer, ObservationBatch, StateEncoder, build_encoder
+from policies.encoders import Array, Normalizer, ObservationBatch, StateEncoder
 from policies.errors import PolicyError
 from policies.networks import seeded, to_device
 from policies.policy import ChunkPolicy
@@ -43,9 +42,11 @@ class DiffusionPolicy(ChunkPolicy):
     ) -> None:
         super().__init__()
         self.encoder, self.process = encoder, process
-        if exploration_std is not None and not 0.0 < exploration_std < math.inf:
+        if exploration_std is not None and not 0.0 < exploration_std <= 1.0:
             raise PolicyError(
-                "exploration_std is out of range", got=exploration_std, expected="above 0, or null"
+                "exploration_std is out of range",
+                got=exploration_std,
+                expected="above 0 and at most 1, or null",
             )
         self.exploration_std = exploration_std
         self.action_normalizer = action_normalizer
@@ -115,7 +116,7 @@ class DiffusionPolicy(ChunkPolicy):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> DiffusionPolicy:
         """Make a policy of the configured shape; its weights are then loaded."""
-        encoder = build_encoder(config["encoder"])
+        encoder = StateEncoder.from_config(config["encoder"])
         process = build_process(config["process"], encoder.features, seeded(0))
         actions = Normalizer(
             {"action": process.action_dimension}, range_floor=config["range_floor"]

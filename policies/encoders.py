@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from policies import registry
 from policies.columns import looked_up
 from policies.errors import PolicyError
 from policies.networks import to_device
@@ -35,7 +34,6 @@ class StateEncoder(nn.Module):
 
     Attributes:
         features: Width of the encoded tensor: observation_steps · sum of widths.
-        observed: Name → width of what it is given.
     """
 
     def __init__(
@@ -53,7 +51,6 @@ class StateEncoder(nn.Module):
                 got=f"keys {list(self.keys)}, observation_steps {observation_steps}",
                 expected="one or more of each",
             )
-        self.observed: dict[str, int] = self.keys
         self.observation_steps = int(observation_steps)
         self.features = self.observation_steps * sum(self.keys.values())
         self.normalizer = normalizer or Normalizer(self.keys)
@@ -64,9 +61,8 @@ class StateEncoder(nn.Module):
 
     @property
     def config(self) -> dict[str, Any]:
-        """JSON values from which `build_encoder` makes the same encoder, statistics apart."""
+        """JSON values from which `from_config` makes the same encoder, statistics apart."""
         return {
-            registry.CLASS: registry.name_of(type(self)),
             "keys": dict(self.keys),
             "observation_steps": self.observation_steps,
             "identity": sorted(self.normalizer.identity),
@@ -129,7 +125,7 @@ def camera_image(
 ) -> Tensor:
     """Give the images of a camera as they are, uint8 (..., H, W, 3), or its points (..., N, C).
 
-    `cameras` has the shapes of all that are expected; what is no camera is ignored.
+    `cameras` has the shapes of all expected cameras; other observations are ignored.
 
     Raises:
         PolicyError: The camera is missing, or has images of another size.
@@ -158,11 +154,6 @@ def image_pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Scale images uint8 (..., H, W, 3) to what networks see: (N, 3, H, W) in [-1, 1]."""
     channels_first = images.reshape(-1, *images.shape[-3:]).permute(0, 3, 1, 2)
     return channels_first.to(dtype, copy=True).div_(127.5).sub_(1.0)
-
-
-def build_encoder(config: Mapping[str, Any]) -> StateEncoder:
-    """Make the encoder that a policy's configuration describes, with arbitrary weights."""
-    return registry.find_class(config[registry.CLASS], StateEncoder).from_config(config)
 
 
 class Normalizer(nn.Module):

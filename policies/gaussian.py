@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from policies.encoders import Array, ObservationBatch, StateEncoder, build_encoder
+from policies.encoders import Array, ObservationBatch, StateEncoder
 from policies.errors import PolicyError
 from policies.networks import mlp, seeded, standard_normal
 from policies.policy import ChunkPolicy, Policy
@@ -128,7 +128,7 @@ class GaussianPolicy(Policy):
 
     @property
     def base(self) -> ChunkPolicy | None:
-        """There is none."""
+        """None: it plans nothing."""
         return None
 
     @property
@@ -144,7 +144,10 @@ class GaussianPolicy(Policy):
     def from_config(cls, config: Mapping[str, Any]) -> GaussianPolicy:
         """Make a policy of the configured shape; its weights are then loaded."""
         parts = dict(config)
-        encoder, width = build_encoder(parts.pop("encoder")), int(parts.pop("action_dimension"))
+        encoder, width = (
+            StateEncoder.from_config(parts.pop("encoder")),
+            int(parts.pop("action_dimension")),
+        )
         actor = GaussianTanh(encoder.features, width, generator=seeded(0), **parts.pop("actor"))
         return cls(encoder, actor, **parts)
 

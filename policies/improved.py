@@ -1,4 +1,4 @@
-"""What was learned on top of a clone, beside the clone, which acts where that is held back."""
+"""Policies that were learned on top of a cloned one, which acts while they are switched off."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from torch import Tensor
 
 from policies.columns import Plan
 from policies.critics import CriticEnsemble, prefers
-from policies.encoders import Array, ObservationBatch, StateEncoder, build_encoder
+from policies.encoders import Array, ObservationBatch, StateEncoder
 from policies.errors import PolicyError
 from policies.gaussian import GaussianTanh
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy, build, describe
 
 
-class ImprovedPolicy(ChunkPolicy):
-    """Plans with the improved policy; with the clone where that is held back.
+class FallbackPolicy(ChunkPolicy):
+    """Plans with the improved policy, or falls back on the clone while that is not `enabled`.
 
     Its base is the clone, so that episodes of both can be compared.
 
     Args:
         policy: The improved policy.
         base: The clone, with chunks and actions of the same shape; it is frozen.
-        corrects: Whether the improved policy acts at all.
+        enabled: Whether the improved policy plans; else the clone does.
     """
 
     kind: ClassVar[str] = "improved"
 
-    def __init__(self, policy: ChunkPolicy, base: ChunkPolicy, corrects: bool = True) -> None:
+    def __init__(self, policy: ChunkPolicy, base: ChunkPolicy, enabled: bool = True) -> None:
         super().__init__()
         self.policy, self.base_policy = policy, base.requires_grad_(False)
-        self.corrects = bool(corrects)
+        self.enabled = bool(enabled)
         self.horizon, self.action_dimension = policy.horizon, policy.action_dimension
         self.extras = policy.extras  # also where the clone plans: all rows have the same columns
         if (self.horizon, self.action_dimension) != (base.horizon, base.action_dimension):
@@ -45,7 +45,7 @@ class ImprovedPolicy(ChunkPolicy):
 
     @property
     def encoder(self) -> StateEncoder:  # type: ignore[override]
-        """That of the improved policy."""
+        """The encoder of the improved policy."""
         return self.policy.encoder
 
     @property
@@ -56,31 +56,31 @@ class ImprovedPolicy(ChunkPolicy):
     @property
     def acting(self) -> ChunkPolicy:
         """The policy that plans."""
-        return self.policy if self.corrects else self.base_policy
+        return self.policy if self.enabled else self.base_policy
 
     @property
     def noise_shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Of the policy that plans."""
+        """The noise shape of the policy that plans."""
         return self.acting.noise_shape
 
     @property
     def exploring(self) -> ChunkPolicy:
-        """What plans while it explores."""
+        """The policy that plans while it explores."""
         explores: ChunkPolicy = getattr(self.acting, "exploring", self.acting)
         return explores
 
     @property
     def config(self) -> dict[str, Any]:
         """JSON values from which `from_config` makes a policy of the same shape."""
-        return {"policy": describe(self.policy), "corrects": self.corrects}
+        return {"policy": describe(self.policy), "enabled": self.enabled}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ImprovedPolicy:
+    def from_config(cls, config: Mapping[str, Any]) -> FallbackPolicy:
         """Make a policy of the configured shape; its weights are then loaded."""
         policy = build(config["policy"])
         if not isinstance(policy, ChunkPolicy):
             raise PolicyError("an improved policy plans chunks", got=policy.kind)
-        return cls(policy, config["base"], config["corrects"])
+        return cls(policy, config["base"], config["enabled"])
 
     def plan(self, observation: ObservationBatch, noise: Array | Tensor) -> Plan:
         """Map observations (B, n, ...) and noise (B, *noise_shape) to chunks (B, H, d)."""
@@ -100,12 +100,12 @@ class ResidualPolicy(Policy):
     A residual of zero is exactly the base; an actor with a zero last layer starts there.
 
     Args:
-        encoder: What the residual sees beside the base action.
+        encoder: Of the observations that the residual sees beside the base action.
         actor: From `encoder.features` + d to the residual's direction in (-1, 1).
         base: The chunk policy, which is frozen.
         critics: From `encoder.features` + 2 d (base action, then action) to values.
         scale: Largest residual s, in action units.
-        corrects: Whether residuals act at all; without, the base acts alone.
+        enabled: Whether residuals act; else the base acts alone.
     """
 
     kind: ClassVar[str] = "residual"
@@ -117,7 +117,7 @@ class ResidualPolicy(Policy):
         base: ChunkPolicy,
         critics: CriticEnsemble,
         scale: float = 0.5,
-        corrects: bool = True,
+        enabled: bool = True,
     ) -> None:
         super().__init__()
         if not 0 < scale <= 2:
@@ -125,7 +125,7 @@ class ResidualPolicy(Policy):
         self.encoder, self.actor, self.critics = encoder, actor, critics
         self.base_policy = base.requires_grad_(False)
         self.action_dimension = actor.action_dimension
-        self.scale, self.corrects = float(scale), bool(corrects)
+        self.scale, self.enabled = float(scale), bool(enabled)
 
     @property
     def base(self) -> ChunkPolicy:
@@ -140,19 +140,19 @@ class ResidualPolicy(Policy):
             "actor": self.actor.config,
             "critics": self.critics.config,
             "scale": self.scale,
-            "corrects": self.corrects,
+            "enabled": self.enabled,
         }
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ResidualPolicy:
         """Make a policy of the configured shape; its weights are then loaded."""
-        encoder, base = build_encoder(config["encoder"]), config["base"]
+        encoder, base = StateEncoder.from_config(config["encoder"]), config["base"]
         width = base.action_dimension
         actor = GaussianTanh(
             encoder.features + width, width, generator=seeded(0), **config["actor"]
         )
         critics = CriticEnsemble(**config["critics"], generator=seeded(0))
-        return cls(encoder, actor, base, critics, config["scale"], config["corrects"])
+        return cls(encoder, actor, base, critics, config["scale"], config["enabled"])
 
     def combine(self, base_action: Tensor, residual: Tensor) -> Tensor:
         """Add a residual in (-1, 1) to the base action, both (B, d), and clip."""
@@ -168,7 +168,7 @@ class ResidualPolicy(Policy):
         if base_action is None:
             raise PolicyError("a residual policy needs the base action", got="none")
         proposal = torch.as_tensor(base_action)
-        if not self.corrects:
+        if not self.enabled:
             return proposal
         features = self.encoder(observation)
         proposal = proposal.to(features.device)

@@ -40,15 +40,15 @@ class InstructionTokenizer(nn.Module):
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids that text can have; what was added stands for images and the like."""
+        """Number of token ids of text, without added ids that stand for images and the like."""
         return int(self._loaded().get_vocab_size(with_added_tokens=False))
 
     def forward(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Tokenise B instructions: token ids (B, L) int64, and mask (B, L) bool, false at padding.
 
         Raises:
-            PolicyError: An instruction is empty, has more than L tokens or one that is no text, or
-                the tokeniser has no begin token.
+            PolicyError: An instruction is empty, has more than L tokens or a token that is no
+                text, or the tokeniser has no begin token.
         """
         tokens = np.zeros((len(instructions), self.length), np.int64)
         mask = np.zeros(tokens.shape, np.bool_)
@@ -119,7 +119,7 @@ def read_tokenizer(source: str) -> bytes:
     """Read `tokenizer.json` of a folder, or of a repository on the hub.
 
     Raises:
-        PolicyError: There is none.
+        PolicyError: There is no such file.
     """
     path = Path(source) / "tokenizer.json"
     if not Path(source).is_dir():

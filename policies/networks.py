@@ -87,7 +87,7 @@ def drawn(layer: Layer, bound: float, generator: torch.Generator) -> Layer:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Move a tensor to a device; to a card through pinned memory, so that nobody waits for it."""
+    """Move a tensor to a device; to a GPU through pinned memory, so that the CPU does not wait."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -127,15 +127,15 @@ class EMA(Generic[ModuleType]):
     """An averaged copy of a module: average ← decay · average + (1 - decay) · source.
 
     The decay is `power_decay` of the number of updates made so far.
-    Buffers are copied, not averaged. Networks with BatchNorm do not survive averaging; there
-    is none in this package. `model` is the copy, whose parameters take no gradient; it shares those
-    that the source does not train. `step` is the number of updates made.
+    Buffers are copied, not averaged. Networks with BatchNorm do not survive averaging; this package
+    has none. `model` is the copy, whose parameters take no gradient. It shares the parameters that
+    the source does not train. `step` is the number of updates made.
     """
 
     def __init__(self, source: ModuleType) -> None:
         self._source = source
         self.step = 0
-        # What is not trained does not move: a frozen backbone of billions is not copied.
+        # Frozen parameters do not move, so a backbone of billions is not copied.
         frozen = {id(p): p for p in source.parameters() if not p.requires_grad}
         self.model: ModuleType = copy.deepcopy(source, frozen).requires_grad_(False)
 

@@ -1,4 +1,4 @@
-"""What every policy is."""
+"""The base classes of policies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Policy(nn.Module, ABC):
 
     Attributes:
         kind: Short name for records and reports; the class's name, where it has none.
-        encoder: What the per-step part sees.
+        encoder: Of the observations that the per-step part sees.
         action_dimension: Number of action columns d.
         on_torch: Whether it is a module of torch, which computes on a device.
     """
@@ -80,7 +80,7 @@ class Policy(nn.Module, ABC):
         """Name → width of every observation that the policy or its base sees."""
         base = self.base
         below = base.observation if base is not None and base is not self else {}
-        return {**below, **self.encoder.observed}
+        return {**below, **self.encoder.keys}
 
     @property
     def observation_steps(self) -> int:
@@ -100,7 +100,8 @@ class ChunkPolicy(Policy):
         noise_shape: Shape of the N(0, 1) noise of one plan; none where it is not set.
         conditioned: Whether plans depend on the episode's instruction; it is then found in
             observations and batches under `INSTRUCTION`.
-        extras: Name → width of what rows keep of a plan, beside its actions: as `plan/<name>`.
+        extras: Name → width of a plan's columns beside its actions; rows keep them as
+            `plan/<name>`.
     """
 
     conditioned: ClassVar[bool] = False
@@ -147,7 +148,7 @@ def describe(policy: Policy) -> dict[str, Any]:
     """Give JSON values from which `build` makes a policy of the same class and shape.
 
     Raises:
-        RegistryError: Its class is not in the registry, so that nobody could read it.
+        RegistryError: Its class is not in the registry, so `build` could not find it.
     """
     described = {registry.CLASS: registry.name_of(type(policy)), "config": policy.config}
     if policy.base is not None and policy.base is not policy:

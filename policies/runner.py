@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What belongs to the final observation of an episode."""
+    """The columns of the final row of an episode."""
 
     base_action: Floats  # (slots, d) float32, the base's proposal; zero without a base
     features: dict[str, Array]  # `Behaviour.features` of the slots; empty where none is active
@@ -47,15 +47,15 @@ class Decision(Conclusion):
 
 @dataclass
 class RunningEpisode:
-    """What belongs to one running episode: who acts in it, its noise, its history and its queue."""
+    """The state of one running episode: its behaviour, noise, history and queue of actions."""
 
     behaviour: Behaviour  # acts in it; a newer one takes over where `at_boundary` holds
     # Source of the noise of plans, which alone can be repeated along a recording.
     plan_noise: np.random.Generator
     step_noise: np.random.Generator  # source of the noise of steps
     exploration_draw: float  # uniform in [0, 1): see `Exploration.in_episode`
-    instruction: str  # what is to be done; empty where nothing was said
-    # (execute_steps or more, d), what was planned; None before the first plan.
+    instruction: str  # the task in words; may be empty
+    # (execute_steps or more, d), the planned actions; None before the first plan.
     chunk: Floats | None = None
     position: int = 0  # of the next action in the chunk
     # Name → (width,), what rows keep of that plan: see `ChunkPolicy.extras`.
@@ -136,8 +136,8 @@ class PolicyRunner:
         Observations are (slots, ...shape) by name; rows of inactive slots are not read.
 
         Raises:
-            PolicyError: A slot was not reset, or the observation or what the policy makes of it
-                cannot be used: of another shape, or not finite. Chunks are dropped then, so that
+            PolicyError: A slot was not reset, or the observation or the policy's output has
+                another shape, or is not finite. Chunks are dropped then, so that
                 the next call plans again.
         """
         rows = self._all if active is None else np.flatnonzero(active)
@@ -172,11 +172,11 @@ class PolicyRunner:
             episode.seen = {name: window[index].copy() for name, window in windows.items()}
         return acted
 
-    def observe_override(self, executed: Floats, slots: Sequence[int] | None = None) -> None:
-        """Tell that an operator's actions (slots given, d) were executed in place of the policy's.
+    def observe_override(self, slots: Sequence[int] | None = None) -> None:
+        """Drop the chunks of slots in which an operator's action was executed.
 
-        The chunk was planned for another course, so it is dropped: while the take-over lasts
-        `act` plans at every step, and the hand-back starts from the fresh history.
+        A chunk was planned for another course. While the take-over lasts `act` plans at every
+        step, and the hand-back starts from the fresh history.
         """
         rows = self._all if slots is None else np.asarray(slots, np.intp)
         for episode in self._episodes(rows):
@@ -323,12 +323,12 @@ def _act_in(
 
 
 def _planner(episode: RunningEpisode) -> ChunkPolicy | None:
-    """Whose chunks an episode executes or corrects, None without chunks."""
+    """The policy whose chunks an episode executes or corrects; None without chunks."""
     policy, mode = episode.behaviour.policy, episode.exploration.mode
     if mode == "base" or not plans_chunks(policy):
         return policy.base
-    exploring: ChunkPolicy = getattr(policy, "exploring", policy)
-    return exploring if mode == "sample" else policy
+    exploring: ChunkPolicy = getattr(policy, "exploring", policy) if mode == "sample" else policy
+    return exploring
 
 
 def _advance(
@@ -378,7 +378,7 @@ def _inference() -> AbstractContextManager[Any]:
 
 
 def _made(policy: Policy, what: str, made: Any, shape: tuple[int, ...]) -> Floats:
-    """What a policy has made, as an array of this shape, and finite."""
+    """Check the output of a policy: an array of this shape, all of it finite."""
     array: Floats = made if isinstance(made, np.ndarray) else made.cpu().numpy()
     who = f"{type(policy).__name__} made {what}"
     if array.shape != shape:
@@ -390,7 +390,7 @@ def _made(policy: Policy, what: str, made: Any, shape: tuple[int, ...]) -> Float
 
 
 def _of_rows(array: Array, rows: Rows) -> Array:
-    """What an array (slots, ...) has of some slots, in ascending order; no copy where it is all."""
+    """Some rows of an array (slots, ...), in ascending order; not copied if these are all."""
     return array if len(rows) == len(array) else np.asarray(array[rows])
 
 

@@ -1,15 +1,13 @@
 """From camera images to one more observation: features that the rest of a policy sees as a state.
 
-An `ImageEncoder` is trained while demonstrations are cloned and then frozen. What it makes of the
-images of a row is stored with the row, so that learning from pixels online costs what learning from
-states costs.
+An `ImageEncoder` is trained while demonstrations are cloned, and then frozen. Its features are
+stored with each row, so that learning from pixels online costs no more than from states.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -17,25 +15,23 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from policies import registry
 from policies.backbones import Backbone
 from policies.columns import FEATURES
-from policies.encoders import ObservationBatch, StateEncoder, camera_image, image_pixels
+from policies.encoders import ObservationBatch, camera_image, image_pixels
 from policies.errors import PolicyError
 from policies.networks import linear, seeded
 
 # Position (m) and rotation vector (rad) that are left to the end of a demonstration.
 REMAINING_MOTION = 6
 _TRANSLATION = 3
-DECODED = 3 * 16 * 16  # numbers that a decoder makes for each camera
 
 Array = npt.NDArray[Any]
 
 
 class ImageEncoder(nn.Module):
-    """One backbone for all cameras; what it makes of each is joined into a few features.
+    """One backbone for all cameras, whose outputs are joined into a few features.
 
     They are few on purpose: from many features a critic recognises each scene, and remembers how
     its episodes went. Besides its features the encoder estimates the motion that is left to the
@@ -48,8 +44,8 @@ class ImageEncoder(nn.Module):
         backbone: ``class`` and options of the backbone; see `policies.backbones`.
         hidden: Width of the layer that joins the cameras.
         features: Number of features, beside the estimate.
-        motion_scale: What the estimate is divided by: metres, then radians, (2,). None: it
-            estimates no motion, for a robot that measures no pose.
+        motion_scale: Unit of the estimate: metres, then radians, (2,). None: it estimates no
+            motion, for a robot that measures no pose.
         fine_scale: Translation [m] at which the fine estimate begins to saturate.
         generator: Source of the initial weights.
 
@@ -114,7 +110,7 @@ class ImageEncoder(nn.Module):
 
     @property
     def identifier(self) -> int:
-        """A number (int64) that follows from configuration and weights: whose features they are."""
+        """A number (int64) that follows from configuration and weights, and marks its features."""
         digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
@@ -141,17 +137,9 @@ class ImageEncoder(nn.Module):
         fine = (metres / self.fine_scale).tanh()
         return torch.cat([self.summary(joined), fine, motion], -1).reshape(*lead, self.features)
 
-    def reconstruction_error(self, decoded: Tensor, seen: Tensor) -> Tensor:
-        """How far what was decoded (N, `DECODED`) is from what one camera saw (..., H, W, 3).
-
-        The mean squared error of an image of 16 x 16 pixels in [-1, 1].
-        """
-        small = functional.adaptive_avg_pool2d(self._scaled(seen), 16)
-        return (decoded.view_as(small) - small).square().mean()
-
     @property
     def _weight(self) -> Tensor:
-        """One that says where the encoder is, and how precise."""
+        """A weight that has the encoder's device and dtype."""
         first, *_ = self.join.parameters()
         return first
 
@@ -163,13 +151,13 @@ class ImageEncoder(nn.Module):
             )
 
     def _scaled(self, images: Tensor) -> Tensor:
-        """What the backbone sees of images (..., H, W, 3): (N, 3, H, W)."""
+        """Turn images (..., H, W, 3) into the backbone's input (N, 3, H, W)."""
         pixels = image_pixels(images, self._weight.dtype)
         return pixels.contiguous(memory_format=torch.channels_last)
 
     @torch.no_grad()
     def encode(self, images: ObservationBatch) -> Array:
-        """What replay stores and a policy sees: features rounded to float16, (..., features)."""
+        """Encode images to what replay stores: features rounded to float16, (..., features)."""
         rounded: Array = self(images).to(torch.float16).cpu().numpy()
         return rounded
 
@@ -205,40 +193,5 @@ def random_shift(images: Array, most: int, generator: torch.Generator) -> Array:
 
 
 def observed_keys(keys: Mapping[str, int], encoder: ImageEncoder | None) -> dict[str, int]:
-    """Name → width of what a policy sees: state keys, and features where there are images."""
+    """Name → width of a policy's observations: state keys, and features if there are images."""
     return {**keys, FEATURES: encoder.features} if encoder is not None else dict(keys)
-
-
-class SeeingEncoder(StateEncoder):
-    """Encode states and images; the features are made here and not given with the observation.
-
-    With the cloned policy's image encoder it gives what a `StateEncoder` gives on cached features,
-    but for their rounding. It is part of a policy's weights, so it is published and saved with
-    them, while the base policy keeps the encoder that it was cloned with.
-    """
-
-    def __init__(self, states: StateEncoder, vision: ImageEncoder) -> None:
-        super().__init__(states.keys, states.normalizer, observation_steps=states.observation_steps)
-        self.vision = vision
-        images = {name: math.prod(shape) for name, shape in vision.cameras.items()}
-        kept = {name: width for name, width in self.keys.items() if name != FEATURES}
-        self.observed = {**kept, **images}  # images in place of features
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """JSON values from which `from_config` makes an encoder of the same shape."""
-        return {**super().config, "vision": self.vision.config}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> SeeingEncoder:
-        """Make an encoder of the configured shape; its weights are then loaded."""
-        return cls(StateEncoder.from_config(config), build_image_encoder(config["vision"]))
-
-    def forward(self, observation: ObservationBatch) -> Tensor:
-        """Encode observations or histories of them, with gradients to the image encoder.
-
-        Args:
-            observation: As for `StateEncoder`, with images uint8 (B, ..., H, W, 3); features in
-                it are not looked at.
-        """
-        return super().forward({**observation, FEATURES: self.vision(observation)})

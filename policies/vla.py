@@ -37,8 +37,8 @@ class VLAPolicy(ChunkPolicy):
     """A backbone with what joins it to a robot: normalisers, padding, tokeniser and images.
 
     Args:
-        backbone: The model; see `VLABackbone` for what it must give.
-        tuning: What of it is trained; it has been applied.
+        backbone: The model.
+        tuning: Which part of it is trained; it has been applied.
         encoder: The robot's state, as the model's state and for a residual on top.
         action_normalizer: Over the one key "action".
         tokenizer: Of the model.

@@ -1,4 +1,4 @@
-"""What a vision-language-action model must give so that `policies.vla` can run and train it."""
+"""The base class of vision-language-action models that `policies.vla` runs and trains."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class VLABackbone(nn.Module, ABC):
         horizon: Actions H of a chunk.
         vocabulary: Number of token ids.
         image_size: Height and width of its images.
-        expert_modules: Prefixes of the names of what is trained in the mode "expert".
-        projection_modules: Prefixes of what is trained beside the adapters in the mode "lora".
+        expert_modules: Name prefixes of the modules that the mode "expert" trains.
+        projection_modules: Those that the mode "lora" trains beside the adapters.
         adapted: Regular expression over names of the linear layers that get adapters.
     """
 
@@ -81,7 +81,7 @@ _ADAPTER = ".lora_"
 
 @dataclass(frozen=True)
 class Tuning:
-    """What fine-tuning changes."""
+    """Which weights fine-tuning changes."""
 
     # "full": everything; "expert": the action expert and its projections, the vision-language model
     # is frozen; "lora": low-rank adapters (Hu et al. 2021) in the language model and the expert,

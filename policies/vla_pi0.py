@@ -1,4 +1,4 @@
-"""π0 (Black et al. 2024) as Hugging Face transformers has it, behind the contract of a backbone."""
+"""π0 (Black et al. 2024) of Hugging Face transformers, as a `VLABackbone`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _UNUSED = "tied_head"  # where the head goes that is not read
 
 @dataclass(frozen=True)
 class _Prompt:
-    """What the vision-language part computed: keys and values of each layer."""
+    """Output of the vision-language part: keys and values of each layer."""
 
     cache: Any
     mask: Tensor
@@ -91,7 +91,7 @@ class PI0(VLABackbone):
         transformers = _transformers()
         verbosity = transformers.logging.get_verbosity()
         try:
-            transformers.logging.set_verbosity_error()  # what is wrong is said once, below
+            transformers.logging.set_verbosity_error()  # the error below says it once
             with torch.random.fork_rng(devices=[]):  # tensors that are missing are drawn
                 model, report = transformers.PI0ForConditionalGeneration.from_pretrained(
                     path,
@@ -170,7 +170,7 @@ class PI0(VLABackbone):
             attention_mask=prompt.mask,
             past_key_values=prompt.cache,
         )
-        # The model has appended the noisy actions; a negative number is what is taken away.
+        # The model has appended the noisy actions; a negative number removes so many.
         prompt.cache.crop(prompt.length - prompt.cache.get_seq_length())
         velocity: Tensor = output.logits.float()
         return velocity
@@ -330,7 +330,7 @@ def tiny_config(
         "num_key_value_heads": 1,
         "head_dim": width // heads,
         "vocab_size": _BYTES + 2,
-        # What keeps the scale of a signal; the default is meant for widths of thousands.
+        # Keeps the scale of a signal; the default is meant for widths of thousands.
         "initializer_range": width**-0.5,
     }
     vision = {

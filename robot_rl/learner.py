@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
@@ -21,7 +20,6 @@ from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
 from robot_rl.errors import in_shell
 from robot_rl.learning.algorithms import check_algorithm, make_algorithm
 from robot_rl.learning.algorithms.base import Batch, Correction, check_finite
-from robot_rl.learning.algorithms.encoding import trains_on
 from robot_rl.learning.algorithms.training import finite_means
 from robot_rl.learning.blocks import Blocks, unevaluated
 from robot_rl.learning.demonstrations import (
@@ -29,9 +27,9 @@ from robot_rl.learning.demonstrations import (
     first_episodes,
     insert_episodes,
 )
+from robot_rl.learning.online_comparison import OnlineComparison
 from robot_rl.learning.recipe import Recipe, Stage
 from robot_rl.learning.symmetry import turning_of
-from robot_rl.learning.trial import Trial
 from robot_rl.learning.weights import BEHAVIOUR
 from robot_rl.learning.workbench import Workbench
 from robot_rl.plugins import plugins, resolve
@@ -86,20 +84,20 @@ class Online(Stage):
 
     @property
     def needs(self) -> Sequence[str]:
-        """What it improves; raises where steps, device or algorithm do not fit.
+        """Episodes and a policy to begin with; raises if steps, device or algorithm do not fit.
 
-        Without demonstrations that is the exploration. What was learned offline comes with it.
+        Without demonstrations the episodes are the exploration. With offline updates it also
+        needs their checkpoint.
         """
         settings = self.settings
         Blocks.of(settings).check_learning()
         compute_device(settings.device)
-        trains_on(settings.observation)
         check_algorithm(settings)
         first = (DEMONSTRATIONS, CLONED) if settings.demonstrated else (EXPLORATION, UNTRAINED)
         return (*first, OFFLINE) if settings.schedule.offline_updates else first
 
     def done(self, run: RunDirectory, *, recorded: bool) -> bool:
-        """As soon as all steps are learned from and evaluated; a run may be asked for more."""
+        """As soon as it has learned from all steps, and all evaluations are there."""
         settings = self.settings
         return learned_steps(run) >= settings.environment_steps and not unevaluated(settings, run)
 
@@ -112,10 +110,10 @@ class Online(Stage):
 
 
 class BatchMap(Protocol):
-    """What a plug-in makes of each batch before the algorithm sees it.
+    """Changes each batch before the algorithm sees it; a plug-in adds it.
 
     Attributes:
-        facts: What the run's records say of it.
+        facts: Its settings, for the run's records.
     """
 
     facts: Mapping[str, float]
@@ -124,10 +122,10 @@ class BatchMap(Protocol):
         """Take in the episodes that are visible in the rows now."""
 
     def mixed(self, batch: Batch) -> Batch:
-        """Give the batch to learn from; the one given stays as it is."""
+        """Return the batch to learn from, without changing the one that is passed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, as JSON."""
+        """The state that a resumed run needs, as JSON."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken, with the rows that were visible then."""
@@ -150,14 +148,15 @@ class Learner:
         check_fit(self._cloned, first.schema)
         self._annotation = settings.reward["annotation"]
         algorithm = fill_from_demonstrations(settings.algorithm, self._annotation, first)
-        self._seed, observation = settings.seed, settings.observation
-        self._algorithm = make_algorithm(algorithm, self._cloned, self._seed, observation)
+        self._seed = settings.seed
+        self._algorithm = make_algorithm(algorithm, self._cloned, self._seed)
         self._algorithm.to(bench.device, compiled=settings.compile)
         self.environment_steps = self.updates = 0
         source = SOURCE_DEMONSTRATION if self._demonstrated else SOURCE_POLICY
         insert_episodes(bench.client, first, self._first(), bench.stop, source)
         self._rows = bench.sampler(self._algorithm.required)
-        self._trial = Trial(self._rows) if isinstance(self._algorithm, Correction) else None
+        corrects = isinstance(self._algorithm, Correction)
+        self._comparison = OnlineComparison(self._rows) if corrects else None
         made = {
             name: resolve(function)(bench, self._algorithm, self._rows)
             for plugin in plugins()
@@ -168,17 +167,16 @@ class Learner:
             settings.environment, self._algorithm.required.fields, first.schema
         )
         options = algorithm.get("settings", {})
-        bounds = options.get("value_range")
-        self._taken = {
+        self._resolved = {
             "discount": self._algorithm.schedule.gamma,
-            "value_range": None if bounds is None else list(bounds),
+            "value_range": options.get("value_range"),
             "imitation_updates": options.get("imitation_updates", 0),
             "symmetric_views": 1 if self._turning is None else self._turning.views,
         }
         for each in self._maps.values():
-            self._taken |= each.facts
-        told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self._taken.items())
-        print(f"learner: {told}", flush=True)
+            self._resolved |= each.facts
+        words = (f"{name.replace('_', ' ')} {value}" for name, value in self._resolved.items())
+        bench.say(f"learner: {', '.join(words)}")
         # A learner that was killed learns from some blocks again, but has noted them already.
         noted = (record["environment_steps"] for record in bench.run.read_jsonl(RECORDS))
         self._noted_steps = max(noted, default=0)
@@ -241,60 +239,55 @@ class Learner:
         self._wait.ends()
         return not self._bench.stop.is_set()
 
-    def _wait_for_rewards(self, target: int) -> None:
-        """Wait until somebody has said of some rows what `reward.annotation` asks for."""
-        while not self._rows.transitions:
-            if self._bench.stop.wait(_RETRY_SECONDS):
-                raise Stopped
-            self._rows.show(target)
-
     def _train_block(self, target: int) -> dict[str, Any]:
         started = time.monotonic()
         count = self._blocks.updates_at(target) - self.updates
         with self._saving():
             self._rows.show(target)
-            if count:
-                self._wait_for_rewards(target)
+            while count and not self._rows.transitions:
+                # No row has the annotation yet that `reward.annotation` names.
+                if self._bench.stop.wait(_RETRY_SECONDS):
+                    raise Stopped
+                self._rows.show(target)
         if count and not self._blocks.updates_at(self.environment_steps):
             self._bench.say(f"learner: the warm-up is over; {count:,} updates come at once now")
         batches = self._rows.batches(count)
         for each in self._maps.values():
             each.count()
             batches = map(each.mixed, batches)
+        if self._turning is not None:
+            batches = self._turning.each_turned(batches, self._seed, self.updates)
         metrics: list[dict[str, Tensor]] = []
-        for number, batch in enumerate(batches, self.updates):
+        for batch in batches:
             if self._bench.stop.is_set() and time.monotonic() - started > _BLOCK_SECONDS:
                 raise Stopped
             check_features(batch, self._cloned)
-            if self._turning is not None:
-                # Of its own for each update, so that a resumed run draws the same.
-                rng = np.random.default_rng((self._seed, number))
-                batch = self._turning.turned(batch, rng)
             metrics.append(self._algorithm.update(batch))
         self.updates += count
         self.environment_steps = target
-        if self._trial is not None:
-            self._judge(self._trial)
+        if self._comparison is not None:
+            self._judge(self._comparison)
         record = self._record(count, time.monotonic() - started, metrics)
         if target > self._noted_steps:
-            self._bench.note(record, RECORDS)
+            self._bench.run.append_jsonl(RECORDS, record)
         return record
 
-    def _judge(self, trial: Trial) -> None:
-        """Say whether what was learned is deployed, where that has changed; undo a loss."""
-        before, learned = trial.proved, f"after {self.environment_steps} steps what was learned"
-        trial.count()
-        if trial.proved != before:
+    def _judge(self, comparison: OnlineComparison) -> None:
+        """Compare with the clone, say what changed, and start over if the policy got worse."""
+        learned = f"after {self.environment_steps} steps what was learned"
+        before = comparison.proved
+        comparison.count()
+        if comparison.proved != before:
             held = "is held back: the policy it began with acts"
-            now = "is deployed now" if trial.proved else held
-            self._bench.say(f"learner: {learned} {now} ({trial})")
-        if trial.lost and isinstance(self._algorithm, Correction):
+            now = "is deployed now" if comparison.proved else held
+            self._bench.say(f"learner: {learned} {now} ({comparison})")
+        if comparison.lost and isinstance(self._algorithm, Correction):
             self._bench.say(
-                f"learner: {learned} does worse than the policy it began with ({trial}); its"
-                " corrections begin again at 0"
+                f"learner: {learned} does worse than the policy it began with ({comparison}); its"
+                " corrections start again at 0"
             )
-            self._algorithm.begin_again()
-            trial.begin_again(self.updates)
+            self._algorithm.reset_actor()
+            comparison.restart(self.updates)
 
     def _record(
         self, count: int, seconds: float, metrics: list[dict[str, Tensor]]
@@ -307,12 +300,12 @@ class Learner:
             "updates_per_second": count / max(seconds, 1e-9),
             "update_to_data": paid / online if online > 0 else None,  # it warms up
             "replay_transitions": self._rows.transitions,
-            **(self._trial.metrics if self._trial is not None else {}),
+            **(self._comparison.metrics if self._comparison is not None else {}),
             **finite_means(metrics, f"step {self.environment_steps}"),
         }
 
     def _check_weights(self) -> None:
-        """Refuse to save what the last update has broken, and no loss has shown yet."""
+        """Check the weights before they are saved: the last update may have broken them."""
         for name, tensor in self._algorithm.state_dict().items():
             check_finite(name, tensor, f"step {self.environment_steps}")
 
@@ -323,9 +316,10 @@ class Learner:
             self._bench.publish(behaviour, until)
 
     def _behaviour(self) -> Behaviour:
-        """Who acts now, and how it explores."""
-        share = self._trial.share if self._trial is not None else 0.0
-        noiseless = self._trial.noiseless_share if self._trial is not None else 0.0
+        """The policy that acts now, with its exploration."""
+        share = noiseless = 0.0
+        if self._comparison is not None:
+            share, noiseless = self._comparison.share, self._comparison.noiseless_share
         if not self.updates and not self._taught:
             noise = self._algorithm.schedule.warmup_noise
             if not self._demonstrated:
@@ -338,16 +332,16 @@ class Learner:
         return self._cloned.learned(self._algorithm.acting_policy(), self.updates)
 
     def _first(self) -> Behaviour:
-        """The clone; as a part of what learns, where it is one: rows then have all columns."""
+        """The clone; or the learning policy if that contains it, so that rows have all columns."""
         acting = self._acting()
         based = self._demonstrated and acting.policy.base is not None
         return acting if based else self._cloned
 
     def _deployed(self) -> Behaviour:
-        """What was learned; its corrections act only if they are held for better than the clone."""
+        """The learned policy, switched off unless its episodes were better than the clone's."""
         learned = self._cloned.learned(self._algorithm.policy(), self.updates)
-        if self._trial is not None:
-            learned.hold_back(not self._trial.proved)
+        if self._comparison is not None:
+            learned.hold_back(not self._comparison.proved)
         return learned
 
     @contextmanager
@@ -368,9 +362,9 @@ class Learner:
         state = {
             "environment_steps": self.environment_steps,
             "gradient_updates": self.updates,
-            "taken": self._taken,
+            "taken": self._resolved,
             "sampler": self._rows.state_dict(),
-            "trial": None if self._trial is None else self._trial.state_dict(),
+            "comparison": None if self._comparison is None else self._comparison.state_dict(),
             "batch_maps": {name: each.state_dict() for name, each in self._maps.items()},
         }
         self._bench.checkpoint(LAST, self._deployed(), self._algorithm.state_dict(), state)
@@ -380,8 +374,8 @@ class Learner:
         tensors, state = self._bench.training_state(LAST)
         self._algorithm.load_state_dict(tensors)
         self._rows.load_state_dict(state["sampler"])
-        if self._trial is not None:
-            self._trial.load_state_dict(state["trial"])
+        if self._comparison is not None:
+            self._comparison.load_state_dict(state["comparison"])
         self.environment_steps = int(state["environment_steps"])
         for name, each in self._maps.items():
             each.load_state_dict(state["batch_maps"][name])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from policies import registry
 from policies.columns import Plan
-from policies.encoders import Array, Normalizer, ObservationBatch, StateEncoder, build_encoder
+from policies.encoders import Array, Normalizer, ObservationBatch, StateEncoder
 from policies.networks import mlp, seeded
 from policies.policy import ChunkPolicy
 
@@ -58,7 +58,7 @@ class RegressionPolicy(ChunkPolicy):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> RegressionPolicy:
         """Make it again; its weights are loaded then."""
-        encoder = build_encoder(config["encoder"])
+        encoder = StateEncoder.from_config(config["encoder"])
         sizes = int(config["horizon"]), int(config["action_dimension"])
         return cls(encoder, *sizes, config["hidden"], seeded(0))
 

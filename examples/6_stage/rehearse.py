@@ -40,6 +40,7 @@ class Rehearse(Stage):
         shown = [demonstrations, EpisodeDataset(path)]  # of both, only what has succeeded
         after = clone(bench, shown, before.vision, bench.generator("rehearse"))
         old, new = (bench.evaluate(policy, self._judged) for policy in (before, after))
-        bench.note({"before": old.success_rate, "after": new.success_rate}, "rehearsal")
+        record = {"before": old.success_rate, "after": new.success_rate}
+        bench.run.append_jsonl("rehearsal", record)
         if new.successes >= old.successes:
             bench.checkpoint(CLONED, after)

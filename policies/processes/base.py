@@ -1,4 +1,4 @@
-"""What every generative process is: a chain of Gaussian transitions from noise to a chunk.
+"""The base class of generative processes: chains of Gaussian transitions from noise to a chunk.
 
 A chain has K + 1 entries: `chain[:, 0]` is pure noise (x^K of the papers), `chain[:, K]` the
 clean chunk (x^0). Transition `index` in 0 ... K-1 leads from entry `index` to `index + 1`.
@@ -92,7 +92,7 @@ class Process(nn.Module, ABC):
         return registry.build(Process, mine, denoiser=self.denoiser)
 
     def exploring(self, std: float) -> Process:
-        """Give a process on the same network whose every transition is drawn, and has a density.
+        """Give a process on the same network that draws every transition, so all have a density.
 
         Each has a standard deviation of `std` or more, in normalised actions.
 
@@ -172,11 +172,11 @@ class Process(nn.Module, ABC):
         return self._times[0]
 
     def _tabulate(self, times: Tensor, std: Tensor | None, *coefficients: Tensor) -> None:
-        """Keep what each of the K transitions needs; `_at` gives it.
+        """Keep the constants of the K transitions; `_at` returns them.
 
         Args:
             times: (K, E) embedded times at which the network is asked.
-            std: (K,) standard deviations; None where they are none of the process's constants.
+            std: (K,) standard deviations; None if they are not constant.
             *coefficients: (K,) each.
         """
         table = torch.stack([c.double() for c in coefficients], -1)

@@ -84,10 +84,9 @@ class DDIM(Process):
             "std_bounds": bounds,
             "noise_table": _checked(table, self.train_steps, self.steps),
         }
-        self._schedule(**self.options["noise_table"])
-
-    def _schedule(self, alphas: Sequence[float], timesteps: Sequence[int]) -> None:
-        products, visited = torch.tensor(alphas, dtype=torch.float64), torch.tensor(timesteps)
+        table = self.options["noise_table"]
+        products = torch.tensor(table["alphas"], dtype=torch.float64)
+        visited = torch.tensor(table["timesteps"])
         self.register_buffer("_scales", products.sqrt().float(), persistent=False)
         self.register_buffer("_noise_scales", (1 - products).sqrt().float(), persistent=False)
         previous = visited - self.train_steps // self.steps
@@ -95,13 +94,13 @@ class DDIM(Process):
         after = torch.where(previous >= 0, products[previous.clamp(min=0)], 1.0)
         std = (1 - after) / (1 - now) * (1 - now / after)
         std = self.options["eta"] * std.clamp(min=0).sqrt()
-        if self.options["std_bounds"] is not None:
-            std = std.clamp(*self.options["std_bounds"])
+        if bounds is not None:
+            std = std.clamp(*bounds)
         # A table instead of sines at every call; it is no weight, so it is not saved.
-        table = sinusoidal_embedding(torch.arange(self.train_steps), self.denoiser.embedding)
-        self.register_buffer("_embeddings", table, persistent=False)
+        embedded = sinusoidal_embedding(torch.arange(self.train_steps), denoiser.embedding)
+        self.register_buffer("_embeddings", embedded, persistent=False)
         self._tabulate(
-            table[visited],
+            embedded[visited],
             std,
             now.sqrt(),
             (1 - now).sqrt(),

@@ -51,7 +51,7 @@ class OneStep(Process):
     def distillation_loss(
         self, teacher: Process, features: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """Give the mean square of what is left to a deterministic teacher's chunks (scalar).
+        """Give the mean square distance to a deterministic teacher's chunks (scalar).
 
         Args:
             teacher: The chain; it gets no gradient.
@@ -68,8 +68,8 @@ class OneStep(Process):
     ) -> Tensor:
         """Give the mean square to chunks that were shown: where several fit, their mean is best.
 
-        So it only holds what was distilled near to them. A policy that shall keep several ways
-        apart is cloned into a chain, and distilled.
+        So it only keeps a distilled policy near to them. Clone a policy with several ways to act
+        into a chain, and distil that.
         """
         noise = standard_normal((len(actions), *self.noise_shape), actions, generator)
         return masked_mean_square(self.sample(features, noise)[:, -1] - actions, valid)

@@ -38,7 +38,7 @@ def stored_schema(schema: RowSchema, behaviour: Behaviour) -> RowSchema:
     added = []
     if (vision := behaviour.vision) is not None:
         added += [Field(ENCODER_ID, "int64"), Field(FEATURES, "float16", (vision.features,))]
-    if behaviour.tells_instruction:
+    if behaviour.uses_instruction:
         added.append(Field(INSTRUCTION_FEATURES, "float16", (INSTRUCTION_WIDTH,)))
     added += [Field(PLAN + name, "float32", (n,)) for name, n in behaviour.extras.items()]
     return schema.with_fields(added) if added else schema

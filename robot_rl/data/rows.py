@@ -28,7 +28,6 @@ Slots = Sequence[int] | None
 Instructions = Sequence[str] | None
 Seen = Mapping[str, npt.NDArray[Any]]
 Active = npt.NDArray[np.bool_] | None
-Executed = npt.NDArray[np.float32]
 _FIXED = {field.name for field in SCALAR_FIELDS} | {*ACTION_FIELDS} - {LAST_COMMAND}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.runner import Conclusion, Decision
-from robot_rl.data.rows import Active, Executed, Instructions, Seen, Slots
+from robot_rl.data.rows import Active, Instructions, Seen, Slots
 from robot_rl.data.schema import LAST_COMMAND
 from robot_rl.env.intervention import action_of_motion
 from robot_rl.env.robot import gripper_columns
@@ -40,7 +40,7 @@ class _WithoutPolicy:
     def conclude(self, observation: Seen, active: Active = None) -> Conclusion:
         return Conclusion(np.zeros_like(observation[LAST_COMMAND]), {})
 
-    def observe_override(self, executed: Executed, slots: Slots = None) -> None:
+    def observe_override(self, slots: Slots = None) -> None:
         pass
 
 

@@ -120,7 +120,7 @@ class BackwardReset(Reset):
             if session.operator.ended_by is not None:
                 return False
             if info["intervened"]:
-                self._controller.observe_override(info["executed_action"][None], [0])
+                self._controller.observe_override([0])
             if self._task.outcome().success:
                 return True
         return False

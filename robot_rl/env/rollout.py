@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from robot_rl.data.rows import Active, Executed, Instructions, RowBuilder, Seen, Slots
+from robot_rl.data.rows import Active, Instructions, RowBuilder, Seen, Slots
 from robot_rl.data.schema import Observation, Row
 from robot_rl.env.robot import RobotInterrupted
 from robot_rl.env.session import EpisodeResult, Session
@@ -54,7 +54,7 @@ class Controller(Protocol):
     def conclude(self, observation: Seen, active: Active = None) -> Conclusion:
         """The proposals for final observations (slots, …), which are not acted on."""
 
-    def observe_override(self, executed: Executed, slots: Slots = None) -> None:
+    def observe_override(self, slots: Slots = None) -> None:
         """Hear that an operator's actions (slots given, d) were executed in place of its own."""
 
 
@@ -149,7 +149,7 @@ def rollout(
                     outcome = (reward, terminated, truncated)
                     on_row(recorder.step(*seen, decision, slot, outcome, info), result)
                 if info["intervened"]:
-                    controller.observe_override(info["executed_action"][None], [slot])
+                    controller.observe_override([slot])
                 if not (terminated or truncated):
                     continue
             active[slot] = False

@@ -223,7 +223,7 @@ def summarised(
     episodes: Sequence[EpisodeResult], behaviour: Behaviour, **facts: Any
 ) -> EvaluationResult:
     """Summarise episodes in the order of the seeds; see `EvaluationResult` for the facts."""
-    # Of an `ImprovedPolicy` what plans; its class is not asked for, which would load torch.
+    # Of an `FallbackPolicy` what plans; its class is not asked for, which would load torch.
     acting = getattr(behaviour.policy, "acting", behaviour.policy)
     return EvaluationResult.of_episodes(
         [episode.success for episode in episodes],

@@ -186,7 +186,7 @@ def held_back(run: RunDirectory) -> bool:
         return False
     folder = run.complete_folder(made(run)[LEARNED_POLICY]) / "policy"
     config = json.loads((folder / "policy.json").read_bytes())["policy"]["config"]
-    return not config.get("corrects", True)
+    return not config.get("enabled", True)
 
 
 def deployed_policy(run: RunDirectory) -> str:

@@ -2,7 +2,7 @@
 
 Environment steps come in blocks of N. The weights after block j are published when block j + 1
 is complete and act in block j + 2, so the actor collects one block while the learner trains on
-the one before, and what acts does not depend on how fast either is.
+the one before, and the acting weights do not depend on how fast either is.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Blocks:
 
         They act in the block after next; the cloned policy (no updates) until the first learned
         weights may. Several actors share what those updates pay for and two blocks more, so that
-        steps and updates keep their ratio, whoever is faster, as in DeepMind Reverb's
+        steps and updates keep their ratio, whichever is faster, as in DeepMind Reverb's
         `SampleToInsertRatio` (Cassirer et al. 2021, arXiv:2102.04736).
         """
         if self.actors > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def open_demonstrations(dataset: str | None, run: RunDirectory | None) -> Episod
 
     Raises:
         SchemaMismatch: They are of another schema version.
-        RobotRLError: There are none, or none that succeeded.
+        RobotRLError: There are no demonstrations, or no successful ones.
     """
     path = Path(str(dataset)) if dataset or run is None else run.demonstrations
     if not path.exists():
@@ -69,21 +70,21 @@ def check_demonstrations(environment: Mapping[str, Any], dataset: EpisodeDataset
     env.close()
     dataset.expect(env.schema)
     scaled = dataset.metadata.get("action_range")  # where robot-rl import has scaled them
-    if scaled is not None and isinstance(env.robot, GymRobot):
-        own = env.robot.action_range
-        if not np.allclose(scaled, own, rtol=1e-3):
-            raise SchemaMismatch(
-                f"the dataset {dataset.path}: its actions were scaled from other bounds",
-                got=scaled,
-                expected=own.tolist(),
-                hint="correct action_low and action_high in its mapping file, and import it again",
-            )
+    if scaled is None or not isinstance(env.robot, GymRobot):
+        return
+    if not np.allclose(scaled, own := env.robot.action_range, rtol=1e-3):
+        raise SchemaMismatch(
+            f"the dataset {dataset.path}: its actions were scaled from other bounds",
+            got=scaled,
+            expected=own.tolist(),
+            hint="correct action_low and action_high in its mapping file, and import it again",
+        )
 
 
 def fill_from_demonstrations(
     algorithm: Part, annotation: str | None, first: EpisodeDataset
 ) -> Part:
-    """The algorithm's configuration, with what it leaves open filled in from the first episodes.
+    """The algorithm's configuration, with its open values filled in from the first episodes.
 
     With a discount γ the start of an episode must still count its success: the horizon 1 / (1 - γ)
     is two thirds of the steps to it. Demonstrations are imitated as long as 100 of them take.
@@ -94,7 +95,8 @@ def fill_from_demonstrations(
             or `LABELS` where these are of the recorded scale.
         first: The first episodes of the run.
     """
-    schedule, settings = dict(algorithm["schedule"]), dict(algorithm.get("settings", {}))
+    filled = copy.deepcopy(algorithm)
+    schedule, settings = filled["schedule"], filled.get("settings", {})
     success = first.arrays(("success",))["success"]
     took = steps_to_success(np.split(success, first.episode_ends[:-1]))
     steps = float(np.median(took)) if took else 0.0
@@ -106,8 +108,7 @@ def fill_from_demonstrations(
     if settings.get("imitation_updates", 0) is None:
         imitated = max(_LEAST_IMITATED_STEPS, round(100 * steps))
         settings["imitation_updates"] = schedule["updates_per_step"] * imitated
-    filled = {**algorithm, "schedule": schedule}
-    return {**filled, "settings": settings} if "settings" in algorithm else filled
+    return filled
 
 
 def value_range(dataset: EpisodeDataset, gamma: float) -> tuple[float, float]:

@@ -1,7 +1,7 @@
-"""The gate: whether what was improved is accepted, and acts from now on.
+"""The gate: whether an improved policy is accepted, and acts from now on.
 
-Nothing here sees a simulator's true score: a gate looks at what the robot's own reward says of its
-episodes, or at a model of them.
+A gate never sees a simulator's true score. It looks at episodes as the robot's own reward judges
+them, or at a model of them.
 """
 
 from __future__ import annotations
@@ -15,53 +15,59 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 from policies.behaviour import Behaviour
 from robot_rl.evaluation.statistics import Comparison
 from robot_rl.learning.algorithms.base import AlgorithmError, check_settings
-from robot_rl.learning.stages.gather import Outcome, Purpose, gathered, outcomes, recorded
+from robot_rl.learning.stages.gather import (
+    EpisodeOutcome,
+    Purpose,
+    gathered,
+    outcomes,
+    recorded_places,
+)
 from robot_rl.learning.workbench import Workbench
 
-Decision = Literal["accepted", "reverted", "undecided"]
+Answer = Literal["accepted", "reverted", "undecided"]
 Figures = Mapping[str, Any]  # behind a verdict, as JSON
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of a candidate.
+    """The answer of a gate.
 
-    An accepted one is deployed, and improved further. With a reverted one all goes back to what was
-    accepted before. One that is undecided is improved further, but not deployed: success falls at
-    first before it rises.
+    An accepted candidate is deployed, and improved further. A reverted one is dropped, and the
+    accepted policy is improved again. An undecided one is improved further, but not deployed:
+    success often falls before it rises.
     """
 
-    decision: Decision
+    decision: Answer
     reason: str  # in words
     figures: Figures
 
 
 class Candidate(NamedTuple):
-    """What was improved, and what it is judged beside."""
+    """An improved policy, and the accepted one that it is compared with."""
 
     behaviour: Behaviour
     accepted: Behaviour
     round_number: int
-    # Behind the verdicts on the undecided ones, beside the same accepted, of which it was improved.
+    # Of the verdicts on undecided candidates since that one was accepted.
     earlier: Sequence[Figures] = ()
 
 
 class Gate(Protocol):
-    """Judges a candidate beside what was accepted before.
+    """Judges a candidate beside the accepted policy.
 
     Attributes:
         held_out: Improvement leaves out each episode whose number is a multiple of it, so that the
-            gate can learn from what the candidate was not improved on; 0: it leaves out none.
+            gate can learn from episodes that the candidate has not seen; 0: it leaves out none.
     """
 
     held_out: int
 
     def judge(self, bench: Workbench, candidate: Candidate) -> Verdict:
-        """Decide; what an earlier start has found out is not asked for again."""
+        """Decide; episodes of an earlier start are not run again."""
 
 
 class OpenGate:
-    """Accepts whatever was learned."""
+    """Accepts every candidate."""
 
     held_out: ClassVar[int] = 0
 
@@ -72,15 +78,15 @@ class OpenGate:
 
 @dataclass(frozen=True)
 class EpisodeGate:
-    """Both act in turns, as they are deployed, until one is shown to be better.
+    """Both policies act in turns, as they are deployed, until one is shown to be better.
 
-    In simulation both meet the same scenes. On a robot taking turns keeps what drifts from counting
-    for either. All episodes are kept to learn from.
+    In simulation both meet the same scenes. On a robot the turns keep a drift from favouring
+    either. All episodes are kept to learn from.
     """
 
     pairs: int  # most episodes of each
-    level: float  # chance with which equally good ones are told apart, in either direction
-    collapse: float  # chance with which one as good as the accepted is held for collapsed
+    level: float  # chance to find a difference between equal ones, in either direction
+    collapse: float  # chance to take a candidate as good as the accepted one for collapsed
 
     held_out: ClassVar[int] = 0
 
@@ -100,7 +106,7 @@ class EpisodeGate:
         accepted, round_number = candidate.accepted, candidate.round_number
         acting = [each.exploring("mean") for each in (accepted, candidate.behaviour)]
         # Some of these very episodes may be there already; `gathered` gives them again.
-        mine = recorded(bench, Purpose.JUDGEMENT, round_number)
+        mine = recorded_places(bench, Purpose.JUDGEMENT, round_number)
         others = (o for at, o in enumerate(outcomes(bench.run)) if at not in mine)
         known = [o.success for o in others if o.version == accepted.version and not o.operated]
         earlier = [(each["lost"], each["won"]) for each in candidate.earlier]
@@ -120,41 +126,40 @@ class EpisodeGate:
 
 @dataclass
 class PairedTest:
-    """The successes of pairs of episodes, of what was accepted and of a candidate.
+    """The successes of pairs of episodes, of the accepted policy and of a candidate.
 
-    Better or worse is `Comparison`'s sequential sign test, which may be looked at after each
-    pair. What is better only by a little needs more pairs than one round has, so those of the
-    undecided candidates that it was improved from count as well, if it won more than it lost
-    itself. They don't count for worse, as success falls at first before it rises.
+    Better or worse is decided by `Comparison`'s sequential sign test, which may be read after each
+    pair. A small gain needs more pairs than one round has. So the pairs of the undecided candidates
+    before it count as well, if it won more than it lost itself. They don't count against it, as
+    success often falls before it rises.
 
-    The sign test needs pairs that differ, so it is slow to see that a candidate does nothing at
-    all. That is seen by Wald's test (1945) of the candidate's episodes alone: that it succeeds as
-    often as the accepted policy, against a quarter of that. How often that one does is known from
-    all of its episodes; those in which it explored count too, as exploring costs successes, if
-    anything.
+    The sign test needs pairs that differ, so it is slow to find that a candidate never succeeds.
+    Wald's test (1945) of the candidate's episodes alone is quicker: that it succeeds as often as
+    the accepted policy, against a quarter of that. The accepted policy's rate is that of all of its
+    episodes. Those in which it explored count too, as exploring can only cost successes.
     """
 
     gate: EpisodeGate
-    before: Sequence[bool]  # successes of what was accepted, in earlier episodes
-    # Pairs that each undecided candidate lost and won, of which this one was improved.
+    before: Sequence[bool]  # successes of the accepted policy in earlier episodes
+    # Pairs that each undecided candidate before this one lost and won.
     earlier: Sequence[tuple[int, int]] = ()
     accepted: list[bool] = field(default_factory=list)
     candidate: list[bool] = field(default_factory=list)
-    operated: int = 0  # pairs in which an operator took part, which say nothing
+    operated: int = 0  # pairs in which an operator took part; they do not count
 
     _FEWEST: ClassVar[int] = 10  # episodes after which the accepted policy's rate counts
     _TRIED: ClassVar[int] = 3  # episodes after which the candidate's do
     _COLLAPSED: ClassVar[float] = 0.25  # of that rate
 
-    def decide(self, pairs: Iterable[tuple[Outcome, Outcome]]) -> Verdict:
-        """Add pairs, of what was accepted and of the candidate, until the answer is known."""
+    def decide(self, pairs: Iterable[tuple[EpisodeOutcome, EpisodeOutcome]]) -> Verdict:
+        """Add pairs, of the accepted policy and the candidate, until the answer is known."""
         for accepted, candidate in pairs:
             self.add(accepted, candidate)
             if self.verdict().decision != "undecided":
                 break
         return self.verdict()
 
-    def add(self, accepted: Outcome, candidate: Outcome) -> None:
+    def add(self, accepted: EpisodeOutcome, candidate: EpisodeOutcome) -> None:
         """Add a pair."""
         if accepted.operated or candidate.operated:
             self.operated += 1
@@ -171,7 +176,7 @@ class PairedTest:
 
     @property
     def with_earlier(self) -> Comparison:
-        """The pairs that differ, and those of the candidates that it was improved from."""
+        """The pairs that differ, with those of the undecided candidates before."""
         own, most = self.comparison, self.gate.pairs * (1 + len(self.earlier))
         lost = own.lost + sum(lost for lost, _ in self.earlier)
         won = own.won + sum(won for _, won in self.earlier)
@@ -189,7 +194,7 @@ class PairedTest:
         return math.exp(won * math.log(low / rate) + lost * math.log((1 - low) / (1 - rate)))
 
     def verdict(self) -> Verdict:
-        """What is known now."""
+        """The answer by the pairs so far."""
         compared, pooled, evidence = self.comparison, self.with_earlier, self.collapse_evidence
         pairs = len(self.accepted)
         counts = (

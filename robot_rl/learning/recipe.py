@@ -30,7 +30,7 @@ RECORDS = "stages"
 
 
 class RecipeError(RobotRLError):
-    """Stages that do not fit each other, or lack what they need."""
+    """Stages that do not fit each other, or lack an artifact that they need."""
 
 
 class Stage(ABC):
@@ -55,8 +55,8 @@ class Stage(ABC):
     def needs(self) -> Sequence[str]:
         """Names of the artifacts that it starts from.
 
-        They are asked for before any stage of the run starts. A stage that lacks something else,
-        such as a person who drives, raises its `RobotRLError` then.
+        They are read before any stage of the run starts. A stage that lacks something else, such
+        as a person who drives, raises its `RobotRLError` here.
         """
         return ()
 
@@ -91,7 +91,7 @@ class Recipe:
             )
 
     def of_kind(self, kind: type[Stage]) -> list[str]:
-        """The names of the stages of a kind; where the recipe lacks it, it is added.
+        """The names of the stages of a kind; a recipe that lacks it gets one.
 
         Raises:
             ConfigError: The run has none.
@@ -111,7 +111,7 @@ class Recipe:
     def left(self, run: RunDirectory | None) -> list[str]:
         """Names of the stages with something left to do; all of them where there is no run yet.
 
-        With `stage` in the settings it is that one, whether it is done or not.
+        With `stage` in the settings it is only that stage, done or not.
         """
         return [self._settings.stage] if self._settings.stage else self._unfinished(run)
 
@@ -121,7 +121,7 @@ class Recipe:
         yield from (name for name in names if name in self.left(run))
 
     def up_to(self, artifact: str) -> list[str]:
-        """Names of the stages up to the last that makes an artifact; none where none does."""
+        """Names of the stages up to the last that makes an artifact; empty if none does."""
         names = list(self.stages)
         ends = [n for n, s in enumerate(self.stages.values(), 1) if artifact in s.makes]
         return names[: ends[-1]] if ends else []
@@ -136,12 +136,12 @@ class Recipe:
         return list(itertools.takewhile(self.beside_actors, behind))
 
     def check(self, run: RunDirectory | None, names: Sequence[str]) -> None:
-        """Check that each of these stages finds what it needs, before any of them starts.
+        """Check that each of these stages will find what it needs, before any of them starts.
 
-        `run` is None where there is none yet.
+        `run` is None before there is one.
 
         Raises:
-            RecipeError: One needs what no stage before it makes, and what is not there.
+            RecipeError: One needs an artifact that is not there, and that no stage before it makes.
             RobotRLError: One could not do its work.
         """
         made = {DEMONSTRATIONS} if self._settings.dataset is not None else set()
@@ -198,14 +198,14 @@ class Recipe:
     def table(self, run: RunDirectory | None) -> list[str]:
         """A line for each stage: what it makes, whether it has, and how long that took.
 
-        `run` is None where there is none yet.
+        `run` is None before there is one.
         """
         left, width, records = self._unfinished(run), max(map(len, self.stages)), _records(run)
         lines = []
         for name, stage in self.stages.items():
             seconds = round(sum(r["seconds"] for r in records if r["stage"] == name))
             took = f" {seconds // 60}:{seconds % 60:02d}" if seconds else ""
-            state = f"{('begun' if took else 'to do') if name in left else 'done'}{took}"
+            state = f"{('started' if took else 'to do') if name in left else 'done'}{took}"
             lines.append(f"stage {name:{width}}  {state:12}  {', '.join(stage.makes)}")
         return lines
 

@@ -1,4 +1,4 @@
-"""Symmetry: what was done on one side of the arm, taken as if it had been done on the other.
+"""Symmetry: experience on one side of the arm, used as experience on the other side too.
 
 Kaleidoscope experience replay (Lin et al. 2020, "Invariant Transform Experience Replay", arXiv
 1909.10707): where a task looks the same after a reflection or a turn, so does each transition, and
@@ -7,7 +7,7 @@ the demonstrations with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,11 @@ from robot_rl.env.robot import ARM_ACTIONS, GRIPPER_ACTION
 from robot_rl.errors import RobotRLError
 from robot_rl.replay.windows import CHUNK, NEXT, is_observation
 
+Batch = Mapping[str, npt.NDArray[Any]]
+
 _SAME = "same"  # a column that does not change
 _KNOWN = (*ARM_ACTIONS, GRIPPER_ACTION, _SAME)
-# What an arm observes of itself; its poses and joints cannot be turned.
+# An arm's observations of itself that can be turned; its poses and joints cannot.
 _OWN = {
     "state/tcp_velocity": ARM_ACTIONS,
     "state/tcp_wrench": ARM_ACTIONS,
@@ -41,7 +43,8 @@ class Symmetry:
     """From where a task looks the same, and how its observations change from one to another.
 
     Columns are in the base frame, or in that of an object that looks the same itself after the
-    reflection or turn. The clone is frozen, so its turned proposals are roughly what it would say.
+    reflection or turn. The clone is frozen, so its turned proposals are
+    roughly those that it would make.
 
     Raises:
         RobotRLError: `turns` or a name in `fields` is not one of those below.
@@ -49,8 +52,8 @@ class Symmetry:
 
     mirror: bool  # whether left and right are alike: y and -y of the base frame
     turns: int  # how many turns about the vertical, of 360° in all, look alike: 1, 2 or 4
-    # Of each field of the task what its columns are: x, y, z of a vector; rotation_x, rotation_y,
-    # rotation_z of a rotation vector or torque; and same for what stays as it is.
+    # The meaning of each column of the task's fields: x, y, z of a vector; rotation_x, rotation_y,
+    # rotation_z of a rotation vector or torque; and same for a column that does not change.
     fields: Mapping[str, Sequence[str]]
 
     def __post_init__(self) -> None:
@@ -60,10 +63,10 @@ class Symmetry:
             _check_columns(f"task.symmetry.fields.{name}", columns, self.turns)
 
     def among(self, widths: Mapping[str, int], action_names: Sequence[str]) -> Turning:
-        """Make what turns rows with these observations, name → width, and columns of the action.
+        """Make the turning of rows with these observations, name → width, and action columns.
 
         Raises:
-            RobotRLError: It is not known what the columns of one of them are.
+            RobotRLError: The meaning of the columns of one of them is not known.
         """
         _check_columns("the action, which task.symmetry changes,", action_names, self.turns)
         known = {**_OWN, **self.fields, **dict.fromkeys(_ACTIONS, action_names)}
@@ -92,9 +95,15 @@ class Turning:
         """Number of views, that of the row itself included."""
         return len(self.tables["action"][0])
 
-    def turned(
-        self, batch: Mapping[str, npt.NDArray[Any]], rng: np.random.Generator
-    ) -> dict[str, npt.NDArray[Any]]:
+    def each_turned(self, batches: Iterable[Batch], seed: int, first: int) -> Iterator[Batch]:
+        """Turn the batches of updates from the number `first` on.
+
+        Each has a generator of its own, so that a resumed run draws the same.
+        """
+        for number, batch in enumerate(batches, first):
+            yield self.turned(batch, np.random.default_rng((seed, number)))
+
+    def turned(self, batch: Batch, rng: np.random.Generator) -> dict[str, npt.NDArray[Any]]:
         """A batch of rows, each turned by chance, with its s' and its chunks."""
         given, view = dict(batch), None
         for name, column in batch.items():
@@ -114,9 +123,9 @@ class Turning:
 def turning_of(
     config: Mapping[str, Any], fields: Sequence[str], schema: RowSchema
 ) -> Turning | None:
-    """What turns rows of these fields as the configured task allows it; None where it does not.
+    """Make the turning of rows with these fields; None if the configured task has no symmetry.
 
-    Nor where they keep something of a plan: nobody knows what that is in another view.
+    None also if rows keep extras of a plan, whose other views are unknown.
 
     Raises:
         RobotRLError: See `Symmetry`.
@@ -156,7 +165,7 @@ def _tables(
         sign[row, flipped] = 1 - 2 * mirror
         for kind in ("", "rotation_"):
             across, along = places[f"{kind}x"], places[f"{kind}y"]
-            # (x, y) turned by 90° is (-y, x), of what has been reflected before.
+            # (x, y) turned by 90° is (-y, x), after the reflection.
             if quarters % 2:
                 source[row, [*across, *along]] = source[row, [*along, *across]]
                 sign[row, [*across, *along]] = sign[row, [*along, *across]]

@@ -35,7 +35,7 @@ LARGEST_SENT_BASE = 64 * 2**20
 class Published:
     """A behaviour and how long it may act."""
 
-    behaviour: Behaviour  # what the actor runs
+    behaviour: Behaviour  # that the actor runs
     acts_until: int  # environment step before which it may act on the stepped clock
     data: bytes  # the behaviour as it was sent
 
@@ -51,10 +51,10 @@ def base_apart(run: RunDirectory, cloned: Behaviour) -> StoredBase | None:
 def publish(
     client: ReplayClient, behaviour: Behaviour, acts_until: int, base: StoredBase | None = None
 ) -> None:
-    """Put a behaviour into the mailbox; one that is as new already is left there.
+    """Put a behaviour into the mailbox, unless one of the same version is there.
 
-    After a restart the learner repeats the updates since its checkpoint, and with them versions
-    that were published before. `base` is one whose weights the actors have.
+    After a restart the learner repeats the updates since its checkpoint, and publishes their
+    versions again. The actors have the weights of `base`, if it is given.
     """
     data = checkpoint.to_bytes(behaviour, base)
     try:
@@ -88,13 +88,13 @@ class WeightsReceiver:
         return self.open(record.tensors, until)
 
     def open(self, data: bytes, acts_until: int) -> Published:
-        """Give a behaviour that was fetched before."""
+        """Read a behaviour that was fetched before."""
         return Published(checkpoint.from_bytes(data, base=self._cloned), acts_until, data)
 
 
 @dataclass(eq=False)
 class KeptWeights:
-    """Files of the weights that an actor's present episode may have begun with.
+    """Files of the weights that may have started an actor's present episode.
 
     An actor that is killed plays that episode again, with the same weights in the same blocks.
     """
@@ -135,7 +135,7 @@ class WeightSource(ABC):
         return step
 
     def close(self) -> None:  # noqa: B027  # most have nothing of their own
-        """Release what it holds."""
+        """Release its connection, if it has one."""
 
 
 @dataclass(eq=False)
@@ -144,11 +144,11 @@ class SteppedWeights(WeightSource):
 
     client: ReplayClient  # of the mailbox
     receiver: WeightsReceiver  # takes them out of it
-    present: Published  # what the actor has
+    present: Published  # that the actor has now
     stop: StopEvent  # when it is set waiting ends; with `kept` the actor ends at once
-    # What has acted before; None where an episode is never played again.
+    # Weights that acted before; None if no episode is played again.
     kept: KeptWeights | None = None
-    # Told what is waited for, when that takes unusually long.
+    # Called with what it waits for, if that takes unusually long.
     note: Callable[[str], None] = print
 
     def __post_init__(self) -> None:
@@ -170,7 +170,7 @@ class SteppedWeights(WeightSource):
         if self.kept is not None and (before := self.kept.at_step(step)) is not None:
             self.present = before
             return before
-        self.client.flush(stop=self.stop)  # the learner needs these rows for what is waited for
+        self.client.flush(stop=self.stop)  # the learner needs these rows to make the next weights
         self._wait_while(lambda: step >= self.present.acts_until)
         if self.kept is not None:
             self.kept.keep(self.present, step)
@@ -225,7 +225,7 @@ class SharedWeights(SteppedWeights):
         return self.present if self.present is not before else None
 
     def run_steps(self, step: int) -> int:
-        """What was known at the last question, and this actor's steps since."""
+        """The steps known at the last question, and this actor's steps since."""
         return self._known + step - (self._asked_at or 0)
 
 
@@ -234,13 +234,13 @@ class RealtimeWeights(WeightSource):
     """The wall clock: whatever is newest, without waiting.
 
     A thread asks the server, so that the control loop never waits for it. While the server is
-    away, or does not let this client in, the actor goes on with what it has.
+    away, or does not let this client in, the actor goes on with its present behaviour.
     """
 
     client: ReplayClient  # its own, which is closed with it
     receiver: WeightsReceiver  # takes the weights out of the mailbox
-    version: int  # of what the actor has
-    note: Callable[[str], None]  # told where there are no new weights for long
+    version: int  # of the behaviour that the actor has
+    note: Callable[[str], None]  # called if there are no new weights for long
 
     def __post_init__(self) -> None:
         self._wait = QuietWait(self.note)
@@ -258,7 +258,7 @@ class RealtimeWeights(WeightSource):
         return self._found.pop() if self._found else None
 
     def run_steps(self, step: int) -> int:
-        """What all actors had stored when it was asked last, or this one's if they are more."""
+        """The steps of all actors at the last question, or this one's steps if they are more."""
         return max(step, self._stored)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a stage of a recipe has to work with: the one thing that it sees of the world."""
+"""The tools of a recipe's stage: the run, its policies, its rows, and the robot."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from robot_rl.wire import KeysRefused, ServerUnreachable
 
 _Answer = TypeVar("_Answer")
 _RETRY_SECONDS = 0.5
-_ROWS = "for rows"  # what waits
+_ROWS = "for rows"  # the end of "waiting …"
 _TENSORS = "algorithm.safetensors"
 _STATE_FORMAT = 2  # of a checkpoint's training state
 # From the policy of a checkpoint to the cloned one of the same run.
@@ -59,9 +59,9 @@ _BASE_FOLDER = f"../../{Path(CLONED).name}/policy"
 
 
 class Workbench:
-    """What a stage of a run works with; a context manager that releases what it has opened.
+    """Gives a stage its tools; a context manager that closes whatever it opened.
 
-    `stop` is set when the stage must save what it has and end.
+    `stop` is set when the stage must save its work and end.
     """
 
     def __init__(
@@ -93,10 +93,11 @@ class Workbench:
 
     @cached_property
     def cloned(self) -> Behaviour:
-        """The cloned policy; checkpoints of what is learned on top of it need not repeat it.
+        """The cloned policy, or the one that a gate has accepted since.
 
-        Where a gate has accepted another one since, it is that. Without demonstrations it is an
-        untrained one, with what the exploration says of observations. Raises as `policy`.
+        Checkpoints of policies on top of a large clone do not repeat its weights. Without
+        demonstrations it is an untrained policy, with the observations' ranges in the exploration.
+        Raises as `policy`.
         """
         if not self.settings.demonstrated:
             return self.policy(UNTRAINED)
@@ -117,10 +118,10 @@ class Workbench:
     def sampler(self, spec: SampleSpec) -> Rows:
         """Draw from the rows of the run's first episodes, once they are stored, and of the actors.
 
-        The run adds its capacity and its rewards to what the spec asks for.
+        The run's capacity and rewards are added to the spec.
 
         Raises:
-            ReplayError: The replay server cannot give what is asked.
+            ReplayError: The replay server cannot give these rows.
             ServerUnreachable: It does not answer now; later the rows wait for it.
         """
         marked = (ENCODER_ID,) if FEATURES in spec.fields else ()
@@ -162,14 +163,14 @@ class Workbench:
         """Let a behaviour act, and give each episode with its rows as it ends.
 
         An operator may drive and halt the robot. An episode that they discard is run again, as is
-        one that the robot has cut before anything was done.
+        one that the robot cut before its first step.
 
         Args:
-            behaviour: Who acts; or who acts in an episode of a number, counted from `first`, which
-                is asked when it begins.
+            behaviour: The behaviour that acts; or a function that gives it when an episode begins,
+                by the episode's number, counted from `first`.
             episodes: How many, those that are done already included.
             stream: Where the seeds come from: a `SeedStream`, or any number of the stage's own.
-            words: What this is, for whoever watches.
+            words: A name of this work, for the people who watch.
             first: Number of the first of them in that stream.
             done: Episodes that an earlier start has gathered.
             tries: Episodes in a row that have one seed, and so one scene in simulation.
@@ -214,7 +215,7 @@ class Workbench:
 
         Raises:
             Stopped: `stop` was set meanwhile.
-            KeysRefused: It is there, but refuses the keys. What else it answers is raised as well.
+            KeysRefused: The server refuses the keys. Its other errors are raised as well.
         """
         while True:
             try:
@@ -277,12 +278,8 @@ class Workbench:
             )
         return load_file(folder / _TENSORS), state
 
-    def note(self, metrics: Mapping[str, Any], name: str = "notes") -> None:
-        """Add one record to RUN/<name>.jsonl."""
-        self.run.append_jsonl(name, metrics)
-
     def say(self, text: str) -> None:
-        """Print a line for whoever watches the run."""
+        """Print a line for the people who watch the run."""
         print(text, flush=True)
 
     def generator(self, name: str = "") -> torch.Generator:
@@ -331,7 +328,7 @@ class Rows:
         return self._sampler.episodes(fields, after, demonstrations=demonstrations)
 
     def state_dict(self) -> dict[str, object]:
-        """The state of the random stream and what is shown, as JSON."""
+        """The state of the random stream and of the visible rows, as JSON."""
         return self._sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -345,7 +342,7 @@ class Rows:
 
 
 def _announcement(session: Session, episodes: int, behaviour: Behaviour, words: str) -> str:
-    """What the robot is about to do, for whoever stands beside it."""
+    """Say what the robot is about to do, for people beside it."""
     seconds = session.task.time_limit_steps * session.clock.period
     mode, noise = behaviour.exploration.mode, behaviour.exploration.noise_scale
     driver = "chance" if mode == "noise" else f"the {behaviour.policy.kind} policy"
@@ -360,6 +357,6 @@ def _announcement(session: Session, episodes: int, behaviour: Behaviour, words: 
 def make_watched_session(config: DictConfig, run: RunDirectory, *, resets: bool) -> Session:
     """Make the configured session, shown on the console of the run; see `make_session`."""
     session = make_session(config, run, resets=resets, load_policy=load_policy)
-    observed_widths(config, session.schema)  # what cannot be seen is said before anybody starts
+    observed_widths(config, session.schema)  # raises before anybody starts
     ConsoleFeed(session, run)
     return session

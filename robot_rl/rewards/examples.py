@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from policies.runner import Conclusion, Decision
 from robot_rl.data.episodes import EpisodeDataset
-from robot_rl.data.rows import Active, Executed, Instructions, Seen, Slots
+from robot_rl.data.rows import Active, Instructions, Seen, Slots
 from robot_rl.data.schema import Observation
 from robot_rl.env.operator import OperatorEvent
 from robot_rl.env.robot import gripper_columns
@@ -210,19 +210,21 @@ class StallingController:
 
     What follows are the hardest negatives there are: almost done, from every side and for long.
     Grippers stay as the other controls them; the other columns have a standard deviation of
-    `fidget` afterwards.
-
-    Attributes:
-        stall_at: Step of the next episode from which nothing more is done.
+    `fidget` afterwards. `stalls_at` gives the step by the seed of the episode.
     """
 
-    def __init__(self, controller: Controller, action_names: Sequence[str], fidget: float) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        action_names: Sequence[str],
+        fidget: float,
+        stalls_at: Callable[[int], int],
+    ) -> None:
         self._controller = controller
-        self._fidget = fidget
+        self._fidget, self._stalls_at = fidget, stalls_at
         self._moving = np.ones(len(action_names), bool)
         self._moving[gripper_columns(action_names)] = False
-        self.stall_at = 0
-        self._step = 0
+        self._left = 0
         self._rng = np.random.default_rng(0)
 
     def reset(
@@ -230,14 +232,14 @@ class StallingController:
     ) -> None:
         """Begin an episode."""
         self._controller.reset(slots, seeds=seeds, instructions=instructions)
-        self._step = 0
+        self._left = self._stalls_at(seeds[0])
         self._rng = np.random.default_rng(seeds[0])
 
     def act(self, observation: Seen, active: Active = None) -> Decision:
         """Decide as the other does, or hardly move."""
         decision = self._controller.act(observation, active)
-        self._step += 1
-        if self._step > self.stall_at:
+        self._left -= 1
+        if self._left < 0:
             noise = self._rng.normal(0.0, self._fidget, decision.action.shape)
             np.copyto(decision.action, noise.clip(-1.0, 1.0), "same_kind", self._moving)
         return decision
@@ -246,6 +248,6 @@ class StallingController:
         """The conclusion of the other controller."""
         return self._controller.conclude(observation, active)
 
-    def observe_override(self, executed: Executed, slots: Slots = None) -> None:
+    def observe_override(self, slots: Slots = None) -> None:
         """Let the other hear of it."""
-        self._controller.observe_override(executed, slots)
+        self._controller.observe_override(slots)

@@ -51,7 +51,7 @@ def test_corrections_begin_again_at_the_base_and_critics_keep_what_they_know():
     train(algorithm, CRITIC_ONLY + 6)
     assert not torch.equal(mean(algorithm), torch.zeros(SIZE, DIMENSION))
     known = weights(algorithm.critics.network)
-    algorithm.begin_again()
+    algorithm.reset_actor()
     assert torch.equal(*acts(algorithm.policy()))
     assert torch.equal(mean(algorithm), torch.zeros(SIZE, DIMENSION))
     assert same(weights(algorithm.critics.network), known)

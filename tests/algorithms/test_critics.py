@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from algorithm_examples import make
 from torch import nn
 
 from policies.critics import CriticEnsemble, prefers
@@ -66,16 +67,22 @@ def test_a_loss_of_one_head_moves_no_other():
         assert parameter.grad[[0, 2, 3]].abs().sum() == 0
 
 
+def critics_of(**settings):
+    changes = [(f"settings.{n}", v) for n, v in {"critic_heads": 4, **settings}.items()]
+    return make("rlpd", changes=changes).critics
+
+
 def test_a_subset_is_random_and_has_no_head_twice():
-    critics, generator = ensemble(), seeded(0)
+    critics, generator = critics_of(target_heads=2), seeded(0)
     counts = {(i, j): 0 for i in range(4) for j in range(i)}
     for _ in range(200):
-        drawn = critics.subset(2, generator)
+        drawn = critics.target_heads(generator)
         counts[max(drawn).item(), min(drawn).item()] += 1
     assert min(counts.values()) > 100 / len(counts)
-    inputs = torch.randn(7, 5, generator=seeded(2))
-    assert torch.equal(critics(inputs, drawn), critics(inputs)[drawn])
-    assert critics.subset(4, generator) is None  # all
+    inputs = torch.randn(7, critics.network.config["inputs"], generator=seeded(2))
+    assert torch.equal(critics.target(inputs, drawn), critics.target(inputs)[drawn])
+    for every in (0, 4):
+        assert critics_of(target_heads=every).target_heads(generator) is None
 
 
 def test_what_has_the_greater_mean_of_the_heads_is_preferred():

@@ -9,7 +9,8 @@ from policies.behaviour import Behaviour
 from policies.denoisers import MLPDenoiser
 from policies.networks import seeded
 from policies.processes.ddim import DDIM
-from policies.processes.flow import Flow, FlowNoise, FlowSDE
+from policies.processes.flow import Flow, FlowSDE
+from robot_rl.extras.zoo.flow_noise import FlowNoise
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 
 from robot_rl.learning.algorithms.base import AlgorithmError
 from robot_rl.learning.gate import EpisodeGate, PairedTest
-from robot_rl.learning.stages.gather import Outcome
+from robot_rl.learning.stages.gather import EpisodeOutcome
 
 GATE = EpisodeGate(pairs=30, level=0.2, collapse=0.1)
 
@@ -20,7 +20,7 @@ def pairs(accepted, candidate, rng):
     """Give as many pairs of episodes as a round has, of policies with these success rates."""
     for _ in range(GATE.pairs):
         one, other = (bool(rng.random() < rate) for rate in (accepted, candidate))
-        yield Outcome(one, False, 1), Outcome(other, False, 2)
+        yield EpisodeOutcome(one, False, 1), EpisodeOutcome(other, False, 2)
 
 
 def test_at_most_one_of_ten_worse_candidates_is_accepted():
@@ -54,7 +54,7 @@ def test_an_early_dip_is_no_end_and_a_clear_gain_is_accepted():
 def test_pairs_with_an_operator_in_them_say_nothing():
     test = PairedTest(GATE, [True] * 20)
     for _ in range(10):
-        test.add(Outcome(True, False, 1), Outcome(False, True, 2))
+        test.add(EpisodeOutcome(True, False, 1), EpisodeOutcome(False, True, 2))
     verdict = test.verdict()
     assert (verdict.decision, verdict.figures["operated"]) == ("undecided", 10)
 
@@ -87,7 +87,9 @@ def test_what_an_earlier_candidate_won_does_not_accept_one_that_lost_more():
     for won, decision in ((2, "undecided"), (5, "accepted")):
         test = PairedTest(GATE, [], [(0, 9)])
         for number in range(7):
-            test.add(Outcome(number >= won, False, 1), Outcome(number < won, False, 2))
+            test.add(
+                EpisodeOutcome(number >= won, False, 1), EpisodeOutcome(number < won, False, 2)
+            )
         assert test.verdict().decision == decision
     said = test.verdict().reason
     assert "the candidate succeeded in 5 of 7 episodes, the accepted policy in 2 of 7" in said

@@ -24,11 +24,11 @@ from robot_rl.evaluation.evaluator import Evaluator
 from robot_rl.evaluation.statistics import EvaluationResult
 from robot_rl.extras.zoo.model_gate import ModelGate
 from robot_rl.learning.algorithms.generative import Generative
-from robot_rl.learning.gate import Candidate, Decision, EpisodeGate, Gate, PairedTest
+from robot_rl.learning.gate import Answer, Candidate, EpisodeGate, Gate, PairedTest
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.clone import Clone
 from robot_rl.learning.stages.collect import Collect
-from robot_rl.learning.stages.gather import Outcome, outcomes
+from robot_rl.learning.stages.gather import EpisodeOutcome, outcomes
 from robot_rl.learning.stages.offline import OfflineTraining
 from robot_rl.learning.workbench import Workbench
 from robot_rl.run import ACCEPTED, GATHERED, RunDirectory
@@ -57,7 +57,7 @@ _KINDS: dict[str, Callable[[float], bool]] = {
     "better by 5 points": lambda gain: gain > 0.0499,
 }
 _DRAWS = 200
-_DECISIONS = get_args(Decision)
+_DECISIONS = get_args(Answer)
 
 
 def run(config: DictConfig) -> dict[str, Any]:
@@ -162,7 +162,10 @@ def _redrawn(
     told: list[str] = []
     for _ in range(_DRAWS):
         scenes = rng.permutation(after.episodes)[: gate.pairs].tolist()
-        both = ([Outcome(n not in of.failures, False, 0) for n in scenes] for of in (before, after))
+        both = (
+            [EpisodeOutcome(n not in of.failures, False, 0) for n in scenes]
+            for of in (before, after)
+        )
         told.append(PairedTest(gate, known).decide(zip(*both, strict=True)).decision)
     return {decision: told.count(decision) / _DRAWS for decision in _DECISIONS}
 

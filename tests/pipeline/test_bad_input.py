@@ -73,8 +73,8 @@ def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ),
         ("dataset=nowhere.zarr", "there are no demonstrations; got: nothing at"),
         (
-            "observation=pixels observation.vision_training.kl_weight=-1",
-            "'kl_weight' is out of range; got: -1.0; expected: >= 0",
+            "observation=pixels observation.vision_training.motion_weight=-1",
+            "'motion_weight' is out of range; got: -1.0; expected: >= 0",
         ),
     ],
 )

@@ -88,7 +88,7 @@ def held_back_policy():
     clone = checkpoint.load(Path(A, "checkpoints/bc").resolve() / "policy")
     keys = StateEncoder({"state/tcp_pose": 7})
     policy = untrained_residual(keys, clone.policy)
-    policy.corrects = False
+    policy.enabled = False
     return replace(clone, policy=policy)
 
 
@@ -110,7 +110,7 @@ def test_what_was_held_back_acts_once_it_was_found_better_at_the_end(tmp_path):
     with run.atomic_folder(LAST) as folder:
         checkpoint.save(folder / "policy", held_back_policy())
         (folder / STATE_FILE).write_text('{"environment_steps": 100}')
-    assert not load_policy(run)[0].policy.corrects
+    assert not load_policy(run)[0].policy.enabled
     result = EvaluationResult.of_episodes(
         [True],
         [1.0],
@@ -123,7 +123,7 @@ def test_what_was_held_back_acts_once_it_was_found_better_at_the_end(tmp_path):
         wall_seconds=1.0,
     )
     enter(run, decide(run, {"learned": result}, held_back=True))
-    assert load_policy(run)[0].policy.corrects
+    assert load_policy(run)[0].policy.enabled
 
 
 @pytest.mark.parametrize("compare", [True, False])
@@ -136,7 +136,7 @@ def test_what_was_held_back_is_measured_itself_beside_what_it_would_replace(gate
         with run.atomic_folder(name) as folder:
             checkpoint.save(folder / "policy", held_back_policy())
             (folder / STATE_FILE).write_text('{"environment_steps": 100}')
-    assert load_policy(run, "learned")[0].policy.corrects
+    assert load_policy(run, "learned")[0].policy.enabled
     results = evaluate_final(Settings.of(compose(words)), run, print)
     assert held_back(run)
     deployed = decide(run, results, held_back=True).deployed

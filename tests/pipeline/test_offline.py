@@ -16,7 +16,7 @@ from robot_rl.config import Settings, compose
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_POLICY
 from robot_rl.evaluation.ledger import open_policy
-from robot_rl.learning.stages.offline import Offline, OfflineTraining, recorded
+from robot_rl.learning.stages.offline import Offline, OfflineTraining, stored_rows
 from robot_rl.learning.workbench import Workbench
 from robot_rl.processes.signals import StopEvent
 from robot_rl.replay.sampler import Sampler
@@ -88,7 +88,7 @@ def test_of_other_episodes_failures_are_learned_from_as_the_policys_own(run: Run
         training.close()
         cloned = bench.policy(CLONED)
     spec = SampleSpec(("action",), 256, demonstration_share=0.5)
-    rows = recorded(shown, [EpisodeDataset(run.path / GATHERED)], cloned, spec)
+    rows = stored_rows(shown, [EpisodeDataset(run.path / GATHERED)], cloned, spec)
     batch = Sampler(rows, spec, np.random.default_rng(0)).sample()
     kinds, counts = np.unique(batch["source"], return_counts=True)
     assert kinds.tolist() == [SOURCE_DEMONSTRATION, SOURCE_POLICY]

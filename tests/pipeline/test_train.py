@@ -186,7 +186,7 @@ def test_train_stop_resume_evaluate_inspect(cloned, tmp_path, start_train, capsy
         "online",
         "decide",
     ]
-    assert re.search(r"stage online   begun \d+:\d\d", train.text)
+    assert re.search(r"stage online   started \d+:\d\d", train.text)
     assert re.search(r"stage online   done \d+:\d\d", train.text)
     assert _online_steps(run) == 150
     episodes = lines(run / "episodes.jsonl")

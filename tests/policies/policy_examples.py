@@ -9,7 +9,7 @@ from policies.behaviour import Behaviour, Interface
 from policies.diffusion import DiffusionPolicy
 from policies.encoders import StateEncoder
 from policies.gaussian import GaussianPolicy, GaussianTanh
-from policies.improved import ImprovedPolicy
+from policies.improved import FallbackPolicy
 from policies.networks import seeded
 from policies.vla_pi0 import create_tiny
 
@@ -58,7 +58,7 @@ def flow(seed=0, **options):
 def improved(seed=0):
     learned = diffusion(seed)
     parts = learned.encoder, learned.process, learned.action_normalizer
-    return ImprovedPolicy(DiffusionPolicy(*parts, exploration_std=0.2), diffusion(seed + 1))
+    return FallbackPolicy(DiffusionPolicy(*parts, exploration_std=0.2), diffusion(seed + 1))
 
 
 def gaussian(seed=0, keys=KEYS):

@@ -79,9 +79,9 @@ def test_held_back_it_is_the_base():
     policy, given = residual(), torch.zeros(256, 3)
     with torch.no_grad():
         policy.actor.network[-1].bias[:3] = 1.0
-    policy.corrects = False
+    policy.enabled = False
     assert torch.equal(policy.act(observations(256), given, None), given)
-    assert policy.config["corrects"] is False  # and a checkpoint of it stays so
+    assert policy.config["enabled"] is False  # and a checkpoint of it stays so
 
 
 def test_only_the_residual_learns():

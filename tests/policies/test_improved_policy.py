@@ -8,7 +8,7 @@ from policy_examples import INTERFACE, diffusion, improved, observations
 
 from policies import checkpoint
 from policies.behaviour import Behaviour
-from policies.improved import ImprovedPolicy
+from policies.improved import FallbackPolicy
 from policies.runner import PolicyRunner
 
 
@@ -37,20 +37,20 @@ def test_only_a_sample_explores():
 
 def test_a_policy_that_is_held_back_acts_as_its_clone_also_when_saved(tmp_path):
     both = Behaviour(improved(), INTERFACE, 2)
-    both.policy.corrects = False
+    both.policy.enabled = False
     clone = acts(Behaviour(diffusion(1), INTERFACE, 2))
     np.testing.assert_array_equal(acts(both), clone)
     checkpoint.save(tmp_path / "policy", both)
     again = checkpoint.load(tmp_path / "policy")
-    assert not again.policy.corrects
+    assert not again.policy.enabled
     np.testing.assert_array_equal(acts(again), clone)
-    again.policy.corrects = True
+    again.policy.enabled = True
     np.testing.assert_array_equal(acts(again), acts(Behaviour(diffusion(0), INTERFACE, 2)))
 
 
 def test_chunks_of_another_shape_are_refused():
     with pytest.raises(Exception, match=r"other chunks than its clone.*got: \(4, 3\)"):
-        ImprovedPolicy(diffusion(horizon=4), diffusion())
+        FallbackPolicy(diffusion(horizon=4), diffusion())
 
 
 def test_noise_of_an_episode_does_not_depend_on_who_else_acts():

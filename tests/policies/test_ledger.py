@@ -8,7 +8,7 @@ import pytest
 from policy_examples import behaviour, diffusion
 
 from policies import checkpoint
-from policies.improved import ImprovedPolicy
+from policies.improved import FallbackPolicy
 from robot_rl import cli
 from robot_rl.commands.runs import save_resolved
 from robot_rl.config import Settings, compose
@@ -40,7 +40,7 @@ def run(config, tmp_path):
     """A run that has cloned a policy and learned online, and whose training held that back."""
     run = RunDirectory.create("reach", tmp_path)
     save_resolved(config, run.path)
-    learned = ImprovedPolicy(diffusion(), diffusion(), corrects=False)
+    learned = FallbackPolicy(diffusion(), diffusion(), enabled=False)
     for name, policy, steps in ((CLONED, diffusion(), 0), (LAST, learned, STEPS)):
         write(run, name, policy, steps)
     return run
@@ -158,12 +158,12 @@ def test_a_train_that_is_killed_amid_its_decision_comes_to_the_same(run):
 def test_a_decision_holds_until_the_run_learns_on_or_decides_again(run):
     decided(run, cloned=15, learned=20)
     assert deployed_policy(run) == "learned"
-    assert load_policy(run)[0].policy.corrects
-    improved = ImprovedPolicy(diffusion(), diffusion(), corrects=False)
+    assert load_policy(run)[0].policy.enabled
+    improved = FallbackPolicy(diffusion(), diffusion(), enabled=False)
     write(run, LAST, improved, 2 * STEPS)
     assert deployed_policy(run) == "cloned"
     assert not read_ledger(run).entries
-    write(run, LAST, ImprovedPolicy(diffusion(), diffusion()), 2 * STEPS)
+    write(run, LAST, FallbackPolicy(diffusion(), diffusion()), 2 * STEPS)
     assert deployed_policy(run) == "learned"
     decided(run, cloned=15, learned=2)
     assert deployed_policy(run) == "cloned"

@@ -87,7 +87,7 @@ def test_what_was_observed_during_an_override_counts():
         recording["state/relative"][2] += change
         for step in range(3):
             assert runner.act(at(recording, step)).base_action.any()  # it is asked all the same
-            runner.observe_override(np.zeros((1, 3)))
+            runner.observe_override()
         results.append(runner.act(at(recording, 3)).action)
     assert not np.array_equal(*results)
 
@@ -158,7 +158,7 @@ def test_new_weights_come_in_at_an_episode_boundary_and_after_an_override():
     runner.reset(seeds=[1])
     assert runner.act(at(recording, 0)).version[0] == 2
     runner.set_behaviour(behaviour(diffusion(2), EXECUTE, version=3))
-    runner.observe_override(np.zeros((1, 3)))
+    runner.observe_override()
     assert runner.act(at(recording, 1)).version[0] == 3
 
 

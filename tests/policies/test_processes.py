@@ -13,7 +13,8 @@ from policies.errors import PolicyError
 from policies.networks import seeded, standard_normal
 from policies.processes.base import build_process, masked_mean_square
 from policies.processes.ddim import DDIM
-from policies.processes.flow import Flow, FlowNoise, FlowSDE
+from policies.processes.flow import Flow, FlowSDE
+from robot_rl.extras.zoo.flow_noise import FlowNoise
 
 FLOOR = {"eta": 1.0, "std_bounds": (0.0067, 0.1)}
 DRAWN = {

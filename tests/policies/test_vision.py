@@ -16,7 +16,6 @@ from policies.columns import ENCODER_ID, FEATURES
 from policies.diffusion import DiffusionPolicy
 from policies.errors import PolicyError
 from policies.networks import seeded
-from policies.points import PointEncoder
 from policies.registry import RegistryError
 from policies.runner import PolicyRunner
 from policies.vision import ImageEncoder, build_image_encoder, observed_keys, random_shift
@@ -205,38 +204,6 @@ def test_images_that_do_not_fit_are_one_clear_error():
         encoder(backbone={"class": "policies.backbones.VGG"})
     with pytest.raises(PolicyError, match="no RGB images"):
         ImageEncoder({"images/d": (24, 32, 1)}, SMALL, 7, 5, [1, 1], 1, generator=seeded(0))
-
-
-@pytest.mark.parametrize("columns", [3, 6])
-def test_a_point_cloud_becomes_features_whatever_the_order_of_its_points(columns):
-    cameras = {"points/front": (20, columns), "images/front": (24, 32, 3)}
-    backbone = {"class": "policies.points.PointNet", "hidden": [8, 16]}
-    options = {"hidden": 7, "features": 5, "motion_scale": [0.05, 0.3], "fine_scale": 0.004}
-    region = [[0.3, -0.2, 0.0], [0.6, 0.2, 0.3]]
-    made = PointEncoder(cameras, backbone, region, **options, generator=seeded(0))
-    assert list(made.cameras) == ["points/front"]
-    clouds = np.random.default_rng(0).random((3, 20, columns), np.float32)
-    features = made.encode({"points/front": clouds})
-    assert (features.shape, features.dtype) == ((3, made.features), np.float16)
-    np.testing.assert_array_equal(made.encode({"points/front": clouds[:, ::-1].copy()}), features)
-    histories = {"points/front": clouds[None]}
-    np.testing.assert_allclose(made.encode(histories)[0], features, atol=2e-3)
-    moved = clouds + np.float32([0.01] * columns)
-    assert (made.encode({"points/front": moved}) != features).any()
-    again = build_image_encoder(json.loads(json.dumps(made.config)))
-    again.load_state_dict(made.state_dict())
-    np.testing.assert_array_equal(again.encode({"points/front": clouds}), features)
-    with pytest.raises(
-        PolicyError, match=r"lacks the camera 'points/front'; got: \['images/front'"
-    ):
-        made.encode(images(3))
-    with pytest.raises(PolicyError, match=r"needs a camera; got: \['images/fr.*points/<camera>"):
-        PointEncoder(CAMERAS, backbone, region, **options, generator=seeded(0))
-    for wrong in (region[:1], region[::-1]):
-        with pytest.raises(PolicyError, match="region of the points is no box"):
-            PointEncoder(cameras, backbone, wrong, **options, generator=seeded(0))
-    with pytest.raises(PolicyError, match=r"gives no points; got: \(20, 4\)"):
-        PointEncoder({"points/f": (20, 4)}, backbone, region, **options, generator=seeded(0))
 
 
 def test_weights_with_another_image_encoder_are_refused():

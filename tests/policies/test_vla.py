@@ -21,8 +21,8 @@ from policies.networks import seeded
 from policies.runner import PolicyRunner
 from policies.vla import resized_with_padding
 from policies.vla_pi0 import PI0, byte_tokenizer, create, make_model, tiny_config
+from robot_rl.learning.algorithms.actor_critic import single_step_encoder
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions, fit
-from robot_rl.learning.algorithms.encoding import make_encoding
 
 KEYS = {"state/relative": 3, "state/velocity": 2}
 CAMERA = "images/front"
@@ -283,7 +283,7 @@ def test_labels_are_what_the_runner_would_have_proposed(folder):
 
 def test_a_new_residual_on_a_vla_is_that_vla(folder):
     vla = policy(folder)
-    residual = untrained_residual(make_encoding(behaviour(vla)).encoder, vla)
+    residual = untrained_residual(single_step_encoder(vla), vla)
     assert behaviour(residual).observation == behaviour(vla).observation
     mine, _ = run(residual, [RED], [1])
     base, _ = run(vla, [RED], [1])
@@ -293,7 +293,7 @@ def test_a_new_residual_on_a_vla_is_that_vla(folder):
 
 def test_a_residual_on_a_vla_knows_which_instruction_is_meant(folder):
     vla = policy(folder)
-    residual = untrained_residual(make_encoding(behaviour(vla)).encoder, vla)
+    residual = untrained_residual(single_step_encoder(vla), vla)
     first, recording = run(residual, [RED, BLUE, RED], [1, 2, 3])
     told = first[0].features[INSTRUCTION_FEATURES]
     assert np.array_equal(told[0], told[2])
@@ -308,7 +308,7 @@ def test_a_residual_on_a_vla_knows_which_instruction_is_meant(folder):
 
 def test_a_large_base_is_referred_to_and_not_repeated(folder, tmp_path):
     vla = policy(folder)
-    residual = untrained_residual(make_encoding(behaviour(vla)).encoder, vla, hidden=[8])
+    residual = untrained_residual(single_step_encoder(vla), vla, hidden=[8])
     checkpoint.save(tmp_path / "bc/policy", behaviour(vla))
     base = StoredBase(vla, checkpoint.checksum(tmp_path / "bc/policy"))
     whole, apart = (checkpoint.to_bytes(behaviour(residual), b) for b in (None, base))

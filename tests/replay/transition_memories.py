@@ -109,7 +109,7 @@ class _Wanting:
 
     conclude = act
 
-    def observe_override(self, executed: object, slots: object = None) -> None:
+    def observe_override(self, slots: object = None) -> None:
         pass
 
 

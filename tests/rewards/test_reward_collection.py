@@ -18,7 +18,7 @@ from robot_rl.env.robot import GRIPPER_OPEN, RobotInterrupted
 from robot_rl.env.robot_env import RobotEnv
 from robot_rl.env.rollout import SeedStream, rollout, training_seed
 from robot_rl.env.session import Session
-from robot_rl.learning.stages.collect_reward import ExampleCollector, collect_by_operator
+from robot_rl.learning.stages.collect_reward import collect_by_expert, collect_by_operator
 from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.rewards.examples import (
     REACTION_FRAMES,
@@ -197,7 +197,7 @@ def test_the_task_does_not_add_to_what_an_operator_labelled(tmp_path):
     schema = make_env(CONFIG).schema
     EpisodeWriter(run.reward_examples, schema, {REACTION_FRAMES: 6}).close()
     with pytest.raises(RewardError, match="got: labels=task; expected: labels=operator"):
-        ExampleCollector(CONFIG, run, WorkProgress(0)).collect()
+        collect_by_expert(CONFIG, run, WorkProgress(0))
 
 
 def test_an_episode_that_the_robot_cuts_is_no_failure(tmp_path, monkeypatch):
@@ -214,7 +214,7 @@ def test_an_episode_that_the_robot_cuts_is_no_failure(tmp_path, monkeypatch):
 
     monkeypatch.setattr(RobotEnv, "step", cut_the_first_negative_at_its_first_step)
     with WorkProgress(0) as progress:
-        recorded = ExampleCollector(config, run, progress).collect()
+        recorded = collect_by_expert(config, run, progress)
     assert cut
     assert recorded.successes.tolist() == [True, False]
 
@@ -222,9 +222,9 @@ def test_an_episode_that_the_robot_cuts_is_no_failure(tmp_path, monkeypatch):
 def test_an_expert_that_stalls_hardly_moves_any_more():
     env = Session(make_env(CONFIG), source=Lingering(1))
     names = env.schema.action_names
-    controller = StallingController(ExpertController(make_expert(CONFIG, env)), names, fidget=0.0)
+    expert = ExpertController(make_expert(CONFIG, env))
+    controller = StallingController(expert, names, 0.0, stalls_at=lambda seed: 5)
     recorder = RowBuilder(env.schema, 0)
-    controller.stall_at = 5
     (result,) = rollout([env], controller, iter([3]), recorder=recorder)
     actions = np.array([row["action"] for row in result.rows])
     assert np.abs(actions[:5]).max(1).min() > 0
@@ -234,8 +234,7 @@ def test_an_expert_that_stalls_hardly_moves_any_more():
 
 def test_an_expert_that_stalls_leaves_the_grippers_of_both_arms_alone():
     names = ["left/x", "left/gripper", "right/x", "right/gripper"]
-    controller = StallingController(IdleController(names), names, fidget=1.0)
-    controller.stall_at = 0
+    controller = StallingController(IdleController(names), names, 1.0, stalls_at=lambda seed: 0)
     controller.reset(seeds=[1])
     told = np.array([[0.0, GRIPPER_OPEN, 0.0, 1.0]], np.float32)
     (action,) = controller.act({"last_command": told}).action

@@ -17,7 +17,7 @@ from policies.behaviour import Behaviour, plans_chunks
 from policies.errors import PolicyError, require
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy
-from policies.vision import ImageEncoder, SeeingEncoder
+from policies.vision import ImageEncoder
 from robot_rl.commands.runs import load_resolved
 from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.evaluation.ledger import open_policy, policy_checkpoint
@@ -120,7 +120,7 @@ def _observed(policy: Policy) -> dict[str, int]:
     """Name → width of what the policy itself sees, without its base."""
     base = policy.base
     below = {} if base is None or base is policy else base.observation
-    own = policy.encoder.observed
+    own = policy.encoder.keys
     return {n: w for n, w in policy.observation.items() if n in own or n not in below}
 
 
@@ -184,12 +184,8 @@ def _observations(policy: Policy) -> dict[str, Tensor]:
     """Observations (cases, n, ...) within the range of the training."""
     encoder = policy.encoder
     steps, normalizer = encoder.observation_steps, encoder.normalizer
-    cameras = encoder.vision.cameras if isinstance(encoder, SeeingEncoder) else {}
     found = {}
     for name, width in _observed(policy).items():
-        if name in cameras:
-            found[name] = _invented((steps, *cameras[name]), image=True)
-            continue
         if name not in normalizer.widths:  # such as the last command, in [-1, 1]
             found[name] = _invented((steps, width))
             continue

@@ -1,4 +1,4 @@
-"""`advantage_weighted`: the policy is cloned again from all that was done, by its advantage.
+"""`advantage_weighted`: the policy is cloned again from all actions, weighted by advantage.
 
 The extraction of IQL (Kostrikov et al. 2021, arXiv 2110.06169, eq. 7), which is that of AWR (Peng
 et al. 2019, arXiv 1910.00177), with the denoising loss in place of − log π as in EDP (Kang et al.
@@ -7,45 +7,42 @@ et al. 2019, arXiv 1910.00177), with the denoising loss in place of − log π a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from policies.policy import ChunkPolicy
-from robot_rl.extras.zoo.implicit_q import ImplicitQ
-from robot_rl.learning.algorithms.base import Batch, Schedule, check_range
-from robot_rl.learning.algorithms.generative import GenerativeSettings
+from robot_rl.extras.zoo.implicit_q import ImplicitQ, ImplicitSettings
+from robot_rl.learning.algorithms.base import Batch, check_settings
 
 _LARGEST = 100.0  # weight
 
 
+@dataclass(frozen=True)
+class WeightingSettings(ImplicitSettings):
+    """Settings of the weights."""
+
+    temperature: float  # inverse temperature β, of advantages as shares of the range of returns
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_settings(self, temperature=0)
+
+
 class AdvantageWeighted(ImplicitQ):
-    """Beside the arguments of `ImplicitQ` it takes the inverse `temperature` β of the weights.
+    """Clones executed chunks, each by the exponential of its advantage."""
 
-    Advantages are shares of the range of returns.
-    """
-
-    def __init__(
-        self,
-        base: ChunkPolicy,
-        schedule: Schedule,
-        settings: GenerativeSettings,
-        expectile: float,
-        seed: int,
-        temperature: float,
-    ) -> None:
-        check_range("temperature", temperature, 0)
-        super().__init__(base, schedule, settings, expectile, seed)
-        self._temperature = temperature
+    settings: WeightingSettings
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Update the critics, then clone what was executed, each chunk by min(exp(β A), 100)."""
-        seen = self.seen(batch)
+        """Update the critics, then clone the executed chunks, weighted by min(exp(β A), 100)."""
+        seen = self.begin_update(batch)
         metrics = self.update_critics(seen)
         if self.turn is None:
             return metrics
         with torch.no_grad():
             advantage = self.advantage(seen.features, seen.executed)
-            weight = (self._temperature * advantage).exp().clamp(max=_LARGEST)
+            weight = (self.settings.temperature * advantage).exp().clamp(max=_LARGEST)
         loss = self.cloning_loss(batch, seen.features, weight)
         self.step_imitating(batch, seen.features, loss)
         found = {"actor_loss": loss.detach(), "weight": weight.mean(), "edge": advantage.std()}

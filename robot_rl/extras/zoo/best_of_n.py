@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -18,19 +19,18 @@ from policies.columns import Plan
 from policies.critics import CriticEnsemble
 from policies.diffusion import DiffusionPolicy
 from policies.encoders import Array, ObservationBatch, StateEncoder
-from policies.improved import ImprovedPolicy
+from policies.improved import FallbackPolicy
 from policies.networks import seeded
 from policies.policy import ChunkPolicy, Policy, build, describe
-from robot_rl.extras.zoo.implicit_q import ImplicitQ
-from robot_rl.learning.algorithms.base import Batch, Schedule, check_range
-from robot_rl.learning.algorithms.generative import GenerativeSettings
+from robot_rl.extras.zoo.implicit_q import ImplicitQ, ImplicitSettings
+from robot_rl.learning.algorithms.base import Batch, check_settings
 
 
 class BestOfN(ChunkPolicy):
     """Samples `candidates` chunks at once, and takes that with the greatest mean value.
 
     Args:
-        policy: What is sampled from: of a process that is drawn, or it varies by its start alone.
+        policy: The policy that is sampled. If its process is not drawn, only its start varies.
         critics: From features and the first actions of a chunk to values.
         candidates: Number N of chunks.
     """
@@ -47,7 +47,7 @@ class BestOfN(ChunkPolicy):
 
     @property
     def encoder(self) -> StateEncoder:  # type: ignore[override]
-        """That of what is sampled from."""
+        """The encoder of the sampled policy."""
         return self.sampled.encoder
 
     @property
@@ -78,32 +78,32 @@ class BestOfN(ChunkPolicy):
         return Plan(chunks.unflatten(0, (-1, self.candidates))[rows, values.argmax(1)])
 
     def loss(self, batch: Mapping[str, Any], generator: torch.Generator) -> Tensor:
-        """The imitation loss of what is sampled from."""
+        """The imitation loss of the sampled policy."""
         return self.sampled.loss(batch, generator)
 
 
-class BestOfNCritics(ImplicitQ):
-    """Beside the arguments of `ImplicitQ` it takes the number N of `candidates`."""
+@dataclass(frozen=True)
+class SamplingSettings(ImplicitSettings):
+    """Settings of the choice."""
 
-    def __init__(
-        self,
-        base: ChunkPolicy,
-        schedule: Schedule,
-        settings: GenerativeSettings,
-        expectile: float,
-        seed: int,
-        candidates: int,
-    ) -> None:
-        check_range("candidates", candidates, 1)
-        super().__init__(base, schedule, settings, expectile, seed)
-        self._candidates = candidates
+    candidates: int  # number N of chunks that are sampled
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_settings(self, candidates=1)
+
+
+class BestOfNCritics(ImplicitQ):
+    """Trains the critics that choose; the policy stays as it was cloned."""
+
+    settings: SamplingSettings
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Update the critics, and leave the policy alone."""
-        return self.update_critics(self.seen(batch))
+        return self.update_critics(self.begin_update(batch))
 
     def acting_policy(self) -> Policy:
-        """The same as is deployed."""
+        """The same policy as the deployed one."""
         return self.policy()
 
     def policy(self) -> Policy:
@@ -111,4 +111,4 @@ class BestOfNCritics(ImplicitQ):
         parts = copy.deepcopy(self.average)
         sampled = parts.under(parts.process.exploring(self.settings.exploration_std))
         critics = copy.deepcopy(self.critics.target)
-        return ImprovedPolicy(BestOfN(sampled, critics, self._candidates), self._base)
+        return FallbackPolicy(BestOfN(sampled, critics, self.settings.candidates), self._base)

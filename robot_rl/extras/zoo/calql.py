@@ -1,4 +1,4 @@
-"""`calql` and `wsrl`: critics that doubt what nobody has tried, but no less than it has returned.
+"""`calql` and `wsrl`: critics that doubt untried actions, but not below observed returns.
 
 Cal-QL (Nakamoto et al. 2023, "Cal-QL: Calibrated Offline RL Pre-Training for Efficient Online
 Fine-Tuning", arXiv 2303.05479), which is CQL (Kumar et al. 2020, arXiv 2006.04779) with values of
@@ -19,9 +19,8 @@ from torch import Tensor
 from policies.policy import ChunkPolicy
 from robot_rl.learning.algorithms.actor_critic import ActorCriticSettings
 from robot_rl.learning.algorithms.base import Batch, Schedule, check_settings
-from robot_rl.learning.algorithms.encoding import Encoding
 from robot_rl.learning.algorithms.rlpd import RLPD
-from robot_rl.learning.algorithms.training import check_batch, step
+from robot_rl.learning.algorithms.training import check_batch, encoded, step
 
 
 @dataclass(frozen=True)
@@ -36,20 +35,22 @@ class Conservatism:
         check_settings(self, weight=0, online_weight=0, actions=1)
 
 
+@dataclass(frozen=True)
+class ConservativeSettings(ActorCriticSettings):
+    """Settings of soft actor-critic with critics that doubt."""
+
+    conservative: Conservatism
+
+
 class CalQL(RLPD):
-    """Beside the arguments of `RLPD` it takes `conservative`."""
+    """`RLPD` whose critics doubt."""
+
+    settings: ConservativeSettings
 
     def __init__(
-        self,
-        base: ChunkPolicy,
-        encoding: Encoding,
-        schedule: Schedule,
-        settings: ActorCriticSettings,
-        conservative: Conservatism,
-        seed: int,
+        self, base: ChunkPolicy, schedule: Schedule, settings: ConservativeSettings, seed: int
     ) -> None:
-        super().__init__(base, encoding, schedule, settings, seed)
-        self._conservative = conservative
+        super().__init__(base, schedule, settings, seed)
         self.required = replace(self.required, returns=True)
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
@@ -62,7 +63,8 @@ class CalQL(RLPD):
         says only the least.
         """
         offline = self.updates < self.schedule.offline_updates
-        weight = self._conservative.weight if offline else self._conservative.online_weight
+        conservative = self.settings.conservative
+        weight = conservative.weight if offline else conservative.online_weight
         if weight == 0:
             return super().update(batch)
         check_batch(batch, self.required)
@@ -70,7 +72,7 @@ class CalQL(RLPD):
         draws, critics = self._generator, self.critics
         names = ("action", "reward", "discount", "return", "return/valid")
         action, reward, discount, returned, ended = (self.tensor(batch[name]) for name in names)
-        state, next_state = self.encoding.features(batch, draws)
+        state, next_state = encoded(self.encoder, batch)
         with torch.no_grad():
             entropy = None
             if self.settings.entropy_in_target:
@@ -82,7 +84,7 @@ class CalQL(RLPD):
             value = critics.target(torch.cat([next_state, chosen], -1), heads).amin(0)
             target = critics.backup(reward, discount, value, entropy)
 
-        count, size, width = self._conservative.actions, len(state), action.shape[-1]
+        count, size, width = conservative.actions, len(state), action.shape[-1]
         values = critics.network(torch.cat([state, action], -1))
         with torch.no_grad():
             shape = (count * size, width)
@@ -105,4 +107,4 @@ class CalQL(RLPD):
         critics.follow()
         metrics = {"critic_loss": loss.detach(), "q_mean": critics.mean_return(values)}
         metrics["conservatism"] = doubt.detach()
-        return metrics | self.update_actor(state.detach(), action, batch["source"])
+        return metrics | self.update_actor(state, action, batch["source"])

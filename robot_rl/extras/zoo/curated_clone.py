@@ -46,13 +46,13 @@ Segments = list[tuple[int, int]]  # of rows: the first, and the one behind the l
 
 _HEADS, _HIDDEN, _RATE, _TARGET_RATE, _BATCH_SIZE = 10, (64, 64), 1e-3, 0.02, 256
 _STEPS = 8  # of a return before it bootstraps
-_EXPECTILE = 0.8  # of returns: what a state is worth to who goes on well from it
+_EXPECTILE = 0.8  # of returns: the value of a state if it goes on well
 _TAIL = 0.05  # share of readings at each end that may lie outside [-1, 1]
 _SMOOTHED = 5  # rows over which progress is averaged
 
 
 class Attempt(NamedTuple):
-    """What was observed in the T + 1 rows of an episode, up to where it succeeded or failed."""
+    """Observations of the T + 1 rows of an episode, up to its success or failure."""
 
     columns: Columns
     success: bool
@@ -92,7 +92,7 @@ class HLGauss(nn.Module):
         return outputs.softmax(-1) @ self.support
 
     def encoded(self, value: Tensor) -> Tensor:
-        """The share of N(value, σ²) in each bin (..., Z), of what is in all of them."""
+        """The share of N(value, σ²) in each bin (..., Z), relative to all bins."""
         value = value.clamp(0, 1)[..., None]
         below = torch.erf((self.edges - value) / self._scale)
         return below.diff(dim=-1) / (below[..., -1:] - below[..., :1])
@@ -126,7 +126,7 @@ class ProgressCritics(Training):
         reward, discount = self.tensor(batch["reward"]), self.tensor(batch["discount"])
         outputs = self.critics(self.encoder(batch))
         with torch.no_grad():
-            following = {name: batch[NEXT + name] for name in self.encoder.observed}
+            following = {name: batch[NEXT + name] for name in self.encoder.keys}
             target = reward + discount * values.mean(self.targets(self.encoder(following)))
             worse = target < values.mean(outputs)
             weight = torch.where(worse, 1 - _EXPECTILE, _EXPECTILE)
@@ -210,13 +210,13 @@ class CuratedClone(Clone):
             critics = _fitted(bench, [*attempts, *made], keys, self._updates)
             progress = [critics.progress(attempt.columns) for attempt in shown]
             segments = [falling_segments(p, self._fall, self._window) for p in progress]
-        (bench.run.path / CURATED).unlink(missing_ok=True)  # what was found before
+        (bench.run.path / CURATED).unlink(missing_ok=True)  # of an earlier start
         starts, out = np.append(0, dataset.episode_ends), np.zeros(dataset.rows_total, bool)
         numbers = np.flatnonzero(dataset.successes).tolist()
         for number, values, falls in zip(numbers, progress, segments, strict=True):
             rounded = values.astype(float).round(3).tolist()
-            record = {"episode": number, "rows": len(rounded)}
-            bench.note({**record, "left_out": falls, "progress": rounded}, _RECORDS)
+            record = {"episode": number, "rows": len(rounded), "left_out": falls}
+            bench.run.append_jsonl(_RECORDS, {**record, "progress": rounded})
             for top, end in falls:
                 out[starts[number] + top : starts[number] + end] = True
         bench.say(
@@ -230,7 +230,7 @@ class CuratedClone(Clone):
 def _recorded(
     bench: Workbench,
 ) -> tuple[EpisodeDataset, list[Attempt], dict[str, int], ImageEncoder | None]:
-    """The demonstrations, all attempts to learn from, and what the critics see of them."""
+    """The demonstrations, all attempts to learn from, and the keys that the critics see."""
     dataset = bench.demonstrations()
     vision = bench.policy(VISION).vision if bench.settings.sees else None
     states = observed_widths(bench.settings.environment, dataset.schema)

@@ -4,7 +4,7 @@ RL-100 (Lei et al. 2025, arXiv 2510.14830), stage "iterative offline RL". Each t
 chain is an action of an inner decision process, whose density is known; all of them share the
 advantage of the action that comes out (as in DPPO, Ren et al. 2024, arXiv 2409.00588). The chain is
 drawn from the policy as it was a while ago, so that the ratio of PPO compares with that.
-`online_ppo` does the same with what the chain has really led to.
+`online_ppo` does the same with the real outcome of each chain.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ from torch import Tensor
 
 from policies.networks import standard_normal
 from policies.policy import ChunkPolicy, Policy
-from robot_rl.extras.zoo.implicit_q import ImplicitQ
+from robot_rl.extras.zoo.implicit_q import ImplicitQ, ImplicitSettings
 from robot_rl.learning.algorithms.base import (
     AlgorithmError,
     Batch,
     Schedule,
-    check_choice,
     check_range,
     check_settings,
 )
-from robot_rl.learning.algorithms.generative import GenerativeSettings
 from robot_rl.learning.algorithms.training import means, step
 
 # Between averaged log-densities, whose clip is about .01, and summed ones, where it is about .2.
@@ -59,7 +57,9 @@ class ChainSettings:
         clips = [float(value) for value in self.clip]
         check_range("transitions", 1 if self.transitions is None else self.transitions, 1)
         check_settings(self, clip_updates=0, denoising_discount=(0, 1), gradient_clip=0)
-        check_choice("reduce", self.reduce, ("sum", "mean"))
+        if self.reduce not in ("sum", "mean"):
+            problem = "the setting 'reduce' is unknown"
+            raise AlgorithmError(problem, got=self.reduce, expected="one of sum, mean")
         averaged = self.reduce == "mean"
         low, high = (0.0, _LARGEST_AVERAGED_CLIP) if averaged else (_LARGEST_AVERAGED_CLIP, 1.0)
         if len(clips) != 2 or not all(c > 0 and low <= c <= high for c in clips):
@@ -81,7 +81,7 @@ class ChainSettings:
         return [indices] if self.joint else [[index] for index in indices]
 
     def reduced(self, scores: Tensor, executed_steps: int) -> Tensor:
-        """One number (B,) of the log-densities (B, n, H, d) of what has one ratio together."""
+        """Reduce the log-densities (B, n, H, d) of one ratio to (B,)."""
         if self.executed_only:
             scores = scores[:, :, :executed_steps]
         if self.log_density_range is not None:
@@ -115,25 +115,27 @@ def standardised(advantage: Tensor) -> Tensor:
     return (advantage - advantage.mean()) / (advantage.std(unbiased=False) + 1e-8)
 
 
-class DenoisingPPO(ImplicitQ):
-    """Beside the arguments of `ImplicitQ` it takes `chain`, and after how many updates π_old moves.
+@dataclass(frozen=True)
+class DenoisingSettings(ImplicitSettings):
+    """Settings of PPO on chains."""
 
-    `refresh_every` are updates of the policy.
-    """
+    chain: ChainSettings
+    refresh_every: int  # updates of the policy after which π_old moves
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_settings(self, refresh_every=1)
+
+
+class DenoisingPPO(ImplicitQ):
+    """The policy climbs the critics' advantage of its own chains."""
+
+    settings: DenoisingSettings
 
     def __init__(
-        self,
-        base: ChunkPolicy,
-        schedule: Schedule,
-        settings: GenerativeSettings,
-        expectile: float,
-        chain: ChainSettings,
-        refresh_every: int,
-        seed: int,
+        self, base: ChunkPolicy, schedule: Schedule, settings: DenoisingSettings, seed: int
     ) -> None:
-        super().__init__(base, schedule, settings, expectile, seed)
-        check_range("refresh_every", refresh_every, 1)
-        self._chain, self._refresh_every = chain, refresh_every
+        super().__init__(base, schedule, settings, seed)
         self.old = copy.deepcopy(self.learned).requires_grad_(False)
         self._drawing = self.old.process.exploring(settings.exploration_std)
         self._learning = self.learned.process.exploring(settings.exploration_std)
@@ -147,13 +149,14 @@ class DenoisingPPO(ImplicitQ):
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Update the critics; in its turn draw chains from π_old, and make a step a ratio."""
-        seen = self.seen(batch)
+        seen = self.begin_update(batch)
         metrics, turn = self.update_critics(seen), self.turn
         if turn is None:
             return metrics
-        if turn % self._refresh_every == 0:
+        if turn % self.settings.refresh_every == 0:
             self.old.load_state_dict(self.learned.state_dict())
-        chain, steps, executed = self._chain, self._learning.steps, self.settings.executed_steps
+        chain, executed = self.settings.chain, self.settings.executed_steps
+        steps = self._learning.steps
         features = seen.features
         with torch.no_grad():
             shape = (len(features), *self._drawing.noise_shape)

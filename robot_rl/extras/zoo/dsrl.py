@@ -2,7 +2,7 @@
 
 Wagenmaker et al. 2025, "Steering Your Diffusion Policy with Latent Space Reinforcement Learning",
 arXiv 2506.15799. An actor chooses the latent w of each plan, of which the clone's deterministic
-process makes a chunk. The forms differ in who says what a latent is worth.
+process makes a chunk. The forms differ in how a latent is valued.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor
 from policies.columns import PLAN
 from policies.critics import CriticEnsemble
 from policies.gaussian import GaussianTanh
-from policies.improved import ImprovedPolicy
+from policies.improved import FallbackPolicy
 from policies.networks import seeded, standard_normal
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.extras.zoo.latent import LATENT, LatentPolicy
 from robot_rl.learning.algorithms.actor_critic import SoftActor, TemperatureSettings
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
-from robot_rl.learning.algorithms.generative import Generative, GenerativeSettings, joined
+from robot_rl.learning.algorithms.generative import Generative, GenerativeSettings, critic_input
 from robot_rl.learning.algorithms.training import adam, step
 
 
@@ -40,25 +40,34 @@ class Steering(TemperatureSettings):
         check_settings(self, limit=0)
 
 
+@dataclass(frozen=True)
+class SteeringSettings(GenerativeSettings):
+    """Settings of both forms."""
+
+    steering: Steering
+
+
 class Steered(Generative):
-    """What both forms share: the actor. Beside the arguments of `Generative` it takes `steering`.
+    """The actor of both forms.
 
     Plans take `learning_steps` transitions, here and where they act: one latent must mean one
     chunk. The weights of the clone stay as they are. The critics judge executed actions, or so many
     `judged` columns.
     """
 
+    settings: SteeringSettings
+
     def __init__(
         self,
         base: ChunkPolicy,
         schedule: Schedule,
-        settings: GenerativeSettings,
-        steering: Steering,
+        settings: SteeringSettings,
         seed: int,
         judged: int | None = None,
     ) -> None:
         super().__init__(base, schedule, settings, seed)
-        self.steering, self.columns = steering, base.horizon * base.action_dimension
+        self.steering = steering = settings.steering
+        self.columns = base.horizon * base.action_dimension
         self.critics = self.chunk_critics(judged)
         actor = GaussianTanh(
             base.encoder.features,
@@ -85,13 +94,13 @@ class Steered(Generative):
         """The clone at the mean latents of the averaged actor."""
         return self._steered_by(self.actor.average)
 
-    def begin_again(self) -> None:
+    def reset_actor(self) -> None:
         """See `Correction`."""
-        self.actor.begin_again()
+        self.actor.reset()
 
     def _steered_by(self, actor: GaussianTanh) -> Policy:
         parts = copy.deepcopy((self.fast, actor))
-        return ImprovedPolicy(LatentPolicy(*parts, self.steering.limit), self._base)
+        return FallbackPolicy(LatentPolicy(*parts, self.steering.limit), self._base)
 
 
 class DSRL(Steered):
@@ -101,14 +110,9 @@ class DSRL(Steered):
     """
 
     def __init__(
-        self,
-        base: ChunkPolicy,
-        schedule: Schedule,
-        settings: GenerativeSettings,
-        steering: Steering,
-        seed: int,
+        self, base: ChunkPolicy, schedule: Schedule, settings: SteeringSettings, seed: int
     ) -> None:
-        super().__init__(base, schedule, settings, steering, seed)
+        super().__init__(base, schedule, settings, seed)
         self.latent_critics = CriticEnsemble(
             base.encoder.features + self.columns,
             settings.critic_hidden,
@@ -121,24 +125,24 @@ class DSRL(Steered):
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Update Q^A on actions, Q^W on Q^A, and in its turn the actor on Q^W."""
-        seen, critics, limit = self.seen(batch), self.critics, self.steering.limit
+        seen, critics, limit = self.begin_update(batch), self.critics, self.steering.limit
         features, executed = seen.features, self.settings.executed_steps
 
         # Q^A(s, a) on Σ γ^j r + γ^m Q^A'(s', π(s', w')), w' of the actor.
         with torch.no_grad():
             following = self.latent.chunks(seen.next_features, self.chosen(seen.next_features))
             heads = critics.target_heads(self._generator)
-            inputs = joined(seen.next_features, following[:, :executed])
+            inputs = critic_input(seen.next_features, following[:, :executed])
             value = critics.target(inputs, heads).amin(0)
             target = critics.backup(seen.reward, seen.discount, value)
-        metrics = critics.learn(joined(features, seen.executed), target)
+        metrics = critics.learn(critic_input(features, seen.executed), target)
 
         # Q^W(s, w) on Q^A(s, π(s, w)) at w ~ N(0, 1), within ±m.
         with torch.no_grad():
             latent = standard_normal((len(features), self.columns), features, self._generator)
             latent = latent.clamp(-limit, limit)
             chunks = self.latent.chunks(features, latent)
-            target = critics(joined(features, chunks[:, :executed])).mean(0)
+            target = critics(critic_input(features, chunks[:, :executed])).mean(0)
         predicted = self.latent_critics(torch.cat([features, latent], -1))
         loss = (predicted - target).square().mean(1).sum()
         step(self._latent_optimizer, loss)
@@ -162,20 +166,15 @@ class PlainDSRL(Steered):
     """`dsrl_plain`: the critics judge the latents that the actor has chosen, and nothing else.
 
     They learn from the rows in which a plan of the actor begins. Demonstrations, an operator's
-    actions and what the clone does alone have no latent, so that nothing is learned from them.
+    actions and those of the clone alone have no latent, so nothing is learned from them.
 
     Raises:
         AlgorithmError: A return covers other steps than a plan's actions; or it should learn from
-            demonstrations, or from what was recorded before.
+            demonstrations, or from recorded episodes.
     """
 
     def __init__(
-        self,
-        base: ChunkPolicy,
-        schedule: Schedule,
-        settings: GenerativeSettings,
-        steering: Steering,
-        seed: int,
+        self, base: ChunkPolicy, schedule: Schedule, settings: SteeringSettings, seed: int
     ) -> None:
         for name, expected, why in (
             ("n_step", settings.executed_steps, "a latent's return is that of its plan"),
@@ -190,12 +189,12 @@ class PlainDSRL(Steered):
                     hint="leave it out, or choose algorithm=dsrl",
                 )
         columns = base.horizon * base.action_dimension
-        super().__init__(base, schedule, settings, steering, seed, judged=columns)
+        super().__init__(base, schedule, settings, seed, judged=columns)
         self.required = replace(self.required, fields=(*self.required.fields, PLAN + LATENT))
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Soft actor-critic on latents: Q(s, w) on Σ γ^j r + γ^m Q'(s', w'), w' of the actor."""
-        seen, critics, limit = self.seen(batch), self.critics, self.steering.limit
+        seen, critics, limit = self.begin_update(batch), self.critics, self.steering.limit
         latent, metrics = self.tensor(batch[PLAN + LATENT]), {}
         began = (self.tensor(batch["source"]) == SOURCE_POLICY) & (latent != 0).any(-1)
         if began.any():

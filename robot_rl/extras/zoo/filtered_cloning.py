@@ -1,4 +1,4 @@
-"""`filtered_cloning`: the policy is cloned again from what has succeeded, its own and shown.
+"""`filtered_cloning`: the policy is cloned again from successes, its own and demonstrated.
 
 The baseline of every improvement: imitation of successful episodes alone, as in RWR with a reward
 of 0 and 1 (Peters and Schaal 2007) or the filtered behaviour cloning of Chen et al. 2021 (arXiv
@@ -21,7 +21,7 @@ from robot_rl.learning.algorithms.training import step
 class FilteredCloning(Generative):
     """An episode of the policy has succeeded if it terminated, and has a positive return from here.
 
-    What came before an operator took over has not. There are no critics.
+    Steps before an operator took over do not count as success. There are no critics.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class FilteredCloning(Generative):
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Clone the chunks of demonstrations, of interventions and of successful episodes."""
-        seen = self.seen(batch)
+        seen = self.begin_update(batch)
         succeeded = batch["return/valid"] & (batch["return"] > 0)
         chosen = self.tensor(succeeded | (batch["source"] != SOURCE_POLICY))
         metrics = {"imitated": chosen.float().mean()}

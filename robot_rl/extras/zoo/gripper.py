@@ -18,7 +18,7 @@ from policies.networks import mlp, seeded
 
 CHOICES = ("open", "stay", "close")
 OPEN, CLOSED = -1.0, 1.0
-# The observation (B, d), or (B, n, d), of what was commanded in the step before.
+# The observation (B, d), or (B, n, d), of the command in the step before.
 LAST_COMMAND = "last_command"
 
 
@@ -92,7 +92,7 @@ class GaussianGripperPolicy(GaussianPolicy):
 
     @property
     def observation(self) -> dict[str, int]:
-        """Name → width of what it sees: what was commanded last too."""
+        """Name → width of its observations, the last command among them."""
         return {**super().observation, LAST_COMMAND: self.action_dimension}
 
     def act(

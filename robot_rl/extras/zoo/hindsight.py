@@ -1,4 +1,4 @@
-"""Hindsight: what an episode has reached, taken as if that had been its goal.
+"""Hindsight: an episode is used as if the place that it reached had been its goal.
 
 HER (Andrychowicz et al. 2017, arXiv 1707.01495), with goals from the future of an episode. For
 environments whose goal is observed and that know the reward of any other, as those of
@@ -28,7 +28,7 @@ from robot_rl.replay.windows import SampleSpec, is_observation
 
 _GOALS = 4  # of each episode: k of the paper
 _MOST_VALUES = 4  # a sparse reward has few
-_AGREEING = 0.99  # share of rows whose reward and end are what the environment's function tells
+_AGREEING = 0.99  # least share of rows whose reward and end follow from the environment's function
 _SOURCES = SOURCE_DEMONSTRATION, SOURCE_POLICY  # of the rows that are exchanged
 _MOST_ROWS = 500_000  # the newest that are kept in memory
 
@@ -38,13 +38,13 @@ GoalReward = Callable[[Goals, Goals], npt.NDArray[np.float64]]
 
 
 class Judged(NamedTuple):
-    """What a step is that the environment's own function gives a certain value."""
+    """Reward and end of a step, by the value of the environment's own function."""
 
     reward: float
     terminated: bool
 
 
-# By that value; None where nobody knows.
+# By that value; None if it was never seen.
 Judgement = Callable[[float], Judged | None]
 
 
@@ -53,12 +53,12 @@ class Hindsight:
     """Exchanges a share of each batch for transitions towards goals that were reached."""
 
     recorded: Rows  # of the run
-    spec: SampleSpec  # what the algorithm draws
+    spec: SampleSpec  # of the algorithm
     share: float  # of each batch, in [0, 1]
     goal_reward: GoalReward  # the environment's function
-    judged: Judgement  # what a step is by the function's value; see `judgements`
+    judged: Judgement  # reward and end by the function's value; see `judgements`
     seed: int  # of all draws
-    base: PolicyRunner | None = None  # proposes where the algorithm sees what its base does
+    base: PolicyRunner | None = None  # proposes, if the algorithm sees its base's actions
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng((self.seed, _GOALS))
@@ -73,7 +73,7 @@ class Hindsight:
         cloned, names = bench.cloned, set(spec.fields)
         base = PolicyRunner(cloned) if "base_action" in names else None
         seen = set() if base is None else set(cloned.policy.observation)
-        if not share or not {ACHIEVED, DESIRED, *seen} <= names or cloned.tells_instruction:
+        if not share or not {ACHIEVED, DESIRED, *seen} <= names or cloned.uses_instruction:
             return None
         if spec.returns:  # those towards another goal are not worked out
             return None
@@ -86,7 +86,7 @@ class Hindsight:
         judged = judgements((episode for _, episode in known), goal_reward)
         if judged is None:
             return None
-        bench.say("learner: learns in hindsight too, as if what was reached had been the goal")
+        bench.say("learner: also learns in hindsight, as if the reached place had been the goal")
         return cls(recorded, spec, share, goal_reward, judged, bench.settings.seed, base)
 
     @property
@@ -112,7 +112,7 @@ class Hindsight:
                 self._kept[kind] = {name: column[-_MOST_ROWS:] for name, column in joined.items()}
 
     def mixed(self, batch: Batch) -> Batch:
-        """A copy of a batch with its share exchanged; what an operator did stays as it is."""
+        """A copy of a batch with its share exchanged; the rows of an operator stay."""
         given = {name: column.copy() for name, column in batch.items()}
         exchanged = self._rng.random(len(batch["reward"])) < self.share
         for kind, kept in self._kept.items():
@@ -123,7 +123,7 @@ class Hindsight:
         return given
 
     def _towards(self, episode: Columns, step: int) -> Columns | None:
-        """The transitions of an episode, as if what it had reached after a step had been its goal.
+        """The transitions of an episode, as if the place reached after a step had been its goal.
 
         None if that was reached from the beginning.
         """
@@ -144,17 +144,13 @@ class Hindsight:
         of_steps = {"action": episode["action"], "reward": reward, "terminated": ends}
         for name, column in of_steps.items():  # the last row has none
             rows[name] = np.concatenate([column[:length], np.zeros_like(column[:1])])
-        return self._windows(rows)
-
-    def _windows(self, rows: Columns) -> Columns:
-        """What `SampleSpec` says of each step of an episode, from its T + 1 rows."""
-        count = len(rows["reward"])
         spec = replace(self.spec, demonstration_share=1.0)
-        batch = Sampler(EpisodeRows(rows, [count]), spec, self._rng).every_window()
-        return {name: batch[name] for name in batch if name != "source"}
+        sampler = Sampler(EpisodeRows(rows, [len(rows["reward"])]), spec, self._rng)
+        windows = sampler.every_window()
+        return {name: windows[name] for name in windows if name != "source"}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the random stream, as JSON; what was taken in follows from the store."""
+        """The state of the random stream, as JSON; the episodes follow from the store."""
         return dict(self._rng.bit_generator.state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -182,9 +178,9 @@ def goal_reward_of(robot: GymRobot) -> GoalReward:
 
 
 def judgements(episodes: Iterable[Columns], goal_reward: GoalReward) -> Judgement | None:
-    """Find out from episodes what a step is to which the environment's function gives a value.
+    """Find out from episodes which reward and end belong to a value of the environment's function.
 
-    A wrapper may have changed rewards and ends, so the function alone does not tell. None where
+    A wrapper may have changed both, so the function alone does not say. None where
     reward and termination do not follow from the value, or where it has many. Where each reward
     was the value and nothing has terminated, values that were not seen are known.
     """
@@ -207,5 +203,5 @@ def judgements(episodes: Iterable[Columns], goal_reward: GoalReward) -> Judgemen
 
 
 def columns(spec: SampleSpec) -> list[str]:
-    """The fields of whole episodes that hindsight needs for what an algorithm draws."""
+    """The fields of whole episodes that hindsight needs for an algorithm's batches."""
     return [*(name for name in spec.fields if name not in ("base_action", "action")), "action"]

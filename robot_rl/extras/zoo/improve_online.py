@@ -18,17 +18,17 @@ from robot_rl.learning.gate import Gate
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.gather import (
     Purpose,
-    accept,
+    accepted_policy,
     check_generative,
     gathered,
-    recorded,
+    recorded_places,
     recorded_steps,
 )
 from robot_rl.learning.stages.improve import decided
 from robot_rl.learning.workbench import Workbench
 from robot_rl.run import ACCEPTED, CLONED, DEMONSTRATIONS, GATHERED
 
-IMPROVED = "checkpoints/improved"  # what the stage goes on with
+IMPROVED = "checkpoints/improved"  # the stage resumes from it
 
 
 class ImproveOnline(Stage):
@@ -71,9 +71,7 @@ class ImproveOnline(Stage):
     @explained_memory("lower improve_online.ppo.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
         """Act and learn, or go on with that, and let the gate decide."""
-        if not bench.run.has_folder(ACCEPTED):
-            accept(bench, bench.policy(CLONED), steps=0)
-        accepted = bench.policy(ACCEPTED)
+        accepted = accepted_policy(bench)
         base, seed = accepted.policy.base, self.settings.seed
         assert base is not None
         ppo, version = OnlinePPO(base, self._ppo, self._chain, seed), accepted.version
@@ -85,7 +83,7 @@ class ImproveOnline(Stage):
         acting: dict[int, Behaviour] = {}
 
         def who(number: int) -> Behaviour:
-            """Who acts in an episode: the policy as it is in that iteration."""
+            """The policy of the iteration that an episode belongs to."""
             if ppo.iterations not in acting:
                 acting.clear()
                 learned = accepted.learned(ppo.acting_policy(), version + 1 + ppo.iterations)
@@ -101,7 +99,8 @@ class ImproveOnline(Stage):
                 ended, rest = divmod(count, self._episodes)
                 if rest == 0 and ended > ppo.iterations:
                     metrics = self._learn(bench, ppo, who(count - 1))
-                    bench.note({**metrics, "success": won / self._episodes}, "learner")
+                    record = {**metrics, "success": won / self._episodes}
+                    bench.run.append_jsonl("learner", record)
                     bench.checkpoint(
                         IMPROVED,
                         accepted.learned(ppo.policy(), version + ppo.iterations),
@@ -120,7 +119,7 @@ class ImproveOnline(Stage):
         shown = bench.demonstrations()
         filled = fill_from_demonstrations(settings.algorithm, annotation, shown)
         first = ppo.iterations * self._episodes
-        places = recorded(bench, Purpose.ITERATIONS, 0)[first : first + self._episodes]
+        places = recorded_places(bench, Purpose.ITERATIONS, 0)[first : first + self._episodes]
         parts = [
             executed_chunks(
                 dataset.episode(at),

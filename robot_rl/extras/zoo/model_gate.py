@@ -1,7 +1,7 @@
 """`gate=ope`: off-policy evaluation by a model of recorded chunks: dynamics, and critics.
 
 As RL-100 and Uni-O4 (Lei et al. 2024, arXiv 2311.03351) do it: a policy is worth the mean of Q
-along the model's rollouts. That it tells good from bad is not to be relied on: see docs/recipes.md.
+along the model's rollouts. Do not rely on its verdicts: see docs/recipes.md.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.extras.zoo.implicit_q import expectile_loss
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, check_settings
-from robot_rl.learning.algorithms.training import Training, adam, step
+from robot_rl.learning.algorithms.training import Training, adam, encoded, step
 from robot_rl.learning.demonstrations import fill_from_demonstrations
 from robot_rl.learning.gate import Candidate, Verdict
-from robot_rl.learning.stages.offline import recorded
+from robot_rl.learning.stages.offline import stored_rows
 from robot_rl.learning.workbench import Rows, Workbench
 from robot_rl.processes.progress_display import WorkProgress
 from robot_rl.replay.sampler import Sampler
-from robot_rl.replay.windows import CHUNK, NEXT, SampleSpec
+from robot_rl.replay.windows import CHUNK, SampleSpec
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ModelSettings:
     """Settings of the model and its critics, and of the rollouts."""
 
     members: int  # networks of the ensemble
-    elites: int  # those that predict best what they have not seen, which rollouts use
+    elites: int  # networks that rollouts use: the best on rows that they have not seen
     hidden: Sequence[int]  # hidden widths of each network
     updates: int  # of all of them
     batch_size: int  # chunks per update, and rollouts, each from the observation of one
@@ -54,7 +54,7 @@ class ModelSettings:
 
 
 class Estimate(NamedTuple):
-    """What the model says of a policy along each of the rollouts, which others share."""
+    """The model's estimates of a policy along each rollout; all policies share the rollouts."""
 
     value: Tensor  # (rollouts,) mean of Q while the model has not ended the episode
     predicted_return: Tensor  # (rollouts,) discounted predicted rewards, for the record
@@ -83,7 +83,7 @@ class ModelJudge(Training):
         super().__init__(seed)
         if not isinstance(base, DiffusionPolicy) or any(True for _ in base.encoder.parameters()):
             raise AlgorithmError(
-                "a model of encoded observations needs an encoder that stays as it is",
+                "a model of encoded observations needs an encoder that does not learn",
                 got=f"{base.kind} with {type(base.encoder).__name__}",
                 hint="choose gate=episodes, or a diffusion or flow policy on states",
             )
@@ -103,7 +103,7 @@ class ModelJudge(Training):
         self.beside = [self.networks, self.critics, self.target_critics, self.value, self._encoder]
         self.elites = list(range(settings.elites))
         self.required = SampleSpec(
-            tuple(base.encoder.observed),
+            tuple(base.encoder.keys),
             batch_size=settings.batch_size,
             n_step=executed_steps,
             discount=discount,
@@ -159,10 +159,8 @@ class ModelJudge(Training):
 
     def _seen(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Features, executed actions and the following features."""
-        with torch.no_grad():
-            following = {name: batch[f"{NEXT}{name}"] for name in self.required.fields}
-            action = self.tensor(batch[f"{CHUNK}action"])
-            return self._encoder(batch), action, self._encoder(following)
+        features, following = encoded(self._encoder, batch)
+        return features, self.tensor(batch[f"{CHUNK}action"]), following
 
     def _errors(self, batch: Batch, features: Tensor, action: Tensor, following: Tensor) -> Tensor:
         """The loss of each network at each chunk, (members, B)."""
@@ -181,7 +179,7 @@ class ModelJudge(Training):
 
 @dataclass(frozen=True)
 class ModelGate:
-    """Accepts what a model holds for better by more than its standard error, else reverts.
+    """Accepts a policy that the model finds better by more than its standard error, else reverts.
 
     As published, but for data that the candidate was not improved on.
     """
@@ -210,7 +208,7 @@ class ModelGate:
 
         def rows(*, held_out: bool) -> Rows:
             of = self.held_out
-            chosen = recorded(
+            chosen = stored_rows(
                 shown,
                 [EpisodeDataset(bench.run.gathered)],
                 accepted,

@@ -1,11 +1,11 @@
-"""PPO on the denoising steps with what the executed chunks have led to: RL-100 online, and DPPO.
+"""PPO on the denoising steps with the outcomes of executed chunks: RL-100 online, and DPPO.
 
 The chunk is one step of the outer decision process, so advantages are of chunks: generalised
 advantage estimation (Schulman et al. 2016, arXiv 1506.02438, eq. 16) with the decay γ^m λ of a
 chunk of which m actions were executed. With m = 1 that is the single-step method.
 
 Recorded rows have no chains of transitions. But the noise of an episode's plans follows from its
-seed, so that chunk and chain can be made again by the policy that has acted: `executed_chunks`.
+seed, so the policy that acted can compute chunk and chain again: `executed_chunks`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from robot_rl.learning.algorithms.base import AlgorithmError, check_settings
 from robot_rl.learning.algorithms.generative import generative
 from robot_rl.learning.algorithms.training import Training, adam, finite_means, means, step
 
-# Largest difference between an action and what it is made again as, in action units: a batch is
+# Largest difference of a recorded action from the recomputed one, in action units: a batch is
 # summed in another order than a single plan.
 _TOLERANCE = 1e-3
 
@@ -198,7 +198,7 @@ def executed_chunks(
         gamma: Discount per control step.
 
     Raises:
-        AlgorithmError: What is made again is not what the rows say.
+        AlgorithmError: The recomputed actions differ from the recorded ones.
     """
     policy = behaviour.policy
     assert isinstance(policy, DiffusionPolicy)
@@ -206,7 +206,13 @@ def executed_chunks(
     begins = np.flatnonzero(columns["chunk_index"][:steps] == 0)
     ends = np.append(begins[1:], steps)
     columns = {**columns, **behaviour.features(columns, [instruction] * (steps + 1))}
-    observed = _encoded(policy, columns, np.append(begins, steps), instruction)
+    # Histories that end with the planned rows and the last; before the episode its first row again.
+    history = np.arange(1 - policy.encoder.observation_steps, 1)
+    rows = np.maximum(np.append(begins, steps)[:, None] + history, 0)
+    windows = {name: columns[name][rows] for name in policy.observation}
+    if policy.conditioned:
+        windows[INSTRUCTION] = np.array([instruction] * len(rows))
+    observed: Tensor = policy.encoder(windows)
     source = RunningEpisode.begin(behaviour, seed, instruction).plan_noise
     draws = [source.standard_normal(policy.noise_shape, np.float32) for _ in begins]
     chain = policy.process.sample(observed[:-1], torch.from_numpy(np.stack(draws)).to(observed))
@@ -244,19 +250,3 @@ def executed_chunks(
 def joined(parts: list[Chunks]) -> Chunks:
     """The chunks of several episodes, one behind the other."""
     return Chunks(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
-
-
-def _encoded(
-    policy: DiffusionPolicy,
-    columns: Mapping[str, npt.NDArray[Any]],
-    rows: npt.NDArray[np.intp],
-    instruction: str,
-) -> Tensor:
-    """Encoded histories (n, F) that end with these rows; before the episode its first row again."""
-    history = np.arange(1 - policy.encoder.observation_steps, 1)
-    seen = np.maximum(rows[:, None] + history, 0)
-    windows = {name: columns[name][seen] for name in policy.observation}
-    if policy.conditioned:
-        windows[INSTRUCTION] = np.array([instruction] * len(rows))
-    features: Tensor = policy.encoder(windows)
-    return features

@@ -1,4 +1,4 @@
-"""What the zoo adds beside its configurations."""
+"""The zoo's plug-in: its batch map. Its configurations are found without it."""
 
 from robot_rl.plugins import Plugin
 

@@ -28,9 +28,8 @@ from robot_rl.extras.zoo.gripper import (
 )
 from robot_rl.learning.algorithms.actor_critic import ActorCriticSettings
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
-from robot_rl.learning.algorithms.encoding import Encoding
 from robot_rl.learning.algorithms.rlpd import RLPD
-from robot_rl.learning.algorithms.training import adam, check_batch, step
+from robot_rl.learning.algorithms.training import adam, check_batch, encoded, step
 from robot_rl.replay.windows import NEXT
 
 COLUMN = "gripper"
@@ -67,7 +66,6 @@ class RLPDGripper(RLPD):
     def __init__(
         self,
         base: ChunkPolicy,
-        encoding: Encoding,
         action_names: Sequence[str],
         schedule: Schedule,
         settings: ActorCriticSettings,
@@ -81,7 +79,7 @@ class RLPDGripper(RLPD):
                 expected=f"one that is named {COLUMN!r}",
                 hint="use algorithm=rlpd",
             )
-        super().__init__(base, encoding, schedule, settings, seed, columns=len(action_names) - 1)
+        super().__init__(base, schedule, settings, seed, columns=len(action_names) - 1)
         self._settings = gripper
         self._column = list(action_names).index(COLUMN)
         self.required = replace(self.required, fields=(*self.required.fields, LAST_COMMAND))
@@ -118,15 +116,14 @@ class RLPDGripper(RLPD):
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Update the arm on its columns as `rlpd` does, then the gripper's critic.
 
-        Double DQN (van Hasselt et al. 2016): the critic chooses, the target critic judges. Its loss
-        does not train the encoder.
+        Double DQN (van Hasselt et al. 2016): the critic chooses, the target critic judges.
         """
         check_batch(batch, self.required)
         arm = np.delete(batch["action"], self._column, 1)
         metrics = super().update({**batch, "action": arm})
         settings = self._settings
         with torch.no_grad():
-            features, next_features = self.encoding.features(batch, self._generator)
+            features, next_features = encoded(self.encoder, batch)
             last = last_command(batch, self._column).to(self.device)
             following = {LAST_COMMAND: batch[NEXT + LAST_COMMAND]}
             next_last = last_command(following, self._column).to(self.device)

@@ -1,4 +1,4 @@
-"""One module per algorithm, what they share, and what makes the configured one."""
+"""One module for each algorithm, their shared parts, and `make_algorithm`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from policies import registry
 from policies.behaviour import Behaviour
 from robot_rl.config.sections import Settings
 from robot_rl.learning.algorithms.base import Algorithm, AlgorithmError
-from robot_rl.learning.algorithms.encoding import make_encoding, trains_on
 from robot_rl.learning.algorithms.generative import Generative
 
 
@@ -33,31 +32,16 @@ def improves_clone(algorithm: Mapping[str, Any]) -> bool:
     return issubclass(registry.find_class(algorithm["_target_"], Algorithm), Generative)
 
 
-def make_algorithm(
-    config: Mapping[str, Any],
-    cloned: Behaviour,
-    seed: int,
-    observation: Mapping[str, Any] | None = None,
-) -> Algorithm:
+def make_algorithm(config: Mapping[str, Any], cloned: Behaviour, seed: int) -> Algorithm:
     """Make the algorithm that the configuration's `algorithm` describes.
 
     Every algorithm takes `base`, the cloned policy, and the `seed` of weights and draws. One that
-    treats an action column by its name takes `action_names` too, and one that encodes observations
-    itself `encoding`. Without `observation` of the configuration no image encoder learns.
+    treats an action column by its name takes `action_names` too.
 
     Raises:
-        AlgorithmError: The algorithm does not fit the task's action, or cannot train the image
-            encoder that is to be trained.
+        AlgorithmError: The algorithm does not fit the policy, or the task's action.
     """
     arguments: dict[str, Any] = {"base": cloned.policy, "seed": seed}
     if registry.takes(config, Algorithm, "action_names"):
         arguments["action_names"] = cloned.interface.action_names
-    if registry.takes(config, Algorithm, "encoding"):
-        arguments["encoding"] = make_encoding(cloned, observation)
-    elif observation is not None and trains_on(observation):
-        raise AlgorithmError(
-            "this algorithm cannot train an image encoder",
-            got=config["_target_"],
-            hint="leave observation.vision_online=continued out",
-        )
     return registry.make(config, Algorithm, **arguments)

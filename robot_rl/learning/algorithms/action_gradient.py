@@ -1,9 +1,9 @@
-"""`action_gradient`: a generative policy learns to do what its critics' gradient makes of it.
+"""`action_gradient`: a generative policy is cloned from actions that its critics improved.
 
 After DIPO (Yang et al. 2023, "Policy Representation via Diffusion Probability Model for
 Reinforcement Learning", arXiv 2305.13122): actions are improved along the gradient of the critics,
-and the policy is cloned from the improved ones. Ours improves what the policy itself would do, and
-not what is in replay, so that the policy moves in small steps from where it is.
+and the policy is cloned from the improved ones. Ours improves actions of the policy
+itself, not those in replay, so that the policy moves in small steps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from policies.policy import ChunkPolicy
 from robot_rl.learning.algorithms.base import Batch, Schedule, check_settings
-from robot_rl.learning.algorithms.generative import Generative, GenerativeSettings, joined
+from robot_rl.learning.algorithms.generative import Generative, GenerativeSettings, critic_input
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,23 @@ class Ascent:
         check_settings(self, steps=1, size=(0, 2), limit=(0, 2))
 
 
+@dataclass(frozen=True)
+class AscentSettings(GenerativeSettings):
+    """Settings of the policy, its critics and the ascent."""
+
+    ascent: Ascent
+
+
 class ActionGradient(Generative):
-    """Beside the arguments of `Generative` it takes `ascent`."""
+    """The policy is cloned from its own chunks, improved along the critics' gradient."""
+
+    settings: AscentSettings
 
     def __init__(
-        self,
-        base: ChunkPolicy,
-        schedule: Schedule,
-        settings: GenerativeSettings,
-        ascent: Ascent,
-        seed: int,
+        self, base: ChunkPolicy, schedule: Schedule, settings: AscentSettings, seed: int
     ) -> None:
         super().__init__(base, schedule, settings, seed)
-        self.critics, self._ascent = self.chunk_critics(), ascent
+        self.critics = self.chunk_critics()
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Make one update of the critics and, in its turn, of the policy.
@@ -50,16 +54,16 @@ class ActionGradient(Generative):
         Raises:
             AlgorithmError: The batch lacks a required field.
         """
-        seen, critics = self.seen(batch), self.critics
+        seen, critics = self.begin_update(batch), self.critics
         features, executed = seen.features, self.settings.executed_steps
 
         # y = Σ γ^j r + γ^m min_e Q'_e(s', a') over a random subset of heads, a' of the policy.
         with torch.no_grad():
             next_action = self.drawn(seen.next_features)[:, :executed]
             heads = critics.target_heads(self._generator)
-            value = critics.target(joined(seen.next_features, next_action), heads).amin(0)
+            value = critics.target(critic_input(seen.next_features, next_action), heads).amin(0)
             target = critics.backup(seen.reward, seen.discount, value)
-        metrics = critics.learn(joined(features, seen.executed), target)
+        metrics = critics.learn(critic_input(features, seen.executed), target)
         if self.turn is None:
             return metrics
 
@@ -67,17 +71,17 @@ class ActionGradient(Generative):
         # with steps of one size and within a limit.
         with torch.no_grad():
             chunk = self.drawn(features)
-        start, ascent = chunk[:, :executed], self._ascent
+        start, ascent = chunk[:, :executed], self.settings.ascent
         low, high = (start - ascent.limit).clamp(-1, 1), (start + ascent.limit).clamp(-1, 1)
         action = start
         for _ in range(ascent.steps):
             action = action.detach().requires_grad_()
-            value = critics(joined(features, action)).mean(0).sum()
+            value = critics(critic_input(features, action)).mean(0).sum()
             (gradient,) = torch.autograd.grad(value, action)
             size = gradient.square().mean((1, 2), keepdim=True).sqrt().clamp(min=1e-8)
             action = torch.minimum(torch.maximum(action + ascent.size * gradient / size, low), high)
         action = action.detach()
-        # What comes after is shifted along with the last of them, so that the chunk stays whole.
+        # The later actions shift with the last of these, so that the chunk has no jump.
         rest = (chunk[:, executed:] + (action - start)[:, -1:]).clamp(-1, 1)
         better = torch.cat([action, rest], 1)
 

@@ -1,4 +1,4 @@
-"""What `rlpd` and `residual` are made of: an ensemble of critics, and a soft actor.
+"""The parts of `rlpd` and `residual`: an ensemble of critics, and a soft actor.
 
 SAC (Haarnoja et al. 2018, arXiv 1812.05905) with REDQ's targets (Chen et al. 2021, arXiv
 2101.05982), as in RLPD (Ball et al. 2023, arXiv 2302.02948). Ours, for sparse rewards and short
@@ -9,7 +9,7 @@ weights is evaluated and deployed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from policies.columns import INSTRUCTION_FEATURES, INSTRUCTION_WIDTH
 from policies.critics import CriticEnsemble
+from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh
 from policies.networks import move_towards
+from policies.policy import ChunkPolicy
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.learning.algorithms.base import AlgorithmError, check_range, check_settings
 from robot_rl.learning.algorithms.training import adam, step
-
-Range = Sequence[float]
 
 # Rate of the actor's average while the actor is fitted to demonstrations. With an `average_rate` of
 # 0.002 the 1,000 updates of that phase would leave 14 % of the random initial weights in the
@@ -41,12 +42,12 @@ class CriticSettings:
     target_heads: int  # heads of the random subset whose minimum is the target; 0 takes all
     # Smallest and largest possible return, which targets are limited to and critics are scaled by;
     # None: neither. The learner finds it where a task does not say it.
-    value_range: Range | None
+    value_range: Sequence[float] | None
     critic_rate: float  # Adam step size of the critics
     target_rate: float  # Polyak rate τ of the target critics
-    actor_rate: float  # Adam step size of what acts
+    actor_rate: float  # Adam step size of the actor
     average_rate: float  # rate of its average, which is evaluated and deployed
-    actor_every: int  # updates per update of what acts
+    actor_every: int  # updates per update of the actor
     # Weight of the imitation loss on the rows of demonstrations and of an operator's interventions;
     # 0 for none.
     imitation_weight: float
@@ -54,7 +55,16 @@ class CriticSettings:
     imitation_updates: int | None
 
     def __post_init__(self) -> None:
-        _check_value_range(self.value_range)
+        if (limits := self.value_range) is not None:
+            given = list(limits) if isinstance(limits, Sequence) else [limits]
+            numbers = [value for value in given if type(value) in (int, float)]
+            if not (len(given) == len(numbers) == 2 and numbers[0] < numbers[1]):
+                raise AlgorithmError(
+                    "the range of values is impossible",
+                    got=given,
+                    expected="[low, high] with low < high, or null where the returns are not known",
+                    hint="task.value_range=[0.0,1.0] fits a reward of 1 at success and 0 before it",
+                )
         rates = ("critic_rate", "actor_rate", "target_rate", "average_rate")
         check_settings(self, **dict.fromkeys(rates, (0, 1)))
         check_settings(self, critic_heads=1, target_heads=(0, self.critic_heads))
@@ -92,24 +102,18 @@ class ActorCriticSettings(CriticSettings, TemperatureSettings):
 class Critics(nn.Module):
     """An ensemble of critics of (B, inputs), and the target critics that follow it slowly.
 
-    Values are shares of the range of returns, so that one temperature and one step size serve every
-    scale of rewards; they begin near 0, where nothing looks good yet. The loss also trains the
-    parameters `encoder`, of what makes the inputs.
+    Values are shares of the range of returns, so that one temperature and one step size fit every
+    scale of rewards. They start near 0, so nothing looks good yet.
     """
 
-    def __init__(
-        self,
-        inputs: int,
-        settings: CriticSettings,
-        generator: torch.Generator,
-        encoder: Iterable[Tensor] = (),
-    ) -> None:
+    def __init__(self, inputs: int, settings: CriticSettings, generator: torch.Generator) -> None:
         super().__init__()
         self.settings = settings
-        heads = settings.critic_heads
-        self.network = CriticEnsemble(inputs, settings.critic_hidden, heads, generator)
+        self.network = CriticEnsemble(
+            inputs, settings.critic_hidden, settings.critic_heads, generator
+        )
         self.target = copy.deepcopy(self.network).requires_grad_(False)
-        self.optimizer = adam(([*self.network.parameters(), *encoder], settings.critic_rate))
+        self.optimizer = adam((self.network.parameters(), settings.critic_rate))
         low, high = settings.value_range or (0.0, 1.0)
         self._low, self._width = float(low), float(high) - float(low)
 
@@ -130,9 +134,11 @@ class Critics(nn.Module):
         return (returns - self._low) / self._width
 
     def target_heads(self, generator: torch.Generator) -> Tensor | None:
-        """The random subset of heads whose minimum is the target (REDQ, algorithm 1)."""
-        settings = self.settings
-        return self.network.subset(settings.target_heads or settings.critic_heads, generator)
+        """Draw the heads whose minimum is the target (REDQ, algorithm 1); None where all are."""
+        every = self.settings.critic_heads
+        count = self.settings.target_heads or every
+        chosen = torch.randperm(every, generator=generator)[:count]
+        return None if count == every else chosen
 
     def backup(
         self, reward: Tensor, discount: Tensor, value: Tensor, entropy: Tensor | None = None
@@ -185,8 +191,8 @@ class SoftActor(nn.Module):
         """Compile the network that learns."""
         self.learned.network.compile(*arguments, **options)
 
-    def begin_again(self) -> None:
-        """Act as at first."""
+    def reset(self) -> None:
+        """Go back to the initial weights."""
         self.load_state_dict(self._first)
         self.optimizer.state.clear()
 
@@ -232,16 +238,12 @@ def imitation_loss(mean: Tensor, action: Tensor, source: npt.NDArray[Any]) -> Te
     return (errors * shown).sum() / shown.sum().clamp(min=1)
 
 
-def _check_value_range(value_range: Range | None) -> None:
-    if value_range is None:
-        return
-    given = list(value_range) if isinstance(value_range, Sequence) else [value_range]
-    numbers = [value for value in given if type(value) in (int, float)]
-    if len(given) == len(numbers) == 2 and numbers[0] < numbers[1]:
-        return
-    raise AlgorithmError(
-        "the range of values is impossible",
-        got=given,
-        expected="[low, high] with low < high, or null where the returns are not known",
-        hint="task.value_range=[0.0,1.0] fits a reward of 1 at success and 0 before it",
-    )
+def single_step_encoder(base: ChunkPolicy) -> StateEncoder:
+    """An encoder of single observations, with the keys and statistics of the cloned policy.
+
+    Under a policy that follows instructions it sees which of them is meant, too.
+    """
+    normalizer = copy.deepcopy(base.encoder.normalizer)
+    if base.conditioned:
+        normalizer = normalizer.with_identity(INSTRUCTION_FEATURES, INSTRUCTION_WIDTH)
+    return StateEncoder(normalizer.widths, normalizer)

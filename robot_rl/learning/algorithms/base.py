@@ -1,9 +1,9 @@
-"""What the learner needs of an algorithm."""
+"""The interface of algorithms, and checks of their settings."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,7 +19,7 @@ Batch = Mapping[str, npt.NDArray[Any]]
 
 
 class AlgorithmError(RobotRLError):
-    """A batch, a setting or a training state that an algorithm cannot use."""
+    """A batch, a setting or a training state that does not fit an algorithm."""
 
 
 class LearningDiverged(RobotRLError):
@@ -60,16 +60,6 @@ def check_settings(settings: object, **ranges: float | tuple[float, float]) -> N
         )
 
 
-def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    """Check that a setting is one of these words, or raise an `AlgorithmError`."""
-    if value not in choices:
-        raise AlgorithmError(
-            f"the setting {name!r} is unknown",
-            got=value,
-            expected=f"one of {', '.join(choices)}",
-        )
-
-
 LEAST_DISCOUNT = 0.97  # of those that are found in demonstrations
 
 
@@ -102,11 +92,22 @@ class Schedule:
         """The discount γ per control step, which is known once there are demonstrations."""
         return LEAST_DISCOUNT if self.discount is None else self.discount
 
+    def sampling(self, fields: Sequence[str], **options: Any) -> SampleSpec:
+        """Batches of these fields, by the schedule; `options` are others of `SampleSpec`."""
+        return SampleSpec(
+            tuple(fields),
+            batch_size=self.batch_size,
+            n_step=self.n_step,
+            discount=self.gamma,
+            demonstration_share=self.demonstration_share,
+            **options,
+        )
+
 
 class Algorithm(Protocol):
     """A learning method over batches of transitions; `make_algorithm` makes one.
 
-    A batch is what its `required` asks the sampler for; see `SampleSpec`.
+    `required` says what a batch holds: see `SampleSpec`.
     """
 
     schedule: Schedule
@@ -123,10 +124,10 @@ class Algorithm(Protocol):
         """
 
     def acting_policy(self) -> Policy:
-        """The policy that is sampled from to explore, with the weights as they are now."""
+        """The policy that explores by sampling, with the present weights."""
 
     def policy(self) -> Policy:
-        """The policy that is evaluated and shipped, whose mean is taken."""
+        """The policy that is evaluated and deployed, by its mean."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that a resumed run needs, random generator included."""
@@ -143,5 +144,5 @@ class Algorithm(Protocol):
 class Correction(Protocol):
     """An algorithm that corrects the cloned policy, which its own episodes compare it with."""
 
-    def begin_again(self) -> None:
-        """Correct nothing any more, as at first; what the critics know is kept."""
+    def reset_actor(self) -> None:
+        """Correct nothing any more, as at the start; the critics are kept."""

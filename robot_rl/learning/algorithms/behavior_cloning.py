@@ -107,7 +107,7 @@ def windows(
     rng: np.random.Generator,
     turning: Turning | None = None,
 ) -> Callable[[], Arrays]:
-    """What draws the batches of B windows that a `Cloneable` policy is cloned from.
+    """Make a function that draws batches of B windows for a `Cloneable` policy.
 
     With n = `observation_steps` and H = `horizon`, observations are (B, n, ...), "action" is
     (B, H, d), and "valid" (B, H) is false behind the episode's last action, which is repeated there

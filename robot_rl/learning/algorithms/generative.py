@@ -1,4 +1,4 @@
-"""What improvements of a generative policy share: the policy that learns, and its average.
+"""The base of algorithms that improve a generative policy: the policy, and its average.
 
 Chunk critics judge the first E actions of a chunk, Q(s, a_t … a_{t+E-1}), as Q-chunking does (Li
 et al. 2025, arXiv 2507.07969).
@@ -14,14 +14,21 @@ import torch
 from torch import Tensor
 
 from policies.diffusion import DiffusionPolicy
-from policies.improved import ImprovedPolicy
+from policies.improved import FallbackPolicy
 from policies.networks import move_towards, standard_normal
 from policies.policy import ChunkPolicy, Policy
 from robot_rl.data.schema import SOURCE_POLICY
 from robot_rl.learning.algorithms.actor_critic import Critics, CriticSettings
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, Schedule, check_settings
-from robot_rl.learning.algorithms.training import Training, adam, check_batch, falling, step
-from robot_rl.replay.windows import CHUNK, NEXT, SampleSpec
+from robot_rl.learning.algorithms.training import (
+    Training,
+    adam,
+    check_batch,
+    encoded,
+    falling,
+    step,
+)
+from robot_rl.replay.windows import CHUNK
 
 
 @dataclass(frozen=True)
@@ -37,8 +44,8 @@ class GenerativeSettings(CriticSettings):
         check_settings(self, executed_steps=1, learning_steps=1, exploration_std=(0, 1))
 
 
-class Seen(NamedTuple):
-    """A batch as critics and policy see it."""
+class Encoded(NamedTuple):
+    """A batch with its observations encoded, for critics and policy."""
 
     features: Tensor  # (B, F) of the observations
     executed: Tensor  # (B, E, d), the first actions of the chunk that was executed
@@ -79,12 +86,8 @@ class Generative(Training):
         self.modules = {"learned": self.learned, "average": self.average}
         self.optimizers = {"actor": self.optimizer}
         self.beside = [self.fast]
-        self.required = SampleSpec(
-            tuple(base.encoder.observed),
-            batch_size=schedule.batch_size,
-            n_step=schedule.n_step,
-            discount=schedule.gamma,
-            demonstration_share=schedule.demonstration_share,
+        self.required = schedule.sampling(
+            list(base.encoder.keys),
             observation_steps=base.encoder.observation_steps,
             chunk_fields=("action",),
             chunk_steps=base.horizon,
@@ -98,23 +101,22 @@ class Generative(Training):
         self.modules["critics"], self.optimizers["critic"] = critics, critics.optimizer
         return critics
 
-    def seen(self, batch: Batch) -> Seen:
-        """Begin an update: check the batch, count it, and encode what was observed.
+    def begin_update(self, batch: Batch) -> Encoded:
+        """Check the batch, count the update, and encode the observations.
 
         Raises:
             AlgorithmError: The batch lacks a required field.
         """
         check_batch(batch, self.required)
         self.updates += 1
-        following = {name: batch[f"{NEXT}{name}"] for name in self._base.encoder.observed}
-        with torch.no_grad():
-            return Seen(
-                self.average.encoder(batch),
-                self.tensor(batch[f"{CHUNK}action"])[:, : self.settings.executed_steps],
-                self.average.encoder(following),
-                self.tensor(batch["reward"]),
-                self.tensor(batch["discount"]),
-            )
+        features, next_features = encoded(self.average.encoder, batch)
+        return Encoded(
+            features,
+            self.tensor(batch[f"{CHUNK}action"])[:, : self.settings.executed_steps],
+            next_features,
+            self.tensor(batch["reward"]),
+            self.tensor(batch["discount"]),
+        )
 
     @property
     def turn(self) -> int | None:
@@ -136,7 +138,7 @@ class Generative(Training):
         return self.learned.process.loss(actions, features, valid, self._generator)
 
     def step_imitating(self, batch: Batch, features: Tensor, loss: Tensor) -> None:
-        """A step of the policy on a loss, and on the weighted imitation of what people did."""
+        """A step of the policy on a loss, plus the weighted imitation of people's actions."""
         settings, done = self.settings, self.updates - self.schedule.critic_only_updates
         weight = falling(settings.imitation_weight, settings.imitation_updates, done)
         if weight > 0:
@@ -150,23 +152,23 @@ class Generative(Training):
         move_towards(self.average, self.learned, self.settings.average_rate)
 
     def acting_policy(self) -> Policy:
-        """The policy as it learns, each transition of which has a standard deviation to explore."""
+        """The learning policy, which explores by the standard deviation of each transition."""
         parts = copy.deepcopy(self.learned)
         acting = DiffusionPolicy(
             parts.encoder, parts.process, parts.action_normalizer, self.settings.exploration_std
         )
-        return ImprovedPolicy(acting, self._base)
+        return FallbackPolicy(acting, self._base)
 
     def policy(self) -> Policy:
-        """The averaged policy, as it was cloned to act."""
-        return ImprovedPolicy(copy.deepcopy(self.average), self._base)
+        """The averaged policy, which acts like the cloned one."""
+        return FallbackPolicy(copy.deepcopy(self.average), self._base)
 
-    def begin_again(self) -> None:
+    def reset_actor(self) -> None:
         """See `Correction`."""
         self.restart(self._base)
 
     def restart(self, policy: Policy) -> None:
-        """Go on from another policy of the same shape; what the critics know is kept.
+        """Go on from another policy of the same shape; the critics are kept.
 
         Raises:
             AlgorithmError: It is of another shape.
@@ -193,6 +195,6 @@ def generative(policy: ChunkPolicy) -> DiffusionPolicy:
     return policy
 
 
-def joined(features: Tensor, executed: Tensor) -> Tensor:
-    """What critics see of encoded observations (B, F) and executed actions (B, E, d)."""
+def critic_input(features: Tensor, executed: Tensor) -> Tensor:
+    """Join encoded observations (B, F) and executed actions (B, E, d) for the critics."""
     return torch.cat([features, executed.flatten(1)], -1)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from policies.critics import prefers
-from policies.encoders import StateEncoder
 from policies.gaussian import GaussianTanh
 from policies.improved import ResidualPolicy
 from policies.networks import seeded
@@ -24,11 +23,10 @@ from robot_rl.learning.algorithms.actor_critic import (
     Critics,
     SoftActor,
     imitation_loss,
+    single_step_encoder,
 )
 from robot_rl.learning.algorithms.base import Batch, Schedule
-from robot_rl.learning.algorithms.encoding import Encoding
-from robot_rl.learning.algorithms.training import Training, check_batch, falling, step
-from robot_rl.replay.windows import SampleSpec
+from robot_rl.learning.algorithms.training import Training, check_batch, encoded, falling, step
 
 _COLUMNS = ("action", "reward", "discount", "base_action", "next/base_action")
 
@@ -37,8 +35,9 @@ class Residual(Training):
     """The actor corrects the base's proposal; actor and critics see that proposal.
 
     The correction acts only where the critics prefer it to the proposal itself, as in IBRL (Hu et
-    al. 2023, arXiv 2311.02198). Whether all of it is better than the clone is found on the robot:
-    see `robot_rl.learning.trial`. `scale` is the largest correction in action units.
+    al. 2023, arXiv 2311.02198). Episodes on the robot show whether the whole is better than the
+    clone: see `robot_rl.learning.online_comparison`. `scale` is the largest correction, in action
+    units.
     """
 
     policy_class: ClassVar[type[ResidualPolicy]] = ResidualPolicy
@@ -46,7 +45,6 @@ class Residual(Training):
     def __init__(
         self,
         base: ChunkPolicy,
-        encoding: Encoding,
         schedule: Schedule,
         settings: ActorCriticSettings,
         seed: int,
@@ -54,7 +52,7 @@ class Residual(Training):
     ) -> None:
         super().__init__(seed)
         self.schedule, self.settings = schedule, settings
-        self.encoding, self.encoder = encoding, encoding.encoder
+        self.encoder = single_step_encoder(base)
         width, seen = base.action_dimension, self.encoder.features + base.action_dimension
         actor = GaussianTanh(
             seen,
@@ -66,18 +64,12 @@ class Residual(Training):
             initial_log_std=settings.initial_log_std,
         )
         self.actor = SoftActor(actor, settings.actor_rate, settings)
-        self.critics = Critics(seen + width, settings, self._generator, encoding.parameters)
-        self.modules = {"actor": self.actor, "critics": self.critics, **encoding.modules}
+        self.critics = Critics(seen + width, settings, self._generator)
+        self.modules = {"actor": self.actor, "critics": self.critics}
         self.optimizers = {"critic": self.critics.optimizer, "actor": self.actor.optimizer}
         self.beside = [self.encoder]
         self._policy = self.policy_class(self.encoder, actor, base, self.critics.target, scale)
-        self.required = SampleSpec(
-            (*self.encoder.observed, "base_action", "action"),
-            batch_size=schedule.batch_size,
-            n_step=schedule.n_step,
-            discount=schedule.gamma,
-            demonstration_share=schedule.demonstration_share,
-        )
+        self.required = schedule.sampling([*self.encoder.keys, "base_action", "action"])
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Make one update of the critics and, in its turn, of actor and temperature.
@@ -90,7 +82,7 @@ class Residual(Training):
         settings, draws = self.settings, self._generator
         actor, critics, combine = self.actor, self.critics, self._policy.combine
         action, reward, discount, base, next_base = (self.tensor(batch[n]) for n in _COLUMNS)
-        features, next_features = self.encoding.features(batch, draws)
+        features, next_features = encoded(self.encoder, batch)
         state = torch.cat([features, base], -1)
         next_state = torch.cat([next_features, next_base], -1)
 
@@ -111,13 +103,12 @@ class Residual(Training):
             target = critics.backup(reward, discount, value, entropy)
         metrics = critics.learn(torch.cat([state, action], -1), target)
 
-        state = state.detach()  # only the critics' loss trains the encoder
         done = self.updates - self.schedule.critic_only_updates
         if done <= 0 and settings.imitation_pretraining:
             mean = combine(base, actor.learned.mean(state))
             loss = imitation_loss(mean, action, batch["source"])
             step(actor.optimizer, loss)
-            self._average(PRETRAINING_AVERAGE_RATE)
+            actor.follow(PRETRAINING_AVERAGE_RATE)
             return metrics | {"imitation_loss": loss.detach()}
         if done <= 0 or self.updates % settings.actor_every:
             return metrics
@@ -133,27 +124,22 @@ class Residual(Training):
             draws,
             imitation,
         )
-        self._average(settings.average_rate)
+        actor.follow(settings.average_rate)
         return metrics
 
     def acting_policy(self) -> Policy:
-        """The policy with the actor as it learns: with its average exploration comes later."""
-        return self._corrected(self.encoder, self.actor.learned)
+        """The policy with the learning actor: with its average, exploration would come later."""
+        return self._corrected(self.actor.learned)
 
     def policy(self) -> Policy:
-        """The policy with the averaged actor, and the averaged image encoder where one learns."""
-        return self._corrected(self.encoding.deployed, self.actor.average)
+        """The policy with the averaged actor."""
+        return self._corrected(self.actor.average)
 
-    def begin_again(self) -> None:
+    def reset_actor(self) -> None:
         """See `Correction`."""
-        self.actor.begin_again()
+        self.actor.reset()
 
-    def _corrected(self, encoder: StateEncoder, actor: GaussianTanh) -> Policy:
-        parts = copy.deepcopy((encoder, actor))
+    def _corrected(self, actor: GaussianTanh) -> Policy:
+        parts = copy.deepcopy((self.encoder, actor))
         critics, mine = copy.deepcopy(self.critics.target), self._policy
         return self.policy_class(*parts, mine.base_policy, critics, mine.scale)
-
-    def _average(self, rate: float) -> None:
-        """Move what is evaluated and deployed by `rate` towards what learns."""
-        self.actor.follow(rate)
-        self.encoding.average(rate)

@@ -22,11 +22,10 @@ from robot_rl.learning.algorithms.actor_critic import (
     Critics,
     SoftActor,
     imitation_loss,
+    single_step_encoder,
 )
 from robot_rl.learning.algorithms.base import Batch, Schedule
-from robot_rl.learning.algorithms.encoding import Encoding
-from robot_rl.learning.algorithms.training import Training, check_batch, falling, step
-from robot_rl.replay.windows import SampleSpec
+from robot_rl.learning.algorithms.training import Training, check_batch, encoded, falling, step
 
 
 class RLPD(Training):
@@ -39,7 +38,6 @@ class RLPD(Training):
     def __init__(
         self,
         base: ChunkPolicy,
-        encoding: Encoding,
         schedule: Schedule,
         settings: ActorCriticSettings,
         seed: int,
@@ -47,7 +45,7 @@ class RLPD(Training):
     ) -> None:
         super().__init__(seed)
         self.schedule, self.settings = schedule, settings
-        self.encoding, self.encoder = encoding, encoding.encoder
+        self.encoder = single_step_encoder(base)
         width = base.action_dimension if columns is None else columns
         actor = GaussianTanh(
             self.encoder.features,
@@ -58,18 +56,11 @@ class RLPD(Training):
             initial_log_std=settings.initial_log_std,
         )
         self.actor = SoftActor(actor, settings.actor_rate, settings)
-        inputs = self.encoder.features + width
-        self.critics = Critics(inputs, settings, self._generator, encoding.parameters)
-        self.modules = {"actor": self.actor, "critics": self.critics, **encoding.modules}
+        self.critics = Critics(self.encoder.features + width, settings, self._generator)
+        self.modules = {"actor": self.actor, "critics": self.critics}
         self.optimizers = {"critic": self.critics.optimizer, "actor": self.actor.optimizer}
         self.beside = [self.encoder]
-        self.required = SampleSpec(
-            (*self.encoder.observed, "action"),
-            batch_size=schedule.batch_size,
-            n_step=schedule.n_step,
-            discount=schedule.gamma,
-            demonstration_share=schedule.demonstration_share,
-        )
+        self.required = schedule.sampling([*self.encoder.keys, "action"])
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Make one update of the critics and, in its turn, of actor and temperature: algorithm 1.
@@ -83,7 +74,7 @@ class RLPD(Training):
         actor, critics = self.actor, self.critics
         names = ("action", "reward", "discount")
         action, reward, discount = (self.tensor(batch[name]) for name in names)
-        state, next_state = self.encoding.features(batch, draws)
+        state, next_state = encoded(self.encoder, batch)
 
         # y = Σ γ^j r + γ^m min_e Q'_e(s', a') over a random subset of heads, a' ~ π(s'); with
         # `entropy_in_target` less α log π(a'|s') (SAC, eq. 3).
@@ -98,8 +89,7 @@ class RLPD(Training):
             value = critics.target(torch.cat([next_state, next_action], -1), heads).amin(0)
             target = critics.backup(reward, discount, value, entropy)
         metrics = critics.learn(torch.cat([state, action], -1), target)
-        # Only the critics' loss trains the encoder.
-        return metrics | self.update_actor(state.detach(), action, batch["source"])
+        return metrics | self.update_actor(state, action, batch["source"])
 
     def update_actor(
         self, state: Tensor, action: Tensor, source: npt.NDArray[Any]
@@ -113,7 +103,7 @@ class RLPD(Training):
         if done <= 0 and settings.imitation_pretraining:
             loss = imitation_loss(actor.learned.mean(state), action, source)
             step(actor.optimizer, loss)
-            self._average(PRETRAINING_AVERAGE_RATE)
+            actor.follow(PRETRAINING_AVERAGE_RATE)
             return {"imitation_loss": loss.detach()}
         if done <= 0 or self.updates % settings.actor_every:
             return {}
@@ -128,18 +118,13 @@ class RLPD(Training):
             self._generator,
             imitation,
         )
-        self._average(settings.average_rate)
+        actor.follow(settings.average_rate)
         return metrics
 
     def acting_policy(self) -> Policy:
-        """The policy with the actor as it learns: with its average exploration comes later."""
+        """The policy with the learning actor: with its average, exploration would come later."""
         return GaussianPolicy(*copy.deepcopy((self.encoder, self.actor.learned)))
 
     def policy(self) -> Policy:
-        """The policy with the averaged actor, and the averaged image encoder where one learns."""
-        return GaussianPolicy(*copy.deepcopy((self.encoding.deployed, self.actor.average)))
-
-    def _average(self, rate: float) -> None:
-        """Move what is evaluated and deployed by `rate` towards what learns."""
-        self.actor.follow(rate)
-        self.encoding.average(rate)
+        """The policy with the averaged actor."""
+        return GaussianPolicy(*copy.deepcopy((self.encoder, self.actor.average)))

@@ -1,4 +1,4 @@
-"""What every algorithm's training state is: networks, optimisers, a counter and a generator."""
+"""The training state of every algorithm: networks, optimisers, a counter and a generator."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from policies.encoders import StateEncoder
 from policies.networks import seeded, to_device
 from robot_rl.learning.algorithms.base import AlgorithmError, Batch, check_finite
-from robot_rl.replay.windows import CHUNK, SampleSpec
+from robot_rl.replay.windows import CHUNK, NEXT, SampleSpec
 
 
 class Training:
-    """Networks that learn on a device, and the state with which they go on elsewhere.
+    """Networks that learn on a device, with a state that can be saved and loaded.
 
     The seed is that of all draws.
 
     Attributes:
         updates: Number of updates made.
         device: Where the networks are.
-        modules: What changes in training, by its name in a training state.
-        optimizers: What changes it, likewise.
-        beside: What goes to the device with it, and is no part of a training state.
+        modules: Modules that change in training, by their name in the state.
+        optimizers: Their optimisers, likewise.
+        beside: Further modules that move to the device, but are not part of the state.
     """
 
     def __init__(self, seed: int) -> None:
@@ -48,7 +49,7 @@ class Training:
         return to_device(torch.from_numpy(column), self.device)
 
     def _trained(self) -> Iterator[tuple[str, torch.optim.Optimizer, Tensor]]:
-        """Each trained parameter with its optimiser, and the prefix of what that knows of it."""
+        """Each trained parameter with its optimiser, and the prefix of its optimiser state."""
         for name, optimizer in self.optimizers.items():
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             for index, parameter in enumerate(parameters):
@@ -90,8 +91,15 @@ class Training:
             ) from error
 
 
+@torch.no_grad()
+def encoded(encoder: StateEncoder, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Encode the observations of a batch, and the next ones: (B, features) each."""
+    following = {name: batch[f"{NEXT}{name}"] for name in encoder.keys}
+    return encoder(batch), encoder(following)
+
+
 def check_batch(batch: Batch, spec: SampleSpec) -> None:
-    """Check that a batch has what was asked for; an `AlgorithmError` names what it lacks."""
+    """Check that a batch has every column of a spec; an `AlgorithmError` names a missing one."""
     returns = ("return", "return/valid") if spec.returns else ()
     required = ["reward", "discount", "source", *returns]
     for prefix, names, chunked in spec.sides:

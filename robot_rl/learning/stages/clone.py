@@ -35,7 +35,7 @@ from robot_rl.replay.row_sources import EpisodeRows
 from robot_rl.replay.store_reader import StoreReader
 from robot_rl.run import CLONED, DEMONSTRATIONS, LAST, VISION, RunDirectory
 
-POSE = "state/tcp_pose"  # what an image encoder learns motion from
+POSE = "state/tcp_pose"  # an image encoder learns motion from it
 
 
 class Clone(Stage):
@@ -43,7 +43,6 @@ class Clone(Stage):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        # What there is to clone, and with cameras their encoder.
         self.makes = (CLONED,) if settings.demonstrated else ()
 
     @property
@@ -75,7 +74,7 @@ def clone(
     """Train a policy on the successful episodes of some datasets, but for rows (n,) `left_out`.
 
     With a trained image encoder as `vision` the policy sees its features. The generator gives the
-    initial weights; or it goes on from a policy `before`, whose normalisers stay as they are.
+    initial weights; or training starts from a policy `before` and keeps its normalisers.
     """
     torch.set_num_threads(1)
     settings, schema = bench.settings, datasets[0].schema
@@ -99,11 +98,11 @@ def clone(
             )
     options = registry.make(settings.cloning, CloningOptions)
     turning = turning_of(settings.environment, policy.cloning_fields, schema)
-    policy = shown_training(policy, rows, options, settings.seed, "cloning", turning)
+    policy = fit_with_progress(policy, rows, options, settings.seed, "cloning", turning)
     return behaviour_of(policy, schema, settings.execute_steps, vision)
 
 
-def shown_training(
+def fit_with_progress(
     student: Student,
     rows: EpisodeRows,
     options: CloningOptions,
@@ -111,7 +110,7 @@ def shown_training(
     words: str,
     turning: Turning | None = None,
 ) -> Student:
-    """`fit` to windows of the rows, and show how far that is; the seed is that of all draws."""
+    """`fit` a student to windows of the rows and show the progress; all draws use the seed."""
     sample = windows(student, rows, options.batch_size, np.random.default_rng(seed), turning)
     draws = torch.Generator().manual_seed(seed)
     with WorkProgress(options.updates, f"{words} updates") as progress:
@@ -120,19 +119,19 @@ def shown_training(
 
 
 def save_cloned(bench: Workbench, behaviour: Behaviour) -> None:
-    """Write the cloned policy of a run, unless something builds on another one."""
+    """Write the cloned policy of a run, unless something builds on an earlier one."""
     check_unused(bench.run, bench.settings.dataset)  # by a learner that was started meanwhile
     bench.checkpoint(CLONED, behaviour)
 
 
 def check_unused(run: RunDirectory, dataset: str | None) -> None:
-    """Check that nothing builds on the policy that the run has cloned before.
+    """Check that nothing builds on a policy that the run has cloned before.
 
-    Rows in its store hold that policy's proposals, and the features of its image encoder; the
-    actors that wait for weights find its own.
+    Rows in its store hold that policy's proposals and the features of its image encoder, and
+    actors may use its weights.
 
     Raises:
-        RobotRLError: Something does.
+        RobotRLError: Something builds on it.
     """
     word = f"dataset={dataset or run.demonstrations}"
     hint = f"clone into a new run: {in_shell('robot-rl', 'pretrain', word)}"
@@ -166,7 +165,7 @@ def make_image_encoder(
 ) -> ImageEncoder:
     """Make the image encoder of `observation`, untrained, for a schema's cameras or point clouds.
 
-    Where no loss teaches it the motion that is left, it does not estimate that.
+    With a `motion_weight` of 0 it does not estimate the remaining motion.
     """
     parts: dict[str, Any] = {"cameras": {**schema.colour_cameras, **schema.point_clouds}}
     motion_weight = observation["vision_training"]["motion_weight"]
@@ -185,7 +184,7 @@ def make_image_encoder(
 def behaviour_of(
     policy: ChunkPolicy, schema: RowSchema, execute_steps: int, vision: ImageEncoder | None = None
 ) -> Behaviour:
-    """A policy with all that an actor must know to run it."""
+    """Make the behaviour of a policy that was trained on rows of this schema."""
     return Behaviour(
         policy,
         Interface(schema.task, schema.control_rate_hz, schema.action_names),
@@ -195,17 +194,16 @@ def behaviour_of(
 
 
 def check_networks(settings: Settings) -> PolicyInputs:
-    """Make the policy and the algorithm once, for rows of zeros: nothing is recorded for neither.
+    """Make the policy and the algorithm once, for rows of zeros, before anything is recorded.
 
-    Returns what the policy sees.
+    Returns the inputs of the policy.
 
     Raises:
-        RobotRLError: One of them cannot be made as it is configured, or does not fit the symmetry.
+        RobotRLError: The configuration cannot make one of them, or it does not fit the symmetry.
     """
     behaviour, schema, inputs = _tried_policy(settings)
     with torch.random.fork_rng(devices=[]):
-        observation = settings.observation
-        algorithm = make_algorithm(settings.algorithm, behaviour, settings.seed, observation)
+        algorithm = make_algorithm(settings.algorithm, behaviour, settings.seed)
     assert isinstance(behaviour.policy, ChunkPolicy)
     fields = (*behaviour.policy.cloning_fields, *algorithm.required.fields)
     turning_of(settings.environment, fields, schema)
@@ -218,12 +216,11 @@ def check_policy(settings: Settings) -> PolicyInputs:
 
 
 def _tried_policy(settings: Settings) -> tuple[Behaviour, RowSchema, PolicyInputs]:
-    """The policy for rows of zeros, their schema, and what it sees.
+    """The policy for rows of zeros, their schema, and the policy's inputs.
 
-    `RobotRLError` where a choice of `observation` has no effect on what the policy sees: one with
-    cameras under a policy without eyes. It may be there to store what cameras see; but not on a
-    robot with pictures of its own, which are stored anyway, nor where the policy is denied the
-    poses of objects for it.
+    Raises `RobotRLError` if `observation` has cameras and the policy looks at none of them. It may
+    have them to store pictures; but not on a robot whose own pictures are stored anyway, nor if the
+    policy loses the poses of objects for them.
     """
     with closing(make_env(settings.environment)) as env:
         schema, own_pictures = env.schema, isinstance(env.robot, GymRobot)

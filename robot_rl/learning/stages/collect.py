@@ -31,7 +31,7 @@ _MOST_ATTEMPTS = 100_000
 
 
 class Collect(Stage):
-    """Records demonstrations until the wanted number has succeeded.
+    """Records demonstrations until the configured number has succeeded.
 
     The task's scripted expert drives, whose failures are not kept; or with a device of `teleop` a
     person, whose failures may be kept apart. The configured reward judges.
@@ -47,12 +47,12 @@ class Collect(Stage):
 
     @property
     def needs(self) -> Sequence[str]:
-        """Somebody who demonstrates, and somebody who says whether that was a success."""
+        """No artifact, but an expert or a person who demonstrates, and a judge of success."""
         environment, choices = self.settings.environment, self.settings.choices
         if environment.teleop.device is not None:
             return ()
         check_expert(environment)
-        # No person looks at a scripted expert.
+        # Nobody watches a scripted expert.
         if make_source(environment).version == HUMAN_VERSION:
             raise ConfigError(
                 "nobody says whether the scripted expert has succeeded",
@@ -63,12 +63,12 @@ class Collect(Stage):
         return ()
 
     def done(self, run: RunDirectory, *, recorded: bool) -> bool:
-        """As soon as there are enough, or a policy was cloned from what there is."""
-        path, wanted = run.demonstrations, self.settings.demonstrations
-        return path.exists() and (run.has_folder(CLONED) or len(EpisodeDataset(path)) >= wanted)
+        """As soon as there are enough, or a policy was cloned from them."""
+        path, count = run.demonstrations, self.settings.demonstrations
+        return path.exists() and (run.has_folder(CLONED) or len(EpisodeDataset(path)) >= count)
 
     def run(self, bench: Workbench) -> None:
-        """Record those that are missing; what was recorded before is kept in any case."""
+        """Record the missing demonstrations; earlier ones are kept in any case."""
         settings, run = self.settings, bench.run
         with WorkProgress(settings.demonstrations, "demonstrations") as progress:
             progress.phase("collecting")
@@ -94,14 +94,14 @@ def _collect(settings: Settings, run: RunDirectory, progress: WorkProgress) -> N
         )
     recorder = RowBuilder(session.schema, SOURCE_DEMONSTRATION)
     controller = ExpertController(make_expert(environment, session))
-    wanted, facts = settings.demonstrations, {"robot": choices["robot"]}
+    count, facts = settings.demonstrations, {"robot": choices["robot"]}
     with closing(session), EpisodeWriter(run.demonstrations, session.schema, facts) as writer:
         first, seeds = attempts_after(EpisodeDataset(run.demonstrations).seeds, settings.seed)
         attempts, failures = first, 0
         progress.update(len(writer))
         note = progress.note
         free = session.when_free(seeds, note)
-        while len(writer) < wanted:
+        while len(writer) < count:
             result = next(rollout([session], controller, free, recorder=recorder, note=note))
             attempts += 1
             progress.episode(result.success)
@@ -118,8 +118,8 @@ def _collect(settings: Settings, run: RunDirectory, progress: WorkProgress) -> N
                 progress.update(len(writer))
     if attempts > first:
         progress.note(
-            f"collected {wanted} demonstrations of {environment.task.name} in {attempts} attempts"
-            f" ({100 * wanted / attempts:.0f} % succeeded)"
+            f"collected {count} demonstrations of {environment.task.name} in {attempts} attempts"
+            f" ({100 * count / attempts:.0f} % succeeded)"
         )
 
 
@@ -155,7 +155,7 @@ _SPACE_SECONDS = 5.0
 class TeleoperatedSession:
     """Records one demonstration after the other, with the operator's keys between them.
 
-    An episode is written when the next one begins, or at the end: until then `undo` drops it. Where
+    An episode is written when the next one begins, or at the end: until then `undo` drops it. If
     the disk is full it waits for space. The settings' `teleop` says how the person drives, their
     `recording` how episodes begin and whether failed ones are kept, as examples of failure; the
     run's console can be used beside the device.
@@ -178,9 +178,9 @@ class TeleoperatedSession:
                 self._failures = opened.enter_context(EpisodeWriter(run.failures, schema, facts))
             self._opened = opened.pop_all()
         self._pending: EpisodeResult | None = None
-        self._told = ""  # of what it waits for
+        self._waiting_for = ""  # as it was said last
 
-    def record(self, wanted: int, seeds: Iterator[int]) -> None:
+    def record(self, count: int, seeds: Iterator[int]) -> None:
         """Record until so many demonstrations have succeeded, those of earlier sessions included.
 
         `seeds` are those of the next episodes.
@@ -188,11 +188,11 @@ class TeleoperatedSession:
         try:
             for number in itertools.count(1):
                 self._progress.update(self._successes)
-                if self._successes >= wanted and not self._undone_in_time():
+                if self._successes >= count and not self._undone_in_time():
                     break
                 self.wait_for_start(number)
                 while not self._committed():
-                    # Whoever makes room may stand at the robot: it moves when asked to again.
+                    # The person who makes room may stand at the robot: wait for `start` again.
                     time.sleep(_RETRY_SECONDS)
                     self.wait_for_start(number)
                 acted = rollout(
@@ -235,7 +235,7 @@ class TeleoperatedSession:
 
     def wait_for_start(self, number: int) -> None:
         """Count down, then wait until the operator says `start` or moves the device."""
-        self._told = ""
+        self._waiting_for = ""
         begins = time.monotonic() + self._options.countdown_s
         while True:
             try:
@@ -250,7 +250,7 @@ class TeleoperatedSession:
             counting, halted = time.monotonic() < begins, self._session.operator.waiting()
             asked = OperatorEvent.START in said.events or said.moving
             if halted or not (counting or asked):
-                # A leader arm that is moved may just be brought near the robot.
+                # Somebody who moves a leader arm may just bring it near the robot.
                 moves = (
                     ""
                     if joint_columns(self._session.schema.action_names)
@@ -263,12 +263,12 @@ class TeleoperatedSession:
 
     def _tell_waiting(self, reason: str) -> None:
         """Say what an episode waits for, once."""
-        if reason != self._told:
-            self._told = reason
+        if reason != self._waiting_for:
+            self._waiting_for = reason
             self._session.say_waiting(reason, self._progress.note)
 
     def _undone_in_time(self) -> bool:
-        """Give the operator some time to undo the last of the wanted demonstrations."""
+        """Give the operator some time to undo the last demonstration."""
         seconds = self._options.undo_s
         if self._pending is None or seconds <= 0.0:
             return False
@@ -301,7 +301,7 @@ class TeleoperatedSession:
         if result is None:
             return True
         chosen = self._writer if result.success else self._failures
-        assert chosen is not None, "what is not kept is not pending"
+        assert chosen is not None, "an episode that is not kept is not pending"
         try:
             with deferred_signals():  # or it would be written again
                 result.keep(chosen, SOURCE_DEMONSTRATION)

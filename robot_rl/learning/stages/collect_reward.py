@@ -40,10 +40,8 @@ from robot_rl.rewards.examples import (
 )
 from robot_rl.run import CLONED, EXAMPLES, LAST, RunDirectory
 
-_MOST_VAIN = 200
-_WANDERING = "normal", 0.3  # exploration of a policy whose failures are wanted
-
-Attempt = Callable[[int], EpisodeResult]
+_MOST_DROPPED = 200  # episodes in a row
+_WANDERING = "normal", 0.3  # exploration of a policy that is to fail
 
 
 class CollectReward(Stage):
@@ -53,7 +51,7 @@ class CollectReward(Stage):
 
     @property
     def needs(self) -> Sequence[str]:
-        """Somebody who drives: a person, the scripted expert or the policy of the run."""
+        """No artifact, but a driver: a person, the scripted expert or the policy of the run."""
         run, environment = self.settings.run, self.settings.environment
         task, teleop = environment.task, environment.teleop
         drives = teleop.device is not None or task.expert is not None
@@ -68,7 +66,7 @@ class CollectReward(Stage):
         return ()
 
     def run(self, bench: Workbench) -> None:
-        """Record what is missing."""
+        """Record the missing examples."""
         config, directory = self.settings.environment, bench.run
         options = config.classifier.collection
         expected = options.negative_episodes
@@ -78,7 +76,7 @@ class CollectReward(Stage):
             if options.labels == OPERATOR:
                 dataset = collect_by_operator(config, directory, progress)
             else:
-                dataset = ExampleCollector(config, directory, progress).collect()
+                dataset = collect_by_expert(config, directory, progress)
             frames = _positive_frames(dataset)
             successes = int(dataset.successes.sum())
             progress.note(
@@ -88,122 +86,96 @@ class CollectReward(Stage):
             )
 
 
-class ExampleCollector:
-    """Runs episodes of several kinds and records those that are wanted in the run's `reward.zarr`.
+def collect_by_expert(
+    config: DictConfig, run: RunDirectory, progress: WorkProgress
+) -> EpisodeDataset:
+    """Record episodes of the task's expert that succeed, then episodes of all that fail.
 
-    The policy of the run, if it has one, gives negatives too.
+    The policy of the run, if it has one, gives negatives too. An interrupted recording goes on
+    where it stopped.
+
+    Raises:
+        RewardError: No episode of 200 in a row ended as it should; or an operator labelled the
+            recorded examples.
     """
+    options = registry.make(config.classifier.collection, CollectionOptions)
+    source = Lingering(options.frames_after_success)
+    cameras = config.classifier.cameras
+    session = make_session(config, operated=False, resets=False, cameras=cameras, source=source)
+    ahead = Session(make_env(on_stepped_clock(config)))
+    facts = _facts(config)
 
-    def __init__(self, config: DictConfig, run: RunDirectory, progress: WorkProgress) -> None:
-        self._config, self._run, self._progress = config, run, progress
-        self._options = registry.make(config.classifier.collection, CollectionOptions)
-        self._source = Lingering(self._options.frames_after_success)
-        self._session = make_session(
-            config,
-            operated=False,
-            resets=False,
-            cameras=config.classifier.cameras,
-            source=self._source,
-        )
-        self._ahead = Session(make_env(on_stepped_clock(config)))
-        self._recorder = RowBuilder(self._session.schema, SOURCE_DEMONSTRATION)
-
-    def collect(self) -> EpisodeDataset:
-        """Record what is missing; an interrupted recording goes on where it stopped.
-
-        Raises:
-            RewardError: Nothing wanted came of 200 episodes in a row; or what is recorded there
-                was labelled by an operator.
-        """
-        path, options = self._run.reward_examples, self._options
-        facts = _facts(self._config)
-        with (
-            closing(self._session),
-            closing(self._ahead),
-            EpisodeWriter(path, self._session.schema, facts) as writer,
-        ):
-            known = _labelled_alike(EpisodeDataset(path), facts)
-            self._progress.update(len(known))
-            frames, failures = _missing(options, known)
-            attempts = self._attempts(known, True, itertools.cycle([self._by(self._expert())]))
-            while frames > 0:
-                self._source.frames = min(options.frames_after_success, frames)
-                frames -= _keep(next(attempts), writer)
-                self._progress.update(len(writer))
-            self._source.frames = 1  # what succeeds is not recorded
-            attempts = self._attempts(known, False, itertools.cycle(self._negative_kinds()))
-            for _ in range(failures):
-                _keep(next(attempts), writer)
-                self._progress.update(len(writer))
-        return EpisodeDataset(path)
-
-    def _attempts(
-        self, known: EpisodeDataset, success: bool, kinds: Iterator[Attempt]
-    ) -> Iterator[EpisodeResult]:
-        """Wanted episodes of numbered seeds, from behind the last that is recorded.
-
-        One that the robot has cut is none: nobody knows what would have come of it.
-        """
-        stream = SeedStream.SUCCESS_EXAMPLES if success else SeedStream.FAILURE_EXAMPLES
-        recorded = known.seeds[known.successes == success]
-        first, seeds = attempts_after(recorded, int(self._config.seed), stream)
-        vain = 0
-        for seed, kind in zip(seeds, itertools.islice(kinds, first, None), strict=False):
-            result = kind(seed)
-            if result.interrupted is None and result.success is success:
-                vain = 0
-                yield result
-                continue
-            vain += 1
-            if vain > _MOST_VAIN:
-                what = "succeeds" if success else "fails"
-                raise RewardError(
-                    f"no episode {what}",
-                    got=f"none of {vain}, the last: {result.interrupted or 'to its end'}",
-                    hint="see classifier.collection",
-                )
-
-    def _negative_kinds(self) -> list[Attempt]:
-        """Everything that fails in a way of its own."""
-        options = self._options
-        kinds = [self._stalling()]
-        if registry.takes(self._config.task.expert, Expert, "imperfections"):
-            misplaced = self._expert(
-                offset=options.offset, yaw_offset=options.yaw_offset, correction=1.0
-            )
-            wandering = self._expert(action_noise=options.action_noise)
-            kinds += [self._by(misplaced), self._by(wandering)]
-        if self._run.has_folder(LAST) or self._run.has_folder(CLONED):
-            behaviour = load_policy(self._run)[0].exploring("mean", *_WANDERING)
-            kinds.append(self._by(PolicyRunner(behaviour), SOURCE_POLICY))
-        return kinds
-
-    def _stalling(self) -> Attempt:
-        """The expert, which stops for good shortly before it would have succeeded."""
-        foresight = ExpertController(make_expert(self._config, self._ahead))
-        names, fidget = self._session.schema.action_names, self._options.fidget
-        controller = StallingController(self._expert(), names, fidget)
-
-        def attempt(seed: int) -> EpisodeResult:
-            steps = next(rollout([self._ahead], foresight, iter([seed]))).steps
-            rng = np.random.default_rng(seed)
-            controller.stall_at = steps - int(rng.integers(1, self._options.stall_steps + 1))
-            return _one(self._session, controller, seed, self._recorder, self._progress.note)
-
-        return attempt
-
-    def _by(self, controller: Controller, source: int = SOURCE_DEMONSTRATION) -> Attempt:
-        recorder = RowBuilder(self._session.schema, source)
-        return lambda seed: _one(self._session, controller, seed, recorder, self._progress.note)
-
-    def _expert(self, **flaws: float) -> ExpertController:
+    def expert(**flaws: float) -> ExpertController:
         """The task's expert, with other imperfections than its own if they are given."""
         replaced: dict[str, Any] = {}
         if flaws:
-            own: Any = registry.make(self._config.task.expert.imperfections, Imperfections)
+            own: Any = registry.make(config.task.expert.imperfections, Imperfections)
             replaced["imperfections"] = dataclasses.replace(own, **flaws)
-        expert = make_expert(self._config, self._session, **replaced)
-        return ExpertController(expert)
+        return ExpertController(make_expert(config, session, **replaced))
+
+    def stalls_at(seed: int) -> int:
+        """A step shortly before the one at which the expert would succeed."""
+        steps = next(rollout([ahead], foresight, iter([seed]))).steps
+        return steps - int(np.random.default_rng(seed).integers(1, options.stall_steps + 1))
+
+    def attempts(
+        success: bool, drivers: Sequence[tuple[Controller, int]]
+    ) -> Iterator[EpisodeResult]:
+        """Episodes that end so, by the drivers in turn, of seeds behind the last recorded one.
+
+        An episode that the robot has cut is left out: it might have ended in either way.
+        """
+        stream = SeedStream.SUCCESS_EXAMPLES if success else SeedStream.FAILURE_EXAMPLES
+        recorded = known.seeds[known.successes == success]
+        first, seeds = attempts_after(recorded, int(config.seed), stream)
+        dropped = 0
+        for number, seed in enumerate(seeds, first):
+            controller, driver = drivers[number % len(drivers)]
+            recorder = RowBuilder(session.schema, driver)
+            result = _one(session, controller, seed, recorder, progress.note)
+            if result.interrupted is None and result.success is success:
+                dropped = 0
+                yield result
+                continue
+            dropped += 1
+            if dropped > _MOST_DROPPED:
+                what = "succeeds" if success else "fails"
+                raise RewardError(
+                    f"no episode {what}",
+                    got=f"none of {dropped}, the last: {result.interrupted or 'to its end'}",
+                    hint="see classifier.collection",
+                )
+
+    with (
+        closing(session),
+        closing(ahead),
+        EpisodeWriter(run.reward_examples, session.schema, facts) as writer,
+    ):
+        known = _labelled_alike(EpisodeDataset(run.reward_examples), facts)
+        progress.update(len(known))
+        frames, failures = _missing(options, known)
+        shown = attempts(True, [(expert(), SOURCE_DEMONSTRATION)])
+        while frames > 0:
+            source.frames = min(options.frames_after_success, frames)
+            frames -= _keep(next(shown), writer)
+            progress.update(len(writer))
+
+        foresight = ExpertController(make_expert(config, ahead))
+        names = session.schema.action_names
+        failing: list[Controller] = [StallingController(expert(), names, options.fidget, stalls_at)]
+        if registry.takes(config.task.expert, Expert, "imperfections"):
+            misplaced = {"offset": options.offset, "yaw_offset": options.yaw_offset}
+            failing.append(expert(**misplaced, correction=1.0))
+            failing.append(expert(action_noise=options.action_noise))
+        drivers = [(controller, SOURCE_DEMONSTRATION) for controller in failing]
+        if run.has_folder(LAST) or run.has_folder(CLONED):
+            behaviour = load_policy(run)[0].exploring("mean", *_WANDERING)
+            drivers.append((PolicyRunner(behaviour), SOURCE_POLICY))
+        source.frames = 1  # what succeeds is not recorded
+        for result in itertools.islice(attempts(False, drivers), max(0, failures)):
+            _keep(result, writer)
+            progress.update(len(writer))
+    return EpisodeDataset(run.reward_examples)
 
 
 def collect_by_operator(
@@ -214,13 +186,13 @@ def collect_by_operator(
 ) -> EpisodeDataset:
     """Record episodes of an operator, whose events `success` and `failure` are the labels.
 
-    An episode without a label is not kept, nor is one that something else has cut: another event,
-    or a robot that could not go on. The time in which somebody sees a success and has yet to say so
-    is recorded, and is an example of neither. The policy of the run acts while nobody has taken
-    over; without one the robot rests. `inbox` is where they are heard, by default a new one.
+    An episode without a label is not kept, nor is one that another event or the robot has cut.
+    Frames between a success and the operator's word for it are recorded, but are examples of
+    neither. The policy of the run acts until the operator takes over; without one the robot rests.
+    `inbox` receives the events; by default it is a new one.
 
     Raises:
-        RewardError: What is recorded there was labelled by the task, or more quickly or slowly.
+        RewardError: The recorded examples were labelled by the task, or with another reaction time.
     """
     options = registry.make(config.classifier.collection, CollectionOptions)
     source = OperatorLabels(options.frames_after_success)
@@ -254,7 +226,7 @@ def collect_by_operator(
 
 
 def _labelled_alike(known: EpisodeDataset, facts: Mapping[str, Any]) -> EpisodeDataset:
-    """Check that what is recorded was labelled as what comes now: a dataset says it once."""
+    """Check that the recorded examples were labelled in the same way as the next ones."""
     recorded, now = (
         f"labels=operator with a reaction of {about[REACTION_FRAMES]} frames"
         if REACTION_FRAMES in about
@@ -272,13 +244,13 @@ def _labelled_alike(known: EpisodeDataset, facts: Mapping[str, Any]) -> EpisodeD
 
 
 def _missing(options: CollectionOptions, known: EpisodeDataset) -> tuple[int, int]:
-    """How many frames that show success are to be recorded still, and episodes that never do."""
+    """How many frames of success are still missing, and how many episodes that fail."""
     frames = options.positive_frames - _positive_frames(known)
     return frames, options.negative_episodes - int((~known.successes).sum())
 
 
 def _keep(result: EpisodeResult, writer: EpisodeWriter) -> int:
-    """Record an episode; gives how many of its frames show success."""
+    """Record an episode; returns how many of its frames show success."""
     result.keep(writer, int(result.rows[0]["source"]))
     return sum(bool(row["success"]) for row in result.rows)
 
@@ -291,7 +263,7 @@ def _one(
     note: Callable[[str], None],
 ) -> EpisodeResult:
     result = next(rollout([session], controller, iter([seed]), recorder=recorder, note=note))
-    # What was reached may have come undone while the episode went on.
+    # It counts even if the goal was lost again while the episode went on.
     result.success = any(bool(row["success"]) for row in result.rows)
     return result
 

@@ -1,7 +1,7 @@
 """HG-DAgger: the cloned policy acts, an operator corrects it, and it is cloned again.
 
 Kelly et al. 2019, "HG-DAgger: Interactive Imitation Learning with Human Experts": only the steps in
-which the person drives are added to what is imitated.
+which the person drives are added to the demonstrations.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from robot_rl.config import ConfigError, Settings
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_INTERVENTION, Row
 from robot_rl.env.rollout import SeedStream
-from robot_rl.env.session import EpisodeResult
 from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.clone import check_unused, clone, save_cloned
 from robot_rl.learning.workbench import Workbench
@@ -26,12 +25,12 @@ from robot_rl.processes.signals import deferred_signals
 from robot_rl.run import CLONED, DEMONSTRATIONS
 
 CORRECTIONS = "corrections"  # the run's records of episodes
-# What a final row lacks.
+# Columns that a final row lacks.
 _OF_A_STEP = ("action", "policy_action", "reward", "terminated", "truncated", "success")
 
 
 class Dagger(Stage):
-    """Rounds in which an operator corrects what was cloned, which is then cloned from all of it.
+    """Rounds in which an operator corrects the policy, which is then cloned from everything.
 
     Episodes that an earlier start of the run has finished are not repeated.
     """
@@ -42,7 +41,7 @@ class Dagger(Stage):
 
     @property
     def needs(self) -> Sequence[str]:
-        """The clone, and somebody who corrects it, or there is a `ConfigError`."""
+        """The clone; raises `ConfigError` if nobody could correct it."""
         environment, rounds = self.settings.environment, self.settings.dagger.rounds
         if environment.operator.simulated is None and environment.teleop.device is None:
             raise ConfigError(
@@ -63,10 +62,10 @@ class Dagger(Stage):
 
 
 def correct(bench: Workbench, behaviour: Behaviour, number: int) -> list[EpisodeDataset]:
-    """Let the policy act for the episodes of one round, and record what the operator corrects.
+    """Let the policy act for the episodes of one round, and record the operator's corrections.
 
-    Rounds count from 1; the policy's own exploration is not used. Gives the corrections of this
-    round and those before, none where the operator never saw a reason.
+    Rounds count from 1; the policy acts without exploration. Returns the corrections of this round
+    and those before; an empty list if there are none.
     """
 
     def finished() -> list[dict[str, Any]]:
@@ -79,7 +78,18 @@ def correct(bench: Workbench, behaviour: Behaviour, number: int) -> list[Episode
         with EpisodeWriter(bench.run.corrections, bench.demonstrations().schema) as writer:
             for episode in bench.gather(acting, count, stream, words, first=first, done=done):
                 with deferred_signals():  # or its corrections would be recorded again
-                    _record(bench, writer, number, episode)
+                    for segment in corrections(episode.rows):
+                        correction = replace(episode, rows=segment, success=True)
+                        correction.keep(writer, SOURCE_INTERVENTION)
+                    record = {
+                        "round": number,
+                        "seed": episode.seed,
+                        "steps": episode.steps,
+                        "intervened_steps": episode.intervened_steps,
+                        "success": episode.success,
+                        "corrections": len(writer),  # in the file with this episode's
+                    }
+                    bench.run.append_jsonl(CORRECTIONS, record)
         steps, taken = (sum(r[n] for r in finished()) for n in ("steps", "intervened_steps"))
         share = f"{100 * taken / max(1, steps):.0f} %"
         bench.say(f"round {number}: the operator took {taken} of {steps} steps ({share})")
@@ -87,28 +97,11 @@ def correct(bench: Workbench, behaviour: Behaviour, number: int) -> list[Episode
     return [EpisodeDataset(bench.run.corrections).first(recorded)] if recorded else []
 
 
-def _record(bench: Workbench, writer: EpisodeWriter, number: int, episode: EpisodeResult) -> None:
-    for segment in corrections(episode.rows):
-        replace(episode, rows=segment, success=True).keep(writer, SOURCE_INTERVENTION)
-    bench.note(
-        {
-            "round": number,
-            "seed": episode.seed,
-            "steps": episode.steps,
-            "intervened_steps": episode.intervened_steps,
-            "success": episode.success,
-            "corrections": len(writer),  # in the file with this episode's
-        },
-        CORRECTIONS,
-    )
-
-
 def corrections(rows: Sequence[Row]) -> list[list[Row]]:
     """Cut the operator's stretches out of the T + 1 rows of an episode, each an episode of its own.
 
-    A stretch of n steps has n + 1 rows, the last of which has only the observation. What follows
-    in the episode is unknown to it, so that it ends as truncated, but for one that the episode
-    ended with.
+    A stretch of n steps has n + 1 rows, the last of which has only the observation. It does
+    not know how the episode went on, so it ends as truncated, unless the episode terminated there.
     """
     found = []
     indices = itertools.groupby(range(len(rows) - 1), lambda at: bool(rows[at]["intervened"]))

@@ -58,12 +58,12 @@ from robot_rl.run import (
 
 
 class Decide(Stage):
-    """Evaluates what was cloned, accepted and learned, and deploys the best of them."""
+    """Evaluates the cloned, the accepted and the learned policy, and deploys the best."""
 
     makes = (f"{LEDGER}.jsonl", SUMMARY)
 
     def done(self, run: RunDirectory, *, recorded: bool) -> bool:
-        """Whether the summary is of all that the run has learned, evaluated as it is to be now."""
+        """Whether the summary covers all that was learned, by the present evaluation settings."""
         summary = read_run(run).summary
         judged = summary.get("environment_steps"), summary.get("evaluation")
         return judged == (steps_behind(run), asdict(self.settings.evaluation))
@@ -73,7 +73,7 @@ class Decide(Stage):
         settings, run = self.settings, bench.run
         results = evaluate_final(settings, run, bench.say)
         decided = decide(run, results, held_back=held_back(run))
-        bench.say(str(decided))  # whatever becomes of the files
+        bench.say(str(decided))  # before any file can fail
         enter(run, decided)
         result, count = results[deployed_policy(run)], settings.evaluation.videos
         film(settings.environment, run, load_policy(run)[0], result, count, _note)
@@ -83,9 +83,9 @@ class Decide(Stage):
 def evaluate_final(
     settings: Settings, run: RunDirectory, say: Callable[[str], None]
 ) -> dict[str, EvaluationResult]:
-    """Evaluate on the final seeds; without `evaluation.compare` only what acts.
+    """Evaluate on the final seeds; without `evaluation.compare` only the policy that acts.
 
-    Beside others even what training has held back acts: so many scenes can show what its few
+    With it even a policy that training has held back acts: the many scenes can show what its few
     episodes could not. Returns the results by name of `POLICIES`, in the order of their making.
     """
     torch.set_num_threads(1)
@@ -101,7 +101,7 @@ def evaluate_final(
             say(f"final evaluation of {count} episodes: the {name} policy")
             result = evaluator.evaluate(behaviour, steps, "final")
             results[name] = result = replace(result, policy_name=name)
-            say(f"{result.name}: {result}")  # whatever becomes of the files
+            say(f"{result.name}: {result}")  # before any file can fail
             known = map(EvaluationResult.from_json, run.read_jsonl(EVALUATIONS))
             if all(replace(other, wall_seconds=result.wall_seconds) != result for other in known):
                 run.append_jsonl(EVALUATIONS, result.to_json())
@@ -113,13 +113,13 @@ def decide(
 ) -> Ledger:
     """Decide which policy of a run is deployed.
 
-    What succeeds most often is; of what does equally often, what was made first. What training has
-    held back has to be better, beyond noise, than what it would replace.
+    The policy that succeeds most often is; of equal ones, the first. A policy that training has
+    held back must be better than the one it would replace, beyond noise.
 
     Args:
         run: The run.
         results: Final evaluations on the same scenes, by name of `POLICIES`.
-        held_back: Whether training has held back what was learned online.
+        held_back: Whether training has held back the policy that it learned online.
     """
     names = [name for name in POLICIES if name in results]
     if held_back and names[-1] == LEARNED_POLICY and len(names) > 1:
@@ -243,7 +243,7 @@ def film(
 ) -> None:
     """Film so many episodes of a final evaluation, its first failures among them, into `videos`.
 
-    Where that does not work here, `note` is told why.
+    If that does not work here, `note` gets the reason.
     """
     if count == 0:
         return

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,18 +17,17 @@ from policies.behaviour import Behaviour
 from policies.columns import FEATURES
 from policies.compute import compute_device, explained_memory
 from policies.diffusion import DiffusionPolicy
-from policies.improved import ImprovedPolicy
+from policies.improved import FallbackPolicy
 from policies.networks import seeded
 from policies.processes.one_step import OneStep
 from robot_rl.config import Settings
-from robot_rl.data.episodes import Episode
 from robot_rl.data.transfer import DatasetEpisodes, EpisodeSource, Selection
 from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.evaluation.ledger import load_policy, policy_checkpoint
 from robot_rl.learning.algorithms.behavior_cloning import CloningOptions
 from robot_rl.learning.demonstrations import first_episodes
 from robot_rl.learning.recipe import Stage
-from robot_rl.learning.stages.clone import shown_training
+from robot_rl.learning.stages.clone import fit_with_progress
 from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.catalogue import is_store
 from robot_rl.replay.row_sources import EpisodeRows
@@ -38,7 +38,7 @@ _JUDGED = 1024  # observations on which student and teacher are compared at the 
 
 
 class Distil(Stage):
-    """Teaches a one-step student what the deployed policy does, on what the run has seen.
+    """Teaches a one-step student to act as the deployed policy, on the observations of the run.
 
     The student keeps its teacher's encoders and normalisers.
     """
@@ -47,12 +47,12 @@ class Distil(Stage):
 
     @property
     def needs(self) -> Sequence[str]:
-        """A policy; and the device, or there is a `ComputeError`."""
+        """A policy; raises `ComputeError` if there is no such device."""
         compute_device(self.settings.device)
         return (CLONED,)
 
     def done(self, run: RunDirectory, *, recorded: bool) -> bool:
-        """Whether the student was taught by what is deployed now, not by what was before."""
+        """Whether the policy that is deployed now has taught the student."""
         if not super().done(run, recorded=recorded):
             return False
         state = run.complete_folder(STUDENT) / STATE_FILE
@@ -67,7 +67,7 @@ class Distil(Stage):
         settings, run = self.settings, bench.run
         behaviour, steps = load_policy(run)
         policy = behaviour.to(bench.device).policy
-        teacher = policy.acting if isinstance(policy, ImprovedPolicy) else policy
+        teacher = policy.acting if isinstance(policy, FallbackPolicy) else policy
         if not isinstance(teacher, DiffusionPolicy):
             raise RobotRLError(
                 "only a diffusion or flow policy can be distilled",
@@ -81,13 +81,13 @@ class Distil(Stage):
         held_back = ", held back: the policy it began with acts" if held else ""
         bench.say(f"the teacher: the {words} ({teacher.kind}), {run.path / name}{held_back}")
         if run.has_folder(STUDENT):
-            bench.say(f"the student of before, {run.path / STUDENT}, will be replaced")
-        rows = recorded(settings, run, behaviour)
+            bench.say(f"the earlier student, {run.path / STUDENT}, will be replaced")
+        rows = recorded_rows(settings, run, behaviour)
         options = registry.make(settings.distil, CloningOptions)
         lesson = Lesson(teacher)
-        taught = shown_training(lesson, rows, options, settings.seed, "distilling")
+        taught = fit_with_progress(lesson, rows, options, settings.seed, "distilling")
         difference = taught.difference(rows, _JUDGED)
-        bench.note({"distilled_steps": steps, "student_difference": difference})
+        run.append_jsonl("notes", {"distilled_steps": steps, "student_difference": difference})
         bench.say(
             f"on {len(rows.indices):,} recorded steps the student's actions, in [-1, 1], differ"
             f" from its teacher's by {difference:.3f} (root mean square)",
@@ -97,12 +97,12 @@ class Distil(Stage):
         state = {"environment_steps": steps, "distil": asked}
         state |= {"teacher": name, "teacher_checksum": checksum}
         bench.checkpoint(STUDENT, replace(behaviour, policy=taught.student), state=state)
-        told = in_shell("robot-rl", "evaluate", run.path, "evaluation.policy=student")
-        bench.say(f"written to {run.path / STUDENT}; beside its teacher: {told}")
+        command = in_shell("robot-rl", "evaluate", run.path, "evaluation.policy=student")
+        bench.say(f"written to {run.path / STUDENT}; evaluate it with: {command}")
 
 
 class Lesson(nn.Module):
-    """A teacher and the student that learns from it; what `fit` trains is the student's network."""
+    """A teacher and its student, whose network `fit` trains."""
 
     def __init__(self, teacher: DiffusionPolicy) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Lesson(nn.Module):
 
     @torch.no_grad()
     def difference(self, rows: EpisodeRows, count: int) -> float:
-        """Root mean square of what the student's actions differ by on some of the rows."""
+        """Root mean square difference of student's and teacher's actions on some of the rows."""
         rng, steps = np.random.default_rng(0), self.observation_steps
         seen = rng.choice(rows.indices, min(count, len(rows.indices)), replace=False)
         # The history within an episode does not matter here: the row stands for all of it.
@@ -135,15 +135,23 @@ class Lesson(nn.Module):
         return float(apart.square().mean().sqrt())
 
 
-def recorded(settings: Settings, run: RunDirectory, behaviour: Behaviour) -> EpisodeRows:
-    """What a policy observes in all episodes that a run has recorded, with the actions.
+def recorded_rows(settings: Settings, run: RunDirectory, behaviour: Behaviour) -> EpisodeRows:
+    """The policy's observations and the actions in all recorded episodes of a run.
 
     Raises:
-        NotEnoughData: There is no step.
+        NotEnoughData: The run has recorded no step.
     """
     names, vision = [*behaviour.policy.observation, "action"], behaviour.vision
+    known = (run.reward_examples, run.demonstrations, run.exploration)
+    paths = [path for path in sorted(run.path.glob("*.zarr")) if path not in known]
+    sources: list[EpisodeSource] = []
+    if is_store(run.store):  # it holds the first episodes too
+        sources.append(StoreEpisodes(run.store, Selection()))
+    else:
+        paths.append(first_episodes(settings, run).path)
+    sources += [DatasetEpisodes(path, Selection()) for path in paths]
     episodes = []
-    for episode in _episodes(settings, run):
+    for episode in itertools.chain.from_iterable(source.episodes() for source in sources):
         columns: dict[str, Any] = {
             name: episode.rows[name].copy() for name in names if name != FEATURES
         }
@@ -153,17 +161,3 @@ def recorded(settings: Settings, run: RunDirectory, behaviour: Behaviour) -> Epi
     first = episodes[0] if episodes else {}
     arrays = {name: np.concatenate([each[name] for each in episodes]) for name in first}
     return EpisodeRows(arrays, np.cumsum([len(each["action"]) for each in episodes]))
-
-
-def _episodes(settings: Settings, run: RunDirectory) -> Iterator[Episode]:
-    """The episodes of the store, among which are the first ones, and of the other recordings."""
-    known = (run.reward_examples, run.demonstrations, run.exploration)
-    paths = [path for path in sorted(run.path.glob("*.zarr")) if path not in known]
-    sources: list[EpisodeSource] = []
-    if is_store(run.store):
-        sources.append(StoreEpisodes(run.store, Selection()))
-    else:
-        paths.append(first_episodes(settings, run).path)
-    sources += [DatasetEpisodes(path, Selection()) for path in paths]
-    for source in sources:
-        yield from source.episodes()

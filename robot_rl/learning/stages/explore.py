@@ -1,4 +1,4 @@
-"""Random actions for a while, where no demonstrations say what there is to see and to gain."""
+"""Random actions, to find the ranges of observations and rewards without demonstrations."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _AT_RANDOM = "noise", "uniform", 1.0  # of the actions
 class Explore(Stage):
     """Acts uniformly at random for the warm-up of a run without demonstrations.
 
-    These are the run's first environment steps. What observations and rewards range over is taken
-    from them, as it otherwise is from demonstrations.
+    These are the run's first environment steps. They give the ranges of observations and rewards,
+    which demonstrations give otherwise.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -38,7 +38,7 @@ class Explore(Stage):
 
     @property
     def needs(self) -> Sequence[str]:
-        """Nothing; `ConfigError` where something needs what only demonstrations give."""
+        """Nothing; raises `ConfigError` if the algorithm or the encoder needs demonstrations."""
         settings, schedule = self.settings, self.settings.schedule
         learner, word = f"algorithm={settings.choices['algorithm']}", "algorithm=sac"
         offline = schedule.demonstration_share or schedule.offline_updates
@@ -53,46 +53,41 @@ class Explore(Stage):
         )
 
     def done(self, run: RunDirectory, *, recorded: bool) -> bool:
-        """As soon as there is something to begin learning with."""
+        """As soon as the untrained policy is there."""
         return run.has_folder(UNTRAINED)
 
     def run(self, bench: Workbench) -> None:
-        """Act at random, and look at what came of it."""
+        """Act at random, and check that there is something to learn from."""
         settings, run = self.settings, bench.run
         with closing(make_env(settings.environment)) as env:
             schema, longest = env.schema, env.task.time_limit_steps
             has_goals = isinstance(env.robot, GymRobot) and env.robot.has_goals
         acting = for_zeros(settings, schema).exploring(*_AT_RANDOM)
-        wanted = max(1, settings.schedule.warmup_steps)
+        steps = max(1, settings.schedule.warmup_steps)
         with EpisodeWriter(run.exploration, schema) as writer:
-            while (missing := wanted - recorded_steps(run.exploration)) > 0:
+            while (missing := steps - recorded_steps(run.exploration)) > 0:
                 done = len(writer)
                 count, stream = done + math.ceil(missing / longest), SeedStream.EXPLORATION
                 for episode in bench.gather(acting, count, stream, "exploring", done=done):
                     episode.keep(writer, SOURCE_POLICY)
         dataset = EpisodeDataset(run.exploration)
         in_hindsight = has_goals and settings.schedule.hindsight_share > 0
-        bench.say(_found(dataset, in_hindsight=in_hindsight))
+        columns = dataset.arrays(("reward", "terminated", "is_last"))
+        taken, won = ~columns["is_last"], int(dataset.successes.sum())
+        reward, ended = columns["reward"][taken], columns["terminated"][taken].any()
+        low, high = float(reward.min()), float(reward.max())
+        found = f"{won} of {len(dataset)} episodes succeeded, rewards from {low:g} to {high:g}"
+        if low == high and not ended and not in_hindsight:
+            raise RobotRLError(
+                "random actions have found nothing to learn from",
+                got=f"{found} in {len(reward)} steps",
+                hint="explore longer with algorithm.schedule.warmup_steps=5000, take a reward that"
+                " grows on the way to success (reward=distance), or learn from demonstrations",
+            )
+        doubt = "" if won else "; whether one can succeed is not known yet"
+        bench.say(f"random actions: {found}{doubt}")
         widths = observed_widths(settings.environment, schema)
         rows = EpisodeRows.of_datasets([dataset], (*widths, "action"))
         policy = untrained(settings, rows, observed_keys(widths, None), bench.generator("explore"))
         first = behaviour_of(policy, schema, settings.execute_steps)
         bench.checkpoint(UNTRAINED, first.exploring(*_AT_RANDOM))
-
-
-def _found(dataset: EpisodeDataset, *, in_hindsight: bool) -> str:
-    """Say what random actions have come to, which must be something to learn from."""
-    columns = dataset.arrays(("reward", "terminated", "is_last"))
-    taken, won = ~columns["is_last"], int(dataset.successes.sum())
-    reward, ended = columns["reward"][taken], columns["terminated"][taken].any()
-    low, high = float(reward.min()), float(reward.max())
-    found = f"{won} of {len(dataset)} episodes succeeded, rewards from {low:g} to {high:g}"
-    if low == high and not ended and not in_hindsight:
-        raise RobotRLError(
-            "random actions have found nothing to learn from",
-            got=f"{found} in {len(reward)} steps",
-            hint="explore longer with algorithm.schedule.warmup_steps=5000, choose a reward that"
-            " grows on the way to success (reward=distance), or learn from demonstrations",
-        )
-    doubt = "" if won else "; nothing shows yet that one can succeed"
-    return f"random actions: {found}{doubt}"

@@ -1,8 +1,7 @@
-"""The rounds of RL-100: act with what was accepted, and clone it again from all that succeeded.
+"""The rounds of RL-100: the accepted policy acts, and is cloned again from all successes.
 
-What a run gathers with the policies that it improves is one dataset, gathered.zarr, and that alone
-says what is done. Each purpose has seeds of its own, so that whoever goes on with an interrupted
-gathering finds its episodes again.
+All gathered episodes of a run are in one dataset, gathered.zarr, which alone says how far the
+gathering is. Each purpose has seeds of its own, so an interrupted gathering finds its episodes.
 """
 
 from __future__ import annotations
@@ -60,17 +59,15 @@ class Gather(Stage):
 
     def run(self, bench: Workbench) -> None:
         """Act for the episodes that are left of this round."""
-        if not bench.run.has_folder(ACCEPTED):
-            accept(bench, bench.policy(CLONED), steps=0)
-        accepted = bench.policy(ACCEPTED)
-        acting = exploring(accepted, self._std)
+        acting = exploring(accepted_policy(bench), self._std)
         words = f"gathering, round {self._round}" if self._round else "gathering"
         episodes = gathered(bench, acting, self._episodes, Purpose.DATA, self._round, words)
         found = list(episodes)
         won, operated = sum(o.success for o in found), sum(o.operated for o in found)
         record = {"round": self._round, "episodes": len(found), "successes": won}
         steps = recorded_steps(bench.run.gathered)
-        bench.note({**record, "operated": operated, "gathered_steps": steps}, "gathered")
+        record |= {"operated": operated, "gathered_steps": steps}
+        bench.run.append_jsonl("gathered", record)
         bench.say(
             f"{words}: {won} of {len(found)} episodes succeeded while exploring; {steps:,} steps"
             " are gathered so far, with those for the gate",
@@ -78,9 +75,9 @@ class Gather(Stage):
 
 
 class Reclone(Stage):
-    """Goes on cloning the accepted policy, from demonstrations and what has succeeded since.
+    """Goes on cloning the accepted policy, from demonstrations and later successes.
 
-    What comes of it is a candidate: the gate behind its improvement decides.
+    The result is a candidate: the gate decides after it was improved.
     """
 
     needs = (DEMONSTRATIONS, GATHERED, ACCEPTED)
@@ -108,8 +105,15 @@ def exploring(behaviour: Behaviour, std: float) -> Behaviour:
     return behaviour.learned(policy.under(policy.process.exploring(std)), behaviour.version)
 
 
+def accepted_policy(bench: Workbench) -> Behaviour:
+    """The policy that was accepted last; the clone at first."""
+    if not bench.run.has_folder(ACCEPTED):
+        accept(bench, bench.policy(CLONED), steps=0)
+    return bench.policy(ACCEPTED)
+
+
 def accept(bench: Workbench, behaviour: Behaviour, steps: int) -> None:
-    """Let a behaviour be what is deployed, with the environment steps behind it."""
+    """Deploy a behaviour, with the environment steps behind it."""
     bench.checkpoint(ACCEPTED, behaviour, state={"environment_steps": steps})
 
 
@@ -125,14 +129,14 @@ def check_generative(settings: Settings) -> None:
 
 @unique
 class Purpose(IntEnum):
-    """What episodes are gathered for."""
+    """The purpose of gathered episodes."""
 
     DATA = 0  # to learn from
     JUDGEMENT = 1  # to judge a candidate
     ITERATIONS = 2  # of online learning
 
 
-class Outcome(NamedTuple):
+class EpisodeOutcome(NamedTuple):
     """How an episode ended."""
 
     success: bool
@@ -149,14 +153,14 @@ def gathered(
     words: str,
     *,
     tries: int = 1,
-) -> Generator[Outcome, None, None]:
-    """Give the outcomes of so many episodes, in order: what is recorded first, then what it runs.
+) -> Generator[EpisodeOutcome, None, None]:
+    """Yield the outcomes of so many episodes: first of the recorded ones, then of new ones.
 
-    Whoever wants no more closes this. The arguments are those of `Workbench.gather`; a function
-    `behaviour` is asked with the number of the episode here, from 0.
+    Close it to stop early. The arguments are those of `Workbench.gather`, but a function
+    `behaviour` gets the number of the episode in this round, from 0.
     """
     first = len(Purpose) * _ROOM * round_number + _ROOM * purpose
-    known = recorded(bench, purpose, round_number)[:episodes]
+    known = recorded_places(bench, purpose, round_number)[:episodes]
     yield from (outcomes(bench.run)[at] for at in known)
     if len(known) == episodes:
         return
@@ -168,10 +172,10 @@ def gathered(
         for episode in acted:
             episode.keep(writer, SOURCE_POLICY)
             operated = episode.intervened_steps > 0
-            yield Outcome(episode.success, operated, episode.policy_version)
+            yield EpisodeOutcome(episode.success, operated, episode.policy_version)
 
 
-def recorded(bench: Workbench, purpose: Purpose, round_number: int) -> list[int]:
+def recorded_places(bench: Workbench, purpose: Purpose, round_number: int) -> list[int]:
     """Places in the dataset of the episodes that were gathered for a purpose, in order."""
     if not bench.run.gathered.exists():
         return []
@@ -183,7 +187,7 @@ def recorded(bench: Workbench, purpose: Purpose, round_number: int) -> list[int]
     return places
 
 
-def outcomes(run: RunDirectory) -> list[Outcome]:
+def outcomes(run: RunDirectory) -> list[EpisodeOutcome]:
     """How each episode of the dataset ended."""
     if not run.gathered.exists():
         return []
@@ -193,11 +197,11 @@ def outcomes(run: RunDirectory) -> list[Outcome]:
     operated = [bool(part.any()) for part in np.split(columns["intervened"], begins[1:])]
     versions = columns["policy_version"][begins].tolist()
     won = dataset.successes.tolist()
-    return [Outcome(*each) for each in zip(won, operated, versions, strict=True)]
+    return [EpisodeOutcome(*each) for each in zip(won, operated, versions, strict=True)]
 
 
 def recorded_steps(path: Path) -> int:
-    """Environment steps in a dataset, which need not be there."""
+    """Environment steps in a dataset; 0 if there is none."""
     if not path.exists():
         return 0
     dataset = EpisodeDataset(path)

@@ -15,7 +15,7 @@ from robot_rl.config import ConfigError, Settings
 from robot_rl.evaluation.ledger import open_policy
 from robot_rl.learning.algorithms import improves_clone
 from robot_rl.learning.algorithms.generative import Generative
-from robot_rl.learning.gate import Candidate, Decision, Gate
+from robot_rl.learning.gate import Answer, Candidate, Gate
 from robot_rl.learning.stages.gather import accept, check_generative, recorded_steps
 from robot_rl.learning.stages.offline import Offline, OfflineTraining
 from robot_rl.learning.workbench import Workbench
@@ -27,8 +27,8 @@ VERDICTS = "gate"  # the run's records of them
 class ImproveOffline(Offline):
     """Improves the candidate by the configured algorithm, on all recorded episodes; then the gate.
 
-    Each round makes `algorithm.schedule.offline_updates` updates. What the critics know is kept
-    from round to round, and goes on in online learning.
+    Each round makes `algorithm.schedule.offline_updates` updates. The critics are kept from round
+    to round, and for online learning.
     """
 
     datasets = (GATHERED,)
@@ -36,14 +36,14 @@ class ImproveOffline(Offline):
     def __init__(self, settings: Settings, round: int = 0) -> None:
         super().__init__(settings)
         self._round = max(1, round)
-        # The first is what it has given to the gate.
+        # The first is the one that it gives to the gate.
         self.makes = (candidate_name(self._round), OFFLINE, CANDIDATE, ACCEPTED)
 
     @property
     def needs(self) -> Sequence[str]:
-        """What it learns from, and improves; raises where algorithm or gate cannot be made.
+        """The episodes and the policy; raises if algorithm or gate cannot be made.
 
-        Later rounds go on with the training.
+        Later rounds need the checkpoint of the training.
         """
         needs, settings, schedule = super().needs, self.settings, self.settings.schedule
         check_generative(settings)
@@ -65,7 +65,7 @@ class ImproveOffline(Offline):
 
     @explained_memory("lower algorithm.schedule.batch_size, or add device=cpu")
     def run(self, bench: Workbench) -> None:
-        """Learn, or go on with that, and let the gate decide."""
+        """Learn, or go on learning, and let the gate decide."""
         gate = registry.make(self.settings.gate, Gate)
         start = bench.policy(CANDIDATE if bench.run.has_folder(CANDIDATE) else ACCEPTED)
         each, out = self.settings.schedule.offline_updates, gate.held_out
@@ -77,8 +77,8 @@ class ImproveOffline(Offline):
             assert isinstance(algorithm, Generative)
             rounds = self._round
             if bench.run.has_folder(OFFLINE):
-                training.load(OFFLINE)
-                # What this training itself has left goes on as it is.
+                training.load()
+                # A training that was interrupted within this round goes on as it is.
                 begins = training.updates == (rounds - 1) * each
                 if begins and start.version != training.updates:
                     algorithm.restart(start.policy)
@@ -87,11 +87,11 @@ class ImproveOffline(Offline):
             descends = start.version != bench.policy(ACCEPTED).version
             if decided(bench, gate, candidate, rounds, descends=descends) == "reverted":
                 algorithm.restart(bench.policy(ACCEPTED).policy)
-                training.save(OFFLINE)
+                training.save()
 
 
 def candidate_name(round_number: int) -> str:
-    """The checkpoint of what a round has improved, as it was given to the gate; 0: online."""
+    """The checkpoint that a round gives to the gate; 0 stands for online learning."""
     return f"checkpoints/round_{round_number}" if round_number else "checkpoints/improved_online"
 
 
@@ -102,11 +102,11 @@ def decided(
     round_number: int,
     *,
     descends: bool = False,
-) -> Decision:
-    """Let the gate judge a candidate, and let what it has accepted be deployed.
+) -> Answer:
+    """Let the gate judge a candidate, and deploy it if it is accepted.
 
-    The candidate is kept as checkpoints/round_<n>, whatever becomes of it. In `CANDIDATE` is what
-    goes on being improved. `descends` says that it was improved from the undecided one before it.
+    The candidate is kept as checkpoints/round_<n> in any case. `CANDIDATE` holds the policy that
+    the next round improves. `descends` says that it was improved from the undecided one before it.
     """
     steps = recorded_steps(bench.run.gathered)
     name = candidate_name(round_number)
@@ -116,12 +116,13 @@ def decided(
     else:
         bench.checkpoint(name, candidate, state={"environment_steps": steps})
     accepted = bench.policy(ACCEPTED)
-    told = bench.run.read_jsonl(VERDICTS)
-    if told and told[-1]["candidate"] == name:  # an earlier start was interrupted behind that
-        decision: Decision = told[-1]["decision"]
+    verdicts = bench.run.read_jsonl(VERDICTS)
+    if verdicts and verdicts[-1]["candidate"] == name:  # an earlier start was interrupted later
+        decision: Answer = verdicts[-1]["decision"]
     else:
-        before = itertools.takewhile(lambda each: each["decision"] == "undecided", reversed(told))
-        earlier = [each["figures"] for each in before] if descends else []
+        latest = reversed(verdicts if descends else [])
+        before = itertools.takewhile(lambda each: each["decision"] == "undecided", latest)
+        earlier = [each["figures"] for each in before]
         verdict = gate.judge(bench, Candidate(candidate, accepted, round_number, earlier))
         decision = verdict.decision
         where = f"round {round_number}" if round_number else "online"

@@ -1,4 +1,4 @@
-"""Learning from recorded episodes alone, before anything acts with what is learned."""
+"""Learning from recorded episodes alone, before the learned policy acts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from policies.behaviour import Behaviour
 from policies.compute import compute_device, explained_memory
@@ -19,6 +18,7 @@ from robot_rl.config import Settings
 from robot_rl.data.episodes import EpisodeDataset
 from robot_rl.data.schema import SOURCE_DEMONSTRATION, SOURCE_INTERVENTION
 from robot_rl.learning.algorithms import check_algorithm, make_algorithm
+from robot_rl.learning.algorithms.base import Batch
 from robot_rl.learning.algorithms.training import finite_means
 from robot_rl.learning.demonstrations import fill_from_demonstrations, stored_columns
 from robot_rl.learning.recipe import Stage
@@ -38,7 +38,7 @@ class Offline(Stage):
     """Updates the configured algorithm `algorithm.schedule.offline_updates` times.
 
     It learns from the demonstrations, and from the episodes of further datasets in the run
-    directory. Online learning goes on with what it leaves.
+    directory. Online learning goes on from its checkpoint.
     """
 
     datasets: ClassVar[tuple[str, ...]] = ()
@@ -49,7 +49,7 @@ class Offline(Stage):
 
     @property
     def needs(self) -> Sequence[str]:
-        """What it learns from, and improves; raises where the algorithm cannot be made."""
+        """The episodes and the policy; raises if the algorithm cannot be made."""
         compute_device(self.settings.device)
         check_algorithm(self.settings)
         return (DEMONSTRATIONS, CLONED, *self.datasets)
@@ -59,7 +59,7 @@ class Offline(Stage):
         """Learn, or go on with the last checkpoint; saves also where it is stopped."""
         with closing(OfflineTraining(bench, self.datasets)) as training:
             if bench.run.has_folder(OFFLINE):
-                training.load(OFFLINE)
+                training.load()
             self.learn(bench, training, self.settings.schedule.offline_updates)
 
     def learn(
@@ -75,19 +75,19 @@ class Offline(Stage):
             progress.update(training.updates - first)
             while training.updates < total and not bench.stop.is_set():
                 metrics = training.train(min(_BLOCK_UPDATES, total - training.updates))
-                bench.note({"offline_updates": training.updates, **metrics}, "offline")
+                bench.run.append_jsonl("offline", {"offline_updates": training.updates, **metrics})
                 progress.update(training.updates - first)
                 if time.monotonic() - saved > _SAVE_SECONDS:
-                    training.save(OFFLINE)
+                    training.save()
                     saved = time.monotonic()
-            training.save(OFFLINE)
+            training.save()
 
 
 class OfflineTraining:
     """An algorithm and the recorded rows that it learns from: see `Offline`.
 
-    It improves `base`, or the bench's cloned policy, and learns from the episodes `chosen` by their
-    number.
+    It improves `base`, or the bench's cloned policy. `chosen` says by its number whether an episode
+    counts.
 
     Attributes:
         algorithm: As the configuration describes it.
@@ -107,14 +107,14 @@ class OfflineTraining:
         self._cloned = bench.cloned if base is None else base
         annotation = settings.reward["annotation"]
         filled = fill_from_demonstrations(settings.algorithm, annotation, shown)
-        self.algorithm = make_algorithm(filled, self._cloned, self._seed, settings.observation)
+        self.algorithm = make_algorithm(filled, self._cloned, self._seed)
         self.algorithm.to(bench.device, compiled=settings.compile)
         spec = self.algorithm.required
         others = [EpisodeDataset(bench.run.path / name) for name in datasets]
-        # Of what there is, that is all of it; a share of none is one of online learning.
+        # Without other episodes all rows are demonstrations; a share of 0 is for online learning.
         share = spec.demonstration_share or 0.5 if others else 1.0
         spec = replace(spec, demonstration_share=share)
-        rows = recorded(shown, others, self._cloned, spec, chosen)
+        rows = stored_rows(shown, others, self._cloned, spec, chosen)
         self._rows = Rows(Sampler(rows, spec, np.random.default_rng(self._seed)))
         self._turning = turning_of(settings.environment, spec.fields, shown.schema)
         self._steps = sum(dataset.rows_total - len(dataset) for dataset in others)
@@ -126,28 +126,26 @@ class OfflineTraining:
         Raises:
             LearningDiverged: One of them is not finite.
         """
-        found: list[dict[str, Tensor]] = []
-        for number, batch in enumerate(self._rows.batches(count), self.updates):
-            if self._turning is not None:
-                rng = np.random.default_rng((self._seed, number))
-                batch = self._turning.turned(batch, rng)
-            found.append(self.algorithm.update(batch))
+        batches: Iterable[Batch] = self._rows.batches(count)
+        if self._turning is not None:
+            batches = self._turning.each_turned(batches, self._seed, self.updates)
+        found = [self.algorithm.update(batch) for batch in batches]
         self.updates += count
         return finite_means(found, f"offline update {self.updates}")
 
-    def behaviour(self) -> Behaviour:
-        """What was learned, as it is evaluated and deployed."""
-        return self._cloned.learned(self.algorithm.policy(), self.updates)
+    def save(self) -> None:
+        """Write the checkpoint with which training goes on."""
+        state = {
+            "offline_updates": self.updates,
+            "environment_steps": self._steps,
+            "sampler": self._rows.state_dict(),
+        }
+        learned = self._cloned.learned(self.algorithm.policy(), self.updates)
+        self._bench.checkpoint(OFFLINE, learned, self.algorithm.state_dict(), state)
 
-    def save(self, name: str) -> None:
-        """Write a checkpoint with which training goes on."""
-        made = {"offline_updates": self.updates, "environment_steps": self._steps}
-        state = {**made, "sampler": self._rows.state_dict()}
-        self._bench.checkpoint(name, self.behaviour(), self.algorithm.state_dict(), state)
-
-    def load(self, name: str) -> None:
+    def load(self) -> None:
         """Go on where `save` was called."""
-        tensors, state = self._bench.training_state(name)
+        tensors, state = self._bench.training_state(OFFLINE)
         self.algorithm.load_state_dict(tensors)
         self._rows.load_state_dict(state["sampler"])
         self.updates = int(state["offline_updates"])
@@ -157,16 +155,16 @@ class OfflineTraining:
         self._rows.close()
 
 
-def recorded(
+def stored_rows(
     shown: EpisodeDataset,
     others: Iterable[EpisodeDataset],
     cloned: Behaviour,
     spec: SampleSpec,
     chosen: Callable[[int], bool] = lambda number: True,
 ) -> EpisodeRows:
-    """Rows as a store would have them: successful demonstrations, and all of other episodes.
+    """Rows as a store would have them: of successful demonstrations, and of all other episodes.
 
-    Of all of these only the episodes `chosen` by their number.
+    `chosen` says by an episode's number whether its rows are among them.
     """
     names = {*spec.fields, *spec.chunk_fields, *(SCALARS.names or ())}
     runner, parts = PolicyRunner(cloned), []

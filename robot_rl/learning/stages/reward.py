@@ -119,7 +119,7 @@ def _scored(
 class ClassifierTraining:
     """Constants of the training."""
 
-    updates: int  # gradient updates; after the first third of them the negatives are chosen anew
+    updates: int  # gradient updates; after the first third of them the negatives are chosen again
     batch_size: int  # examples per update, half of them positive
     learning_rate: float  # peak learning rate of AdamW; a cosine follows it to 0
     weight_decay: float  # AdamW's weight decay
@@ -194,14 +194,11 @@ class ClassifierTrainer:
 
     def _batch(self) -> tuple[Images, torch.Tensor]:
         half = self.options.batch_size // 2
-        parts = [self._drawn(kind, half) for kind in (self._positives, self._negatives)]
-        labels = torch.cat([torch.ones(half), torch.zeros(half)])
-        return {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}, labels
-
-    def _drawn(self, images: Images, count: int) -> Images:
-        length = len(next(iter(images.values())))
-        chosen = self._rng.integers(length, size=count)
-        return {name: self._augmented(column[chosen]) for name, column in images.items()}
+        parts = []
+        for kind in (self._positives, self._negatives):
+            chosen = self._rng.integers(len(next(iter(kind.values()))), size=half)
+            parts.append({name: self._augmented(column[chosen]) for name, column in kind.items()})
+        return _joined(parts), torch.cat([torch.ones(half), torch.zeros(half)])
 
     def _augmented(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         """Shift and light images (n, frames, H, W, 3), all frames of an example alike."""

@@ -15,9 +15,8 @@ from torch.nn import functional
 from policies import registry
 from policies.columns import FEATURES
 from policies.compute import explained_memory
-from policies.networks import linear, standard_normal
 from policies.policy import ChunkPolicy
-from policies.vision import DECODED, ImageEncoder, observed_keys, random_shift
+from policies.vision import ImageEncoder, observed_keys, random_shift
 from robot_rl.config import Settings
 from robot_rl.data.episodes import EpisodeDataset, EpisodeWriter
 from robot_rl.data.schema import SOURCE_POLICY
@@ -29,23 +28,21 @@ from robot_rl.learning.recipe import Stage
 from robot_rl.learning.stages.clone import (
     POSE,
     behaviour_of,
+    fit_with_progress,
     make_image_encoder,
-    shown_training,
     untrained,
 )
 from robot_rl.learning.workbench import Workbench
 from robot_rl.replay.row_sources import EpisodeRows
 from robot_rl.run import DEMONSTRATIONS, VISION, RunDirectory
 
-_LOG_STD = (-5.0, 2.0)  # lowest and highest log-deviation of a regularised feature
-
 
 class Vision(Stage):
     """Trains an encoder of the demonstrations' cameras along with a policy, which is then dropped.
 
     An encoder that has seen successes alone is off by centimetres wherever else the robot comes
-    to. So the policy then explores for some episodes, with noise, and training goes on with what
-    the cameras saw there; how the episodes ended does not matter.
+    to. So the policy then explores for some episodes, with noise, and training goes on with their
+    pictures too; how the episodes ended does not matter.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -86,22 +83,15 @@ class Vision(Stage):
 
         def trained(student: SeeingPolicy, words: str) -> SeeingPolicy:
             torch.set_num_threads(options.threads)
-            taught = shown_training(student, rows, options.cloning, settings.seed, words)
+            taught = fit_with_progress(student, rows, options.cloning, settings.seed, words)
             torch.set_num_threads(1)
             return taught
 
-        regulariser = (
-            Regulariser(vision, options, generator)
-            if options.reconstruction_weight or options.kl_weight
-            else None
-        )
-        student = SeeingPolicy(policy, vision, options, regulariser)
-        taught = trained(student, "training the image encoder")
+        taught = trained(SeeingPolicy(policy, vision, options), "training the image encoder")
         if options.exploration_episodes:
             explored = _explore(bench, dataset, taught, options)
             taught.requires_grad_(True)  # the average, which took none
-            parts = taught.policy, taught.vision, options, taught.regulariser
-            student = SeeingPolicy(*parts, explored)
+            student = SeeingPolicy(taught.policy, taught.vision, options, explored)
             taught = trained(student, "training it on the exploration too")
         steps = settings.execute_steps
         bench.checkpoint(VISION, behaviour_of(taught.policy, schema, steps, taught.vision))
@@ -110,7 +100,7 @@ class Vision(Stage):
 def _explore(
     bench: Workbench, dataset: EpisodeDataset, taught: SeeingPolicy, options: VisionTraining
 ) -> Explored:
-    """Let the policy act with noise, record all episodes, and give what the cameras saw."""
+    """Let the policy act with noise, record all episodes, and return their pictures."""
     steps = bench.settings.execute_steps
     acting = behaviour_of(taught.policy, dataset.schema, steps, taught.vision)
     acting = acting.exploring("mean", "uniform", options.exploration_noise)
@@ -140,18 +130,16 @@ class VisionTraining:
     random_shift: int  # largest random shift of an image [pixels]
     # Weight of the auxiliary loss; see `SeeingPolicy`. 0: the encoder estimates no motion.
     motion_weight: float
-    reconstruction_weight: float  # see `Regulariser`
-    kl_weight: float
     exploration_episodes: int  # episodes of exploration after the first training; 0 for none
     exploration_noise: float  # half width of the uniform noise on its actions
     threads: int  # computing threads; with several the sums are in another order, so bits differ
 
     def __post_init__(self) -> None:
-        check_settings(self, motion_weight=0, reconstruction_weight=0, kl_weight=0)
+        check_settings(self, motion_weight=0)
 
 
 class Explored:
-    """What cameras saw in episodes of which nobody knows where they should have ended.
+    """Pictures of episodes whose proper end is not known.
 
     Poses (rows, 7) are TCP poses in the base frame; images are by camera, (rows, H, W, 3), and
     `episode_ends` (episodes,) exclusive and cumulative.
@@ -164,7 +152,7 @@ class Explored:
         self._lengths = torch.from_numpy(np.repeat(lengths, lengths))
 
     def __deepcopy__(self, memo: object) -> Explored:
-        """Itself: an average of a policy needs no copy of what was seen."""
+        """Itself: the average of a policy needs no copy of the pictures."""
         return self
 
     def pairs(
@@ -189,9 +177,9 @@ class SeeingPolicy(nn.Module):
     """A policy and its image encoder, whose features it sees, to be cloned end to end.
 
     The auxiliary loss has the encoder estimate, from the images alone, the motion that is left to
-    the end of the demonstration. Its labels are the robot's own poses. Where an episode should
-    have ended is not known in exploration, but that it is one place: from one row of it to another,
-    the estimate must change by the motion between them.
+    the end of the demonstration. Its labels are the robot's own poses. An exploring
+    episode has no proper end. But wherever that would be, from one row to another the estimate must
+    change by the motion between them.
     """
 
     def __init__(
@@ -199,11 +187,10 @@ class SeeingPolicy(nn.Module):
         policy: ChunkPolicy,
         vision: ImageEncoder,
         options: VisionTraining,
-        regulariser: Regulariser | None = None,
         explored: Explored | None = None,
     ) -> None:
         super().__init__()
-        self.policy, self.vision, self.regulariser = policy, vision, regulariser
+        self.policy, self.vision = policy, vision
         self.horizon, self.observation_steps = policy.horizon, policy.observation_steps
         self._shift, self._motion_weight = options.random_shift, options.motion_weight
         self._pairs = max(1, options.cloning.batch_size // 2)
@@ -222,12 +209,8 @@ class SeeingPolicy(nn.Module):
         The batch has state names and cameras (B, n, ...), "action" (B, H, d), "valid" (B, H) and
         "remaining_motion" (B, 6) [m, rad] where the encoder estimates that.
         """
-        images = self._images(batch, generator)
-        features: Tensor = self.vision(images)
-        extra = features.new_zeros(())
-        if self.regulariser is not None:
-            features, extra = self.regulariser(features, images, generator)
-        loss = extra + self.policy.loss({**batch, FEATURES: features}, generator)
+        features: Tensor = self.vision(self._images(batch, generator))
+        loss = self.policy.loss({**batch, FEATURES: features}, generator)
         if not self._motion_weight:
             return loss
         left = torch.as_tensor(batch[REMAINING_MOTION]).to(features)
@@ -250,45 +233,6 @@ class SeeingPolicy(nn.Module):
             flat = seen.reshape(-1, *seen.shape[-3:])
             images[name] = random_shift(flat, self._shift, generator).reshape(seen.shape)
         return images
-
-
-class Regulariser(nn.Module):
-    """What keeps an encoder's features near N(0, 1), and full of what the cameras see.
-
-    RL-100 (Lei et al. 2025, arXiv 2510.14830): a variational bottleneck, whose noise is there in
-    training alone, and a decoder, which is dropped afterwards. The estimate of the motion that is
-    left, which is among the features, has a loss of its own and no noise.
-    """
-
-    def __init__(
-        self, vision: ImageEncoder, options: VisionTraining, generator: torch.Generator
-    ) -> None:
-        super().__init__()
-        self._kl_weight, self._weight = options.kl_weight, options.reconstruction_weight
-        self._summary, decoded = vision.bottleneck, len(vision.cameras) * DECODED
-        self._log_std = linear(self._summary, self._summary, generator)
-        self._decoder = nn.Sequential(
-            linear(vision.features, vision.hidden, generator),
-            nn.ReLU(),
-            linear(vision.hidden, decoded, generator),
-        )
-        self._error = vision.reconstruction_error
-
-    def forward(
-        self, features: Tensor, images: Mapping[str, Array], generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        """Give noisy features in place of features (..., features), and the weighted loss."""
-        mean, rest = features.split([self._summary, features.shape[-1] - self._summary], -1)
-        log_std = self._log_std(mean).clamp(*_LOG_STD)
-        divergence = (mean.square() + (2 * log_std).exp() - 1) / 2 - log_std
-        loss = self._kl_weight * divergence.sum(-1).mean()
-        if self._kl_weight:
-            noise = standard_normal(tuple(mean.shape), mean, generator)
-            features = torch.cat([mean + log_std.exp() * noise, rest], -1)
-        decoded = self._decoder(features.flatten(0, -2)).split(DECODED, -1)
-        for each, seen in zip(decoded, images.values(), strict=True):
-            loss = loss + self._weight * self._error(each, torch.as_tensor(seen).to(each.device))
-        return features, loss
 
 
 def _error(estimate: Tensor, motion: Tensor) -> Tensor:

@@ -64,7 +64,8 @@ def flow():
 def test_the_ratio_is_one_until_the_policy_has_changed(base, chain):
     changes = [("settings.actor_rate", 0.0)]
     changes += [
-        (f"chain.{name}", str(value).replace("None", "null")) for name, value in chain.items()
+        (f"settings.chain.{name}", str(value).replace("None", "null"))
+        for name, value in chain.items()
     ]
     algorithm = make("denoising_ppo", changes=changes, base=base())
     for seed in range(CRITIC_ONLY + 3):
@@ -140,7 +141,7 @@ def played(behaviour, seed, steps=11, operated=()):
         columns["chunk_index"][at] = decision.chunk_index[0]
         if at in operated:
             columns["intervened"][at] = True
-            runner.observe_override(np.zeros((1, DIMENSION), np.float32))
+            runner.observe_override()
     columns["reward"][:steps] = rng.random(steps)
     columns["is_last"][steps] = True
     return {**seen, **columns}

@@ -5,7 +5,7 @@ import torch
 from policy_examples import ACTIONS, behaviour, diffusion, observations
 from zoo_policies import latent
 
-from policies.improved import ImprovedPolicy
+from policies.improved import FallbackPolicy
 from policies.runner import PolicyRunner
 from robot_rl.data.policy_columns import stored_schema
 from robot_rl.data.schema import Field, row_schema
@@ -18,7 +18,7 @@ def at(recording, step):
 
 
 def test_rows_carry_the_latent_where_a_plan_begins():
-    policy = ImprovedPolicy(latent(), diffusion())
+    policy = FallbackPolicy(latent(), diffusion())
     exploring = behaviour(policy, EXECUTE).exploring("sample")
     runner = PolicyRunner(exploring)
     runner.reset(seeds=[0])
@@ -39,8 +39,8 @@ def test_rows_carry_the_latent_where_a_plan_begins():
 def test_rows_of_the_clone_alone_have_a_latent_of_zero():
     """So that all rows of a run have the same columns, demonstrations too."""
     parts = latent(), diffusion()
-    steering = behaviour(ImprovedPolicy(*parts), EXECUTE)
-    held_back = behaviour(ImprovedPolicy(*parts, corrects=False), EXECUTE)
+    steering = behaviour(FallbackPolicy(*parts), EXECUTE)
+    held_back = behaviour(FallbackPolicy(*parts, enabled=False), EXECUTE)
     for acting, chooses in (
         (steering.exploring("base"), False),
         (steering.exploring("sample"), True),

@@ -87,7 +87,7 @@ def test_conservative_critics_doubt_what_is_not_in_the_data_until_online_learnin
         changes = [
             ("schedule.offline_updates", 150),
             ("settings.critic_rate", 0.003),
-            ("conservative.weight", weight),
+            ("settings.conservative.weight", weight),
         ]
         algorithm = make("wsrl", changes=changes)
         columns = {

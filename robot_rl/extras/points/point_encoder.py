@@ -1,4 +1,4 @@
-"""From point clouds to features, in the place of images: see `policies.vision`."""
+"""From point clouds to features, in place of images: see `policies.vision`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PointEncoder(ImageEncoder):
     Args:
         cameras: Observation name → shape of its clouds; others are ignored.
         backbone: ``class`` and options of the backbone, beside the points' columns.
-        region: Lowest and highest corner (2, 3) of what is seen, which become -1 and 1 [m].
+        region: Lowest and highest corner (2, 3) of the seen space [m]; they become -1 and 1.
         **options: The other arguments of `ImageEncoder`.
     """
 
@@ -84,15 +84,6 @@ class PointEncoder(ImageEncoder):
         """JSON values from which `build_image_encoder` makes an encoder of the same shape."""
         return {**super().config, "region": self.region}
 
-    def reconstruction_error(self, decoded: Tensor, seen: Tensor) -> Tensor:
-        """The Chamfer distance of 256 decoded positions to a cloud (..., N, C), region in [-1, 1].
-
-        Both ways, the mean square of the distances to the nearest point.
-        """
-        places = self._scaled(seen)[..., :_POSITION]
-        squared = torch.cdist(decoded.view(len(places), -1, _POSITION), places).square()
-        return squared.amin(1).mean() + squared.amin(2).mean()
-
     def _check(self, name: str, shape: Sequence[int]) -> None:
         if len(shape) != 2 or shape[-1] not in (3, 6):
             raise PolicyError(
@@ -100,7 +91,7 @@ class PointEncoder(ImageEncoder):
             )
 
     def _scaled(self, clouds: Tensor) -> Tensor:
-        """What the backbone sees of clouds (..., N, C): (B, N, C), positions in [-1, 1]."""
+        """Turn clouds (..., N, C) into the backbone's input (B, N, C): positions in [-1, 1]."""
         points = clouds.reshape(-1, *clouds.shape[-2:]).to(self.center)
         places, colours = points.split([_POSITION, points.shape[-1] - _POSITION], -1)
         return torch.cat([(places - self.center) / self.half_size, 2 * colours - 1], -1)

@@ -1,4 +1,4 @@
-"""Is what was learned better than the cloned policy? Their own episodes on the robot tell."""
+"""Whether the learned policy is better than the cloned one, by their episodes on the robot."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import numpy as np
 from robot_rl.data.schema import SOURCE_INTERVENTION
 from robot_rl.learning.workbench import Rows
 
-_EXPLORING = 12  # latest episodes that count of what is learned while it explores; it changes
-_NOISELESS = 20  # the same of those without noise
-# The same of both together: of a clone that solves 86 % of the scenes, 20 episodes of what solves
-# all cannot show that it is worse. In drawn runs of 80 episodes what solved 98 %, exploring, was
-# then held for better at the end in 71 instead of 39 % of them, and what is worse (85 against 90 %)
-# acts in 5 instead of 3 % of the time.
+_EXPLORING = 12  # latest exploring episodes that count: the learned policy changes
+_NOISELESS = 20  # latest episodes without noise that count
+# Latest episodes of both kinds that count together. Beside a clone that solves 86 % of the scenes,
+# 20 episodes of a perfect policy prove nothing. With these, in simulated runs of 80 episodes, a
+# policy that solved 98 %, exploring, counted as better at the end in 71 instead of 39 % of the
+# runs; a worse one (85 against 90 %) acts in 5 instead of 3 % of the time.
 _EITHER = 40
-_LATEST = 60  # latest episodes of what is learned among which those are sought
+_LATEST = 60  # latest episodes of the learned policy that are kept for this
 _ENOUGH = 20  # episodes of the clone, after which it need not act any more
-_LEAST = 6  # episodes of each before either is held for better
-_SURE = 0.95  # chance from which on what was learned is held for better, or for worse
-# What was held for better stays so above this chance: near one threshold each episode would
-# decide. In drawn runs what is better (95 against 60 %) then acts in 72 instead of 56 % of the
-# time, what is worse (50 against 60 %) in 2 instead of 1 %.
+_LEAST = 6  # episodes of each before they are compared
+_SURE = 0.95  # chance from which the learned policy counts as better, or as worse
+# Above this chance a better policy still counts as better: near a single threshold each episode
+# would decide. In simulated runs a better one (95 against 60 %) then acts in 72 instead of 56 % of
+# the time, a worse one (50 against 60 %) in 2 instead of 1 %.
 _STILL = 0.8
 _FIRST_SHARE = 0.5  # of the episodes, until _LEAST of the clone are known: it acts without noise
 _SHARE = 0.125  # of the episodes after that
-_HOPELESS = 0.2  # chance below which what was learned is not tried without noise
+_HOPELESS = 0.2  # chance below which the learned policy is not tried without noise
 _NOISELESS_SHARE = 1 / 3  # of the episodes otherwise, until exploring episodes prove it
 _FIELDS = ("source", "success", "base_alone", "noiseless", "policy_version")
 
@@ -37,16 +37,16 @@ _FIELDS = ("source", "success", "base_alone", "noiseless", "policy_version")
 _Score = tuple[bool, float]  # success and return of an episode
 
 
-class Trial:
-    """Compares episodes of the clone, without noise, with those of what is learned.
+class OnlineComparison:
+    """Compares episodes of the clone, without noise, with episodes of the learned policy.
 
-    What is learned explores meanwhile, which costs successes: a task that asks for precise motion
-    may fail in most episodes though what would be deployed solves it. So where exploring episodes
-    leave it open, some without noise decide, or both kinds together. An episode counts if one way
-    of acting led all of it and no operator did a part.
+    The learned policy explores meanwhile, which costs successes: it may fail in most episodes of a
+    precise task that it would solve without noise. So if its exploring episodes do not decide, some
+    without noise do, or both kinds together. An episode counts if it was acted in one way from
+    start to end, and without an operator.
 
     Attributes:
-        proved: Whether what was learned is held for better than the clone.
+        proved: Whether the learned policy counts as better than the clone.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -68,28 +68,28 @@ class Trial:
 
     @property
     def noiseless_share(self) -> float:
-        """Share of the episodes in which what is learned acts without noise."""
+        """Share of the episodes in which the learned policy acts without noise."""
         exploring, *_ = self._chances()
         open_ = exploring is not None and _HOPELESS <= exploring < _SURE
         return _NOISELESS_SHARE if open_ else 0.0
 
     @property
     def lost(self) -> bool:
-        """Whether what was learned is held for worse than the clone."""
+        """Whether the learned policy counts as worse than the clone."""
         exploring, noiseless, _ = self._chances()
         worse = exploring is not None and exploring <= 1 - _SURE
         return worse and (noiseless is None or noiseless <= 0.5)
 
-    def begin_again(self, version: int) -> None:
-        """Forget the episodes of what was learned, also those of weights before `version`."""
+    def restart(self, version: int) -> None:
+        """Forget the episodes of all weights before `version`."""
         self._learned.clear()
         self._first_version, self.proved = version, False
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Share of the counted episodes of each that succeeded, where there are any.
+        """Success rate of each kind of episode, if there are any.
 
-        The base is what learning began with: the clone, or what a gate had accepted.
+        The base is the policy that learning began with: the clone, or one that a gate accepted.
         """
         exploring, noiseless, _, cloned = self._successes()
         named = {"exploring": exploring, "learned": noiseless, "base": cloned}
@@ -109,15 +109,15 @@ class Trial:
         """Take in the episodes that are visible in the rows now, and decide."""
         for number, columns in self._rows.episodes(_FIELDS, self._counted):
             self._counted = number
-            known = ~np.isnan(columns["reward"][:-1])  # what an annotation says nothing of is left
+            known = ~np.isnan(columns["reward"][:-1])  # rows without an annotation are left out
             episode = {name: column[:-1][known] for name, column in columns.items()}
             if not known.any() or (episode["source"] == SOURCE_INTERVENTION).any():
                 continue
             score = bool(episode["success"].any()), float(episode["reward"].sum())
-            of_clone = episode["base_alone"]
-            if of_clone.all():
+            base_alone = episode["base_alone"]
+            if base_alone.all():
                 self._cloned.append(score)
-            elif not of_clone.any() and episode["policy_version"].min() >= self._first_version:
+            elif not base_alone.any() and episode["policy_version"].min() >= self._first_version:
                 noiseless = episode["noiseless"]
                 if noiseless.all() or not noiseless.any():
                     self._learned.append((score, not noiseless.any()))
@@ -129,9 +129,9 @@ class Trial:
             self.proved = best >= (_STILL if self.proved else _SURE)
 
     def _chances(self) -> list[float | None]:
-        """That what was learned is better than the clone: exploring, without noise, either.
+        """Chances that the learned policy is better: exploring, without noise, either.
 
-        None where too few episodes are known.
+        None if there are too few episodes.
         """
         *learned, cloned = self._successes()
         return [
@@ -140,9 +140,9 @@ class Trial:
         ]
 
     def _successes(self) -> list[tuple[int, int]]:
-        """How many of how many have succeeded: exploring, without noise, either, of the clone.
+        """Successes and episodes: exploring, without noise, either, and of the clone.
 
-        Where no episode has, those count whose return is above the middle of the medians.
+        If no episode has succeeded, those with a return above the mean of the medians count.
         """
         exploring = [score for score, explored in self._learned if explored][-_EXPLORING:]
         noiseless = [score for score, explored in self._learned if not explored][-_NOISELESS:]
@@ -158,7 +158,7 @@ class Trial:
         return [(sum(successes), len(successes)) for successes in found]
 
     def state_dict(self) -> dict[str, Any]:
-        """What was counted, as JSON."""
+        """All that was counted, as JSON."""
         return {
             "cloned": self._cloned,
             "learned": list(self._learned),

@@ -1,0 +1,1 @@
+"""Policies that see point clouds in place of images."""
