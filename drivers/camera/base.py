@@ -34,7 +34,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Intrinsics:
-    """Pinhole model of the colour camera: u = fx · x/z + cx, v = fy · y/z + cy, after distortion."""
+    """Colour camera projection: u = fx · x/z + cx, v = fy · y/z + cy, after distortion."""
 
     width: int  # pixels
     height: int  # pixels

@@ -182,7 +182,7 @@ class RealSenseCamera:
             raise DriverTimeout(problem, got=error, hint=_UNPLUGGED) from error
 
     def _are_of_one_moment(self, color: Any, depth: Any) -> bool:
-        """Return whether depth belongs to an image; after a loss the library can repeat old depth."""
+        """Return whether depth belongs to an image; after a loss the library repeats an old one."""
         if not depth:
             return False
         if color.get_frame_timestamp_domain() != depth.get_frame_timestamp_domain():
