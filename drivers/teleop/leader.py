@@ -41,9 +41,7 @@ class LeaderArm(ABC):
     # + offset [rad]; empty for no difference.
     signs: Sequence[float] = ()
     offsets: Sequence[float] = ()
-    engage_within: float = (
-        0.2  # largest joint distance at which the robot starts to follow [rad]
-    )
+    engage_within: float = 0.2  # largest joint distance at which the robot starts to follow [rad]
     let_go_beyond: float = 0.6  # joint distance at which the robot stops following [rad]
     moved_by: float = 0.02  # joint motion that counts as moved by hand [rad]
     rest_s: float = 0.5  # time without hand motion after which the leader is at rest [s]

@@ -60,7 +60,7 @@ class TeleopNode(DeviceNode):
         """Create the topics, and the service clients for the device's buttons."""
         profile = qos.command_publisher(self.rate_hz)
         self._motion_command = self.create_publisher(TwistStamped, "teleop/command", profile)
-        # Only one node may command the gripper, so publish only if configured.
+        # Only one node may command the gripper: create this publisher only if configured.
         self._gripper_command: Any = None
         if self._drives_gripper:
             self._gripper_command = self.create_publisher(Float64, "gripper/command", profile)
