@@ -136,7 +136,7 @@ def camera_info_message(lens: Intrinsics, stamp_ns: int, frame: str) -> CameraIn
     return message
 
 
-main = partial(run_node, CameraNode, sends_pictures=True)  # its driver is in the parameter `driver`
+main = partial(run_node, CameraNode, sends_pictures=True)  # parameter `driver` sets the driver
 
 if __name__ == "__main__":
     raise SystemExit(main())

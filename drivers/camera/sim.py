@@ -21,10 +21,10 @@ class SimCamera(SimDevice):
     Images due while no reader waits or the world is paused are skipped.
     """
 
-    camera: str  # its name in the model
+    camera: str  # camera name in the model
     width: int = 128  # pixels
     height: int = 128  # pixels
-    rate_hz: float = 30.0  # pictures per second
+    rate_hz: float = 30.0  # frames per second
     depth: bool = False  # whether to render depth
 
     def __post_init__(self) -> None:

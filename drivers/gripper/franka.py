@@ -164,7 +164,7 @@ class FrankaHand:
             wanted, self._homing = (
                 self._homing,
                 False,
-            )  # now: a node connects again after each failure
+            )  # reset now: a node reconnects after every failure
             if not wanted or motions.interrupted:
                 return True
             motions.moving = True

@@ -143,7 +143,7 @@ class GripperNode(DeviceNode):
             raise DriverError("the gripper's node is not configured", hint="configure it first")
 
 
-main = partial(run_node, GripperNode)  # its driver is in the parameter `driver`
+main = partial(run_node, GripperNode)  # the parameter `driver` selects the driver
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -75,11 +75,11 @@ class Robotiq2F:
     # for a gateway that forwards RTU frames.
     address: str
     speed: float = 1.0  # 0 slowest to 1 fastest (2F-85: 20 to 150 mm/s)
-    force: float = 0.25  # 0 least to 1 most (2F-85: 20 to 235 N)
+    force: float = 0.25  # 0 lowest to 1 highest (2F-85: 20 to 235 N)
     open_count: int = 3  # reported position when fully open, of 255
     closed_count: int = 228  # reported position when fully closed without an object, of 255
     device_id: int = 9  # Modbus address
-    baud_rate: int = 115200  # of the serial line [bit/s]
+    baud_rate: int = 115200  # serial line [bit/s]
     command_register: int = 0x03E8  # first of three registers; 0 with Robotiq's own TCP box
     status_register: int = 0x07D0  # first of three registers; 0 with Robotiq's own TCP box
     timeout_s: float = 0.2  # response timeout [s]
@@ -96,7 +96,7 @@ class Robotiq2F:
         self._failures = require("pymodbus.exceptions", "robotiq")
         self._client = _make_client(self.address, self.baud_rate, self.timeout_s)
         self._grip = round(self.speed * FULL) << 8 | round(self.force * FULL)
-        self._stalled: DriverFault | None = None  # until `clear_errors`
+        self._stalled: DriverFault | None = None  # cleared by `clear_errors`
         self._left: int | None = None  # last finger position that matched the request
         # position, time, duration without motion
         self._seen, self._seen_at, self._still_s = 0, -math.inf, 0.0

@@ -74,7 +74,7 @@ class Keyboard(TeleopDevice):
     _expired: set[str] = field(default_factory=set, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _listener: Any = field(default=None, init=False, repr=False)
-    _answered: float = field(default=0.0, init=False, repr=False)  # steady clock [s]
+    _answered: float = field(default=0.0, init=False, repr=False)  # last answer, steady clock [s]
     _problem: Exception | None = field(default=None, init=False, repr=False)
     _ending: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
 

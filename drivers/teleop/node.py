@@ -137,7 +137,7 @@ class TeleopNode(DeviceNode):
         self._unheard = unheard
 
 
-main = partial(run_node, TeleopNode)  # its driver is in the parameter `driver`
+main = partial(run_node, TeleopNode)  # the parameter `driver` selects the driver
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -99,7 +99,7 @@ class TwinNode(DeviceNode):
         return controller
 
 
-main = partial(run_node, TwinNode)  # its driver is in the parameter `driver`
+main = partial(run_node, TwinNode)  # the parameter `driver` selects the driver
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -66,7 +66,7 @@ class TwinRealSense(RealSenseCamera):
     task: Task  # the twin's simulated task
     model: str  # path of the arm's MJCF, under `hardware/`
     gripper: GripperMotor  # same as the twin's
-    camera: str  # its name in the model
+    camera: str  # camera name in the model
     namespace: str = ""  # namespace of the twin's node
 
     def __post_init__(self) -> None:

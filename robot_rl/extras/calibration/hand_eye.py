@@ -42,7 +42,7 @@ class HandEye(NamedTuple):
     # Pose (7,) of the camera's optical frame (x right, y down, z forward): in the TCP frame for a
     # wrist camera, in the base frame for a fixed one.
     pose: Matrix
-    pixels: float  # reprojection error of the corners
+    pixels: float  # reprojection error of the corners [pixels]
     translation: float  # deviation of the board's position in each view from the common one [m]
     rotation: float  # deviation of its orientation [rad]
     worst_view: str  # view with the largest position error

@@ -73,7 +73,7 @@ def export(folder: Path, behaviour: Behaviour, facts: Mapping[str, Any]) -> floa
     Returns the largest difference from torch's outputs on random observations.
 
     Raises:
-        PolicyError: The policy cannot be exported as graphs, or their outputs differ.
+        PolicyError: The policy cannot be exported as graphs, or their outputs differ from its own.
         MissingExtra: onnx or onnxruntime is not installed.
     """
     require("onnx", "export")
@@ -149,7 +149,7 @@ class _Vision(nn.Module):
 
 
 class _Acting(nn.Module):
-    """A policy's `plan` or `act` with positional tensors; the last is noise or base action."""
+    """A policy's `plan` or `act` with positional tensors; noise or base action last."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()

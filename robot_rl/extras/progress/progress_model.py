@@ -137,7 +137,7 @@ def check_address(address: str) -> None:
 class PairScores(NamedTuple):
     """Model scores for n pairs of observations."""
 
-    delta: Values  # (n,) in [-1, 1], progress of the second, as a fraction of the task
+    delta: Values  # (n,) in [-1, 1], progress from first to second, as a fraction of the task
     confidence: Values  # (n,) in [0, 1]
 
 
