@@ -152,7 +152,7 @@ class Positions:
         self._factor = np.array([_radians(device, name, units) for name in joints])
 
     def taken(self, numbers: Mapping[str, Any]) -> tuple[Vector, float | None]:
-        """Return joint positions (n,) [rad], and the gripper's, 0 open to 1 closed."""
+        """Return joint positions (n,) [rad] and the gripper position, 0 open to 1 closed."""
         joints = self._factor * np.array([float(numbers[key]) for key in self._joints])
         fingers = self._fingers
         if fingers is None:

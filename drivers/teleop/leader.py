@@ -1,9 +1,9 @@
 """Leader arms: an operator moves one by hand, and the robot's joints follow its joints.
 
 For robots that take joint targets. The robot follows only after the leader was brought near it, so
-that it never starts an unexpected path. It moves at most one action's step at a time, so nothing
-jumps when a person takes over. If the leader is too far away, for example after a fall, the robot
-stops following.
+that it never starts a path the operator did not show. It moves at most one action's step at a time:
+nothing jumps when a person takes over. If the leader is too far away, for example after a fall, the
+robot stops following.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LeaderArm(ABC):
 
     @abstractmethod
     def positions(self) -> tuple[Vector, float | None]:
-        """Return the latest joint positions (n,) [rad], and the gripper's, 0 open to 1 closed.
+        """Return the latest joint positions (n,) [rad] and gripper position, 0 open to 1 closed.
 
         Never waits. Raises `RobotRLError` if the latest measurement is too old.
         """
