@@ -84,7 +84,7 @@ class TopicDriver:
         return self._client
 
     def published(self, *topics: str) -> str:
-        """Return these topics' names if all are published, else raise `DriverError`; sends nothing."""
+        """List these topics if all are published, else raise `DriverError`; sends nothing."""
         client = self.listen("examining")
         names = [client.topic(topic) for topic in topics if topic]
 

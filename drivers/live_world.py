@@ -48,8 +48,8 @@ class Scene(NamedTuple):
 
 
 @dataclass(eq=False)
-"""A task's world, with physics in its own thread between `connect` and `close`."""
-    """A task's world, whose physics runs in a thread of its own between `connect` and `close`."""
+class LiveWorld(ABC):
+    """A task's world, with physics in its own thread between `connect` and `close`."""
 
     task: Task  # a simulated one
     model: str  # path of the arm's MJCF, beginning with `hardware/`

@@ -253,7 +253,7 @@ class ArmNode(DeviceNode):
     def _stop(self) -> str:
         reason = "the service stop was called"
         self._stop_guard(reason)
-        with self.refusing(self._clearing, "arm"):  # after reading the mode, a client knows of the stop
+        with self.refusing(self._clearing, "arm"):  # a mode reader knows of the stop
             self._publish_mode()  # also stores the stop, whatever the driver does next
             self.get_logger().warning(f"stopped: {reason}")
             if self.is_connected:
@@ -357,7 +357,7 @@ class ArmNode(DeviceNode):
                 self.get_logger().error(f"the arm was not asked to hold: {described(error)}")
 
     def facts(self) -> Mapping[str, object]:
-        """Report mode, reason, compliance, last refusal, and counts of refused or limited commands."""
+        """Report mode, reason, compliance, and counts of refused and limited commands."""
         if not self.is_configured:
             return {}
         guard = self.guard

@@ -204,7 +204,7 @@ class RosRobot:
         """Do nothing: real time passes by itself."""
 
     def observe(self) -> Observation:
-        """Return measurements taken at the same time; if there are none, hold and raise as `apply`."""
+        """Return measurements taken together; without them, hold and raise as `apply`."""
         self.client.check()
         with self._holding_at_trouble():
             self._check_alone()
