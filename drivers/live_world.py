@@ -53,7 +53,7 @@ class LiveWorld(ABC):
 
     task: Task  # a simulated one
     model: str  # path of the arm's MJCF, beginning with `hardware/`
-    home_joints: Sequence[float]  # joint angles (n,) from which IK finds start poses [rad]
+    home_joints: Sequence[float]  # start poses are solved near these (n,) [rad]
     gripper: GripperMotor  # moves the fingers if the task's action has a gripper column
     rate_hz: float = 100.0  # measurements per second; physics runs without pauses in between
     seed: int = 0  # of the first episode

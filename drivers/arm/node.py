@@ -253,7 +253,7 @@ class ArmNode(DeviceNode):
     def _stop(self) -> str:
         reason = "the service stop was called"
         self._stop_guard(reason)
-        with self.refusing(self._clearing, "arm"):  # a mode reader knows of the stop
+        with self.refusing(self._clearing, "arm"):  # clients see the stop in `mode`
             self._publish_mode()  # also stores the stop, whatever the driver does next
             self.get_logger().warning(f"stopped: {reason}")
             if self.is_connected:

@@ -1,4 +1,4 @@
-"""Faults of a robot on topics. The class name is the fault kind in faults.jsonl, docs/topics.md."""
+"""Faults of a robot on topics. Class names are the kinds in faults.jsonl and docs/topics.md."""
 
 from __future__ import annotations
 
