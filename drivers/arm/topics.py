@@ -127,7 +127,7 @@ class TopicArm(TopicDriver, ABC):
 
     @abstractmethod
     def command(self, target_pose: Vector) -> None:
-        """Publish the command for a target pose (7,); if impossible, raise `DriverFault` instead."""
+        """Publish the command for a target pose (7,), or raise `DriverFault` without publishing."""
 
     def hold(self) -> None:
         """Do nothing: the controller keeps its last target, a bounded distance ahead of the arm."""
