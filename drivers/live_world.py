@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _WRENCH_SECONDS = 0.1
 # A world that lags further behind the clock skips time instead of catching up [s].
 _LONGEST_LAG = 0.03
-_REST_SPEED = 2e-3  # of the fingers [m/s]
+_REST_SPEED = 2e-3  # fingers slower than this are at rest [m/s]
 _STALE_S = 0.5  # oldest usable world state [s]
 
 
@@ -51,12 +51,12 @@ class Scene(NamedTuple):
 class LiveWorld(ABC):
     """A task's world, with physics in its own thread between `connect` and `close`."""
 
-    task: Task  # a simulated one
+    task: Task  # must be a simulated task
     model: str  # path of the arm's MJCF, beginning with `hardware/`
     home_joints: Sequence[float]  # start poses are solved near these (n,) [rad]
     gripper: GripperMotor  # moves the fingers if the task's action has a gripper column
     rate_hz: float = 100.0  # measurements per second; physics runs without pauses in between
-    seed: int = 0  # of the first episode
+    seed: int = 0  # seed of the first episode
 
     def __post_init__(self) -> None:
         self._task = put_in_world(self.task, self.model, self.gripper)
@@ -136,7 +136,7 @@ class LiveWorld(ABC):
                 self._ending.wait(max(0.0, due - time.monotonic()))
                 with self._lock:
                     self._advance()
-        except BaseException as problem:  # raised by the next read
+        except BaseException as problem:  # the next read raises it
             self._problem = problem
 
     def _brake(self) -> None:

@@ -53,7 +53,7 @@ class Arm(Protocol):
     `grip(position)`: for arms whose driver also runs the gripper; moves the fingers, 0 open to 1
     closed, with the next target. `gripper_position` is their position at the last `read`.
 
-    `zero_ft()`: for arms whose force sensor drifts; zeroes the sensor while the arm holds.
+    `zero_ft()`: for arms whose force sensor drifts; zeroes the sensor; the arm then holds.
 
     `forward_kinematics(joints)`: returns the pose (7,) of the flange in the base frame at joint
     positions (n,) [rad] without delay. Required for resets to joint positions.

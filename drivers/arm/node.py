@@ -73,7 +73,7 @@ class ArmNode(DeviceNode):
     def setup(self) -> None:
         """Create the guard for this driver's arm.
 
-        Raises `RobotRLError` if the limits are unenforceable, the arm is too stiff for a contact
+        Raises `RobotRLError` if the limits are invalid, the arm is too stiff for a contact
         task, it cannot reach `reset.joints`, or a stop cannot be stored.
         """
         driver, given = self.driver, self._given

@@ -65,7 +65,7 @@ class ArmParameters:
     def limits(self, driver: Any) -> ArmLimits | JointArmLimits:
         """Return the limits for a driver's arm.
 
-        Raises `RobotRLError` if the limits are unenforceable, a workspace is given for an arm with
+        Raises `RobotRLError` if the limits are invalid, a workspace is given for an arm with
         joint targets, or the arm is too stiff for a contact task.
         """
         low, high = map(tuple, driver.joint_limits)

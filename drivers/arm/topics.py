@@ -162,7 +162,7 @@ class PoseTopicArm(TopicArm):
     """
 
     _: KW_ONLY
-    target_topic: str = "target_pose"  # PoseStamped, of commands
+    target_topic: str = "target_pose"  # PoseStamped, for commands
     compliance: Compliance = "impedance"  # of the controller
 
     def __post_init__(self) -> None:
@@ -176,7 +176,7 @@ class PoseTopicArm(TopicArm):
             )
 
     def command(self, target_pose: Vector) -> None:
-        """Publish a target (7,)."""
+        """Publish a target pose (7,)."""
         from robot_rl.ros.conversions import pose_message
 
         self._publisher.publish(pose_message(target_pose, time.time_ns(), self._base_frame()))

@@ -28,7 +28,7 @@ _OPEN = 0.1  # largest position of an open gripper, including finger play
 
 @dataclass(frozen=True)
 class SimulatedStart:
-    """Has the simulation start the seed's episode, just as in a single process."""
+    """Makes the simulation start the seed's episode, as it does in a single process."""
 
     opens_grippers: ClassVar[bool] = True  # see `robot_rl.env.robot.Robot`
 
@@ -55,7 +55,7 @@ class SimulatedStart:
 
 @dataclass(frozen=True)
 class ScriptedStart:
-    """Has the arm's node perform its reset motion, then moves slowly to the episode's start.
+    """Makes the arm's node perform its reset motion, then moves slowly to the episode's start.
 
     The safety limits of the arm's node apply to both. Both end if the arm is stopped, a measurement
     is late, or this process is killed. After such an end the whole motion restarts.
@@ -143,7 +143,7 @@ class ScriptedStart:
 
 @dataclass(frozen=True)
 class JointStart:
-    """Has the arm's node move to its `reset.joints`, where episodes start."""
+    """Makes the arm's node move to its `reset.joints`, where episodes start."""
 
     opens_grippers: ClassVar[bool] = False  # see `robot_rl.env.robot.Robot`
 

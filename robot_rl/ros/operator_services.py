@@ -144,7 +144,7 @@ class OperatorServices:
             self.stop.give_up()
             # An arm that is not stopped has nothing to clear, and may be moving.
             if self._mode.stopped:
-                with contextlib.suppress(InvalidHandle):  # closed: this process moves nothing
+                with contextlib.suppress(InvalidHandle):  # closed: no motion from here any more
                     self._clear.call_async(Trigger.Request()).add_done_callback(self._report)
 
     def _report(self, cleared: Future) -> None:

@@ -68,7 +68,7 @@ class RosRobot:
     clock: str  # must be `realtime`: a robot cannot wait for a simulated clock
     discovery_range: str | None  # see `robot_rl.ros.environment`
     control_rate_hz: float  # rate at which commands are published
-    namespace: str  # of the topics
+    namespace: str  # prefix of the topics
     joint_names: Sequence[str]  # for this and the following fields see `Measurements`
     pose: bool
     twist: bool

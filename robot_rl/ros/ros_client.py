@@ -301,7 +301,7 @@ def newest_message(topic: str) -> str:
                 got=f"nothing within {_ASKED_SECONDS:g} s, though {names} publishes it",
                 hint="perhaps nothing was published since; else see topic=/diagnostics",
             )
-        if kind.__name__ == "DiagnosticArray":  # each node publishes its own
+        if kind.__name__ == "DiagnosticArray":  # each node publishes its own array
             time.sleep(_DIAGNOSED_SECONDS)
     return _in_words(heard)
 

@@ -74,7 +74,7 @@ class Sensor:
     means that a clock was set back, so the stored messages are discarded.
     """
 
-    client: RosClient  # the node
+    client: RosClient  # client whose node subscribes
     kind: Any  # type of the message
     topic: str  # name relative to the node's namespace; replaced by the full name
     # Largest age of the latest message [s], measured from receipt and, for stamped messages, also
