@@ -93,7 +93,7 @@ def require(package: str, extra: str) -> ModuleType:
             got=f"no module named {missing.name!r}",
             hint=installing(extra),
         ) from missing
-    except ImportError as broken:  # installed, but a shared library is missing or a version is wrong
+    except ImportError as broken:  # installed, but a shared library or a version is wrong
         raise MissingExtra(
             f"{package!r} is installed and does not load",
             got=broken,

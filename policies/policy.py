@@ -49,7 +49,7 @@ class Policy(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def from_config(cls, config: Mapping[str, Any]) -> Policy:
-        """Make a policy of the configured shape; its weights are then loaded."""
+        """Make a policy of the configured shape; its weights are loaded afterwards."""
 
     @abstractmethod
     def act(
