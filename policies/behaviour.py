@@ -45,7 +45,7 @@ def normal(sources: Sequence[np.random.Generator], shape: tuple[int, ...]) -> Fl
 
 @dataclass(frozen=True)
 class Exploration:
-    """How the executed action departs from the policy's best guess."""
+    """How the executed action deviates from the policy's best guess."""
 
     # "mean" of the policy, a "sample" from it, only its "base", or only the "noise".
     mode: str = "mean"
@@ -105,7 +105,7 @@ class Interface:
     """The task, rate and action columns that a policy was trained for."""
 
     task: str  # name of the task
-    control_rate_hz: float  # control rate of its actions
+    control_rate_hz: float  # control rate of its actions [Hz]
     action_names: tuple[str, ...]  # one name per action column
 
     @classmethod
@@ -133,7 +133,7 @@ class Behaviour:
     interface: Interface  # task, rate and actions that it was trained for
     # Actions of a chunk to execute before the next plan; 1 without chunks.
     execute_steps: int = 1
-    # How the executed action departs from the policy's best guess.
+    # How the executed action deviates from the policy's best guess.
     exploration: Exploration = field(default_factory=Exploration)
     version: int = 0  # number of gradient updates, strictly increasing within a run
     # Image encoder. The policy sees its features; if it sees the images itself, the features are
@@ -193,8 +193,8 @@ class Behaviour:
     def uses_instruction(self) -> bool:
         """Whether rows carry a code of the episode's instruction.
 
-        True for a policy that follows instructions, and for one learned on top of it, even if it
-        does not keep that policy as its base.
+        True for a policy that follows instructions, and for one learned on top of it, even
+        without that policy as its base.
         """
         base = self.policy.base
         conditioned = base is not None and base.conditioned

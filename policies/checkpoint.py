@@ -208,7 +208,7 @@ def load(folder: Path | str, *, is_base: bool = False) -> Behaviour:
 
 
 def _carried(behaviour: Behaviour, without_base: bool) -> dict[str, Tensor]:
-    """Return the policy's tensors, optionally without its base, and the prefixed encoder's."""
+    """Return the policy's tensors, optionally without its base; prefix the image encoder's."""
     policy = behaviour.policy
     tensors: dict[str, Tensor] = dict(policy.state_dict())
     if without_base:

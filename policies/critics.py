@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class CriticEnsemble(nn.Module):
-    """E = `heads` independent MLPs Q_e(s, a) with LayerNorm; input is features and action joined."""
+    """E = `heads` independent MLPs Q_e(s, a) with LayerNorm, on joined features and action."""
 
     def __init__(
         self, inputs: int, hidden: Sequence[int], heads: int, generator: torch.Generator

@@ -124,7 +124,7 @@ class DiffusionPolicy(ChunkPolicy):
         return cls(encoder, process, actions, config["exploration_std"])
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        """Return the imitation loss of a batch of windows at random diffusion steps and noise.
+        """Return the imitation loss of a batch of windows, with random diffusion steps and noise.
 
         Args:
             batch: Observation names (B, n, ...), "action" (B, H, d) in [-1, 1], "valid" (B, H).

@@ -96,7 +96,7 @@ class GaussianTanh(nn.Module):
         """
         raw, log_std, noise = self._draw(features, noise)
         density = -0.5 * noise.square() - log_std - _LOG_SQRT_TWO_PI
-        action = torch.tanh(raw)  # before the slope: the graph's order sets the gradients' sum
+        action = torch.tanh(raw)  # before slope: autograd sums gradients in graph order
         # log(1 - tanh²(raw)) without cancellation for large |raw|.
         slope = 2 * (math.log(2) - raw - functional.softplus(-2 * raw))
         return action, (density - slope).sum(-1)

@@ -35,7 +35,7 @@ class FallbackPolicy(ChunkPolicy):
         self.policy, self.base_policy = policy, base.requires_grad_(False)
         self.enabled = bool(enabled)
         self.horizon, self.action_dimension = policy.horizon, policy.action_dimension
-        self.extras = policy.extras  # of both policies' plans, so all rows have the same columns
+        self.extras = policy.extras  # also if the clone plans: all rows have the same columns
         if (self.horizon, self.action_dimension) != (base.horizon, base.action_dimension):
             raise PolicyError(
                 "the improved policy has other chunks than its clone",
