@@ -33,7 +33,7 @@ class InstructionTokenizer(nn.Module):
 
     @classmethod
     def of_file(cls, content: bytes, length: int) -> InstructionTokenizer:
-        """Make it from the content of a `tokenizer.json`."""
+        """Make a tokeniser from the content of a `tokenizer.json`."""
         tokenizer = cls(len(content), length)
         tokenizer.file.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
         return tokenizer
