@@ -200,7 +200,7 @@ def rendered(backend: str, library: str, fix: str) -> str:
 
 
 def find_devices(pattern: str, name_file: str, group: str) -> str:
-    """Return the names of the devices that match a pattern and that members of `group` may open.
+    """List the devices that match a pattern; members of `group` may open them.
 
     `name_file` is the system file with a device's name; `{}` stands for the device file's name.
     """

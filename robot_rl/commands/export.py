@@ -62,8 +62,8 @@ def stoppable(
     def on_episode(episode: Episode) -> None:
         seen.append((len(episode.rows) - 1, episode.success))
         progress.update(len(seen))
-        # Not while an episode is written: after an interruption, zarr's threads would write files
-        # that were just removed.
+        # Stop only between episodes: zarr's threads would write files again that the cleanup after
+        # an interruption removes.
         if stop.is_set():
             raise KeyboardInterrupt
 

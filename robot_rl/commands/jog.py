@@ -128,7 +128,7 @@ class _Arm:
         return self.last
 
     def go(self, way: Vector, speed: float) -> None:
-        """Send targets along a displacement (3,) [m] from the current pose, one per measured pose."""
+        """Send targets along a displacement (3,) [m] from the current pose, one per new pose."""
         start, began = self.pose(), time.monotonic()
         seconds = float(np.linalg.norm(way)) / speed
         self._modes.clear()

@@ -109,7 +109,7 @@ class PolicyInputs(NamedTuple):
 
     @classmethod
     def of(cls, observed: Collection[str], schema: RowSchema) -> PolicyInputs:
-        """Split a schema's columns into those in `observed`, which the policy sees, and the rest."""
+        """Split a schema's columns into `observed`, which the policy sees, and the rest."""
         names = [name for name in schema.observation_names if name != LAST_COMMAND]
         seen = tuple(name for name in names if name in observed)
         return cls(seen, tuple(name for name in names if name not in observed))

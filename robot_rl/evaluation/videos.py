@@ -38,7 +38,7 @@ class Filmable(Protocol):
     """A robot that can be filmed."""
 
     def picture(self) -> Picture:
-        """Return the current bystander view: uint8 (height, width, 3) RGB, height and width even."""
+        """Return the current view of a bystander: uint8 (H, W, 3) RGB, H and W even."""
 
 
 @dataclass(frozen=True)
