@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _say(f"the interrupted work ended with {described(error)}")
                 _say("stopped")
                 return EXIT_INTERRUPTED
-            if isinstance(error, BrokenPipeError):  # the reader closed the pipe, as in `robot-rl inspect RUN | head`
+            if isinstance(error, BrokenPipeError):  # `robot-rl inspect RUN | head` closed the pipe
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             elif isinstance(error, OSError) and (
                 error.filename is not None or error.errno in _NO_SPACE_OR_ACCESS

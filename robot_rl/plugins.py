@@ -159,7 +159,7 @@ def plugins() -> tuple[Plugin, ...]:
 
 
 def added(kind: str, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Merge our own entries with those of all plug-ins for one field of `Plugin`, such as `commands`.
+    """Merge our own entries with the plug-ins' for one field of `Plugin`, such as `commands`.
 
     Raises:
         RobotRLError: A plug-in cannot be read, or adds a name that exists.

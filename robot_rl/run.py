@@ -1,8 +1,8 @@
 """The run directory: the data, checkpoints, curves and report of one training run.
 
-    runs/<task>/<YYYYmmdd-HHMMSS>/     `runs/latest` points to the latest
+    runs/<task>/<YYYYmmdd-HHMMSS>/     `runs/latest` points to the latest run
 
-The constants below name its files and folders. It also has
+The constants below name its files and folders. It also contains
 `stages.jsonl` (completed stages of the recipe, and their duration), `episodes.jsonl`,
 `learner.jsonl`, `evaluations.jsonl`, `corrections.jsonl`, `curation.jsonl` (rows of each
 demonstration that are not cloned, and why), `gate.jsonl` (decisions of a gate, and why),

@@ -28,9 +28,8 @@ def devices_of(*words: str) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     """Return the devices of a configuration, and its keys that still need values.
 
     A device is named after its node, or `teleop`. Its value is its kind, its driver as JSON and,
-    for a camera, what its node publishes. Devices of a simulated world, including a twin's, are
-    left out: they exist only while a command runs. `RobotRLError` for values that no device
-    accepts.
+    for a camera, what its node publishes. Devices of a simulated world, including a twin's,
+    exist only while a command runs. `RobotRLError` for values that no device accepts.
     """
     from omegaconf import OmegaConf  # late import: Hydra takes a moment
 
