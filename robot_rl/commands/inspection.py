@@ -82,7 +82,7 @@ class Kind(StrEnum):
 
 
 def look(path: Path, runs_directory: str = "runs") -> tuple[Kind, Path]:
-    """Return the kind and location of a path; `RunError` if it is neither a known kind nor a run."""
+    """Return the kind and location of a path; `RunError` if it is no known kind and no run."""
     if not path.exists():
         path = RunDirectory.open(path, runs_directory).path
     # Check this before runs: an exported policy has its run's configuration in the same folder.
@@ -128,9 +128,7 @@ def _run_directory(path: Path) -> Facts:
     verdicts = run.read_jsonl("gate")
     for name in (CLONED, *(v["candidate"] for v in verdicts), ACCEPTED, LAST, STUDENT):
         if run.has_folder(name):
-            run.complete_folder(
-                name
-            )  # the facts name the link, not a generation
+            run.complete_folder(name)  # the facts name the link, not a generation
             places[name] = run.path / name
     damaged = None
     try:  # as far as the checksums of the summary and checkpoints show

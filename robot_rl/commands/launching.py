@@ -35,7 +35,7 @@ CommandConfig = Callable[[Command, list[str]], DictConfig]
 
 _RESPAWN_SECONDS = 1.0
 _STOP_SECONDS = "60"
-# Launch-file equivalent of a robot-rl hint.
+# How to follow a robot-rl hint in `ros2 launch`.
 _HINT = (
     "to ros2 launch give KEY=VALUE as KEY:=VALUE where --show-args lists KEY, and otherwise as"
     " overrides:='KEY=VALUE'"
@@ -66,7 +66,7 @@ JOBS: dict[str, tuple[str, ...]] = {
 
 
 def launch_description(name: str, command_config: CommandConfig) -> LaunchDescription:
-    """Return the description of a job of `JOBS`; `command_config` composes a command's configuration.
+    """Return the description of a job of `JOBS`; `command_config` composes its configuration.
 
     A node that is killed is restarted. The command is not: its end shuts everything down, after it
     has put the robot on hold. A node's own error, such as an impossible parameter, also shuts

@@ -295,7 +295,7 @@ def _defaults(config: DictConfig) -> Mapping[str, Any]:
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:
-    """Resolve the values; references to missing values become `NOT_GIVEN`. Leaves `arms` unresolved."""
+    """Resolve all values but `arms`; references to missing values become `NOT_GIVEN`."""
     values: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
     arms = values.pop("arms")
     missing = [key for key, value in flatten(values).items() if value == "???"]
