@@ -12,7 +12,7 @@ from robot_rl.run import CLONED_POLICY
 
 _FEW = 5  # demonstrations; twice as many are enough
 _SOME = 5  # minimum number of policy episodes for a verdict
-_LINGERS = 0.3  # maximum fraction of a demonstration spent at its end for that place to be informative
+_LINGERS = 0.3  # fraction of demonstrated steps in the end box, above which it is useless
 _CHANCE = 0.05  # probability of so few successes below which labels are missing
 _MOVING = ("velocity", "velocities", "wrench", "lead")
 
@@ -65,8 +65,7 @@ def labels(evidence: Evidence) -> Cause | None:
     ends = _Ends.of(evidence)
     if ends is None or len(evidence.acted) < _SOME:
         return None
-    # Expected successes: steps in the box, times the rate at which such a demonstrated step was the
-    # last.
+    # Assume that each step in the box succeeds at the rate at which a demonstrated one was the last.
     there = np.array([ends.reached(e).sum() for e in evidence.acted.episodes])
     expected = float((1.0 - (1.0 - ends.rate) ** there).sum())
     success = evidence.acted.succeeded

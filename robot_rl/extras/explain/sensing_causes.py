@@ -151,7 +151,7 @@ def constant_observation(evidence: Evidence) -> Cause | None:
     for name, shares in still.items():
         acted = shares.get("the policy's episodes", 0.0)
         shown = shares.get("the demonstrations", 0.0)
-        touched = "wrench" not in name or evidence.acted.column(name).any()  # otherwise there was no contact
+        touched = "wrench" not in name or evidence.acted.column(name).any()  # else no contact
         if acted > 0.9 and shown < 0.5 and touched and "the demonstrations" in shares:
             figure = (
                 f"{name} stands still in {percent(acted)} of the policy's episodes, and in"
@@ -296,7 +296,7 @@ def _median_angle(turns: Vector, turn: Vector) -> float:
 
 
 def _white(origin: Origin, name: str) -> tuple[float, float]:
-    """Return a column's noise relative to its spread, and how much a change undoes the previous one.
+    """Return noise relative to spread, and how much a change undoes the previous one.
 
     For the noisiest column. Successive changes of white noise have a correlation of -0.5.
     """
