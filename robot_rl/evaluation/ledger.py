@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 LEDGER = "policies"
 CHECKSUM = "policy_checksum"
-"""The key of records, and of policies in other formats, for `policy_checksum`."""
+"""Key of `policy_checksum` in records and in policies of other formats."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,8 +54,8 @@ class Comparison:
     def chance(self) -> float:
         """The p-value: probability of a difference this large between equally good policies.
 
-        One-sided for a single test. Two-sided, and over all scenes so far, for a test after every
-        scene.
+        One-sided for a single test. For a test after every scene: two-sided, and at any time within
+        `most` scenes.
         """
         if self.most:
             return _chance_of_ever(max(self.lost, self.won), min(self.lost, self.won), self.most)
@@ -81,8 +81,8 @@ class Comparison:
     def settled(self, scenes: int) -> bool:
         """Whether more scenes cannot change the result of a test after every scene.
 
-        True if the difference is significant, or if winning all remaining scenes would not make it
-        so.
+        True if the difference is significant, or if neither policy could make it so by winning all
+        remaining scenes.
         """
         left = self.most - scenes
         ends = (replace(self, lost=self.lost + left), replace(self, won=self.won + left))

@@ -110,7 +110,7 @@ class AccessGate:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer or refuse one request, or exchange its token for a cookie."""
+        """Admit or reject one request, or exchange its token for a cookie."""
         _check_origin(request.headers, known_names_only=self._token is None)
         if self._token is None:
             return await handler(request)
@@ -176,7 +176,7 @@ class Connections:
     async def listen(
         self, server: web.Server, host: str, port: int, encryption: ssl.SSLContext | None
     ) -> asyncio.Server:
-        """Let a server's connections come in; raises `OSError`."""
+        """Start to accept connections for a server; raises `OSError`."""
         self._server = server
         given = None if encryption is None else _HANDSHAKE_SECONDS
         loop = asyncio.get_running_loop()
@@ -197,7 +197,7 @@ class Connections:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Note that a connection is used as long as a request is answered."""
+        """Mark a connection as used while a request is answered."""
         self._update()
         use = self._uses.get(request.transport) if request.transport else None
         if use is None:
@@ -209,9 +209,9 @@ class Connections:
             use.answering, use.since = False, time.monotonic()
 
     async def watch(self, idle_seconds: float) -> None:
-        """Close connections without a complete request for so long, until cancelled.
+        """Close connections idle for `idle_seconds` (no complete request), until cancelled.
 
-        One that is being answered stays.
+        Connections with a request in progress stay open.
         """
         while True:
             await asyncio.sleep(_LOOK_SECONDS)

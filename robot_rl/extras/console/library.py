@@ -56,7 +56,7 @@ class EpisodeLibrary:
         self._demonstrations = dataset or run.demonstrations
 
     def newest(self, place: str, most: int, before: int | None = None) -> list[ListedEpisode]:
-        """List up to `most` episodes of `store` or `demonstrations` before a number, latest first."""
+        """List the last `most` episodes of `store` or `demonstrations` before a number, latest first."""
         readers = {STORE: self._in_store, DEMONSTRATIONS: self._in_dataset}
         if place not in readers:
             raise ConsoleError("episodes are in no such place", got=place, expected=list(readers))
@@ -182,7 +182,7 @@ class EpisodePlayer:
         return {"row": self.row, "playing": self._playing, "speed": self._speed}
 
     async def moved(self) -> None:
-        """Wait until another row is shown, or a setting has changed."""
+        """Wait until another row is shown or a setting changes."""
         await self._moved.wait()
         self._moved.clear()
 

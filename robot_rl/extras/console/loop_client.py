@@ -49,7 +49,7 @@ class LoopClient:
         self._heard = -float("inf")
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[None]] = {}
-        self._untaken_stop: int | None = None  # number of the last stop without an answer
+        self._untaken_stop: int | None = None  # number of the last unacknowledged stop
         self._jog_problem = ""
         self._newest: Snapshot | None = None
         self._arrived = asyncio.Event()
@@ -62,7 +62,7 @@ class LoopClient:
         return time.monotonic() - self._heard < _SILENCE_SECONDS
 
     async def run(self) -> None:
-        """Keep in touch with the loop until cancelled; `WireError` if it is of another version."""
+        """Stay connected to the loop until cancelled; `WireError` if its version differs."""
         try:
             hello_at = 0.0
             while True:
@@ -77,17 +77,17 @@ class LoopClient:
             self._context.term()
 
     async def next_snapshot(self) -> Snapshot:
-        """Wait for a snapshot that was not given before; of several the newest is given."""
+        """Wait for the next snapshot; return the latest if several have arrived."""
         await self._arrived.wait()
         self._arrived.clear()
         assert self._newest is not None
         return self._newest
 
     async def post(self, event: str) -> None:
-        """Send an event to the loop, and wait for its receipt; `ConsoleError` without one.
+        """Send an event to the loop and wait for the acknowledgement; `ConsoleError` without one.
 
-        A stop without a receipt is sent again as soon as a loop answers: a process that is started
-        again must not move a robot that a person has stopped meanwhile.
+        A stop without an acknowledgement is sent again as soon as a loop answers: a restarted
+        process must not move a robot that a person has stopped in the meantime.
         """
         number = next(self._numbers)
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -106,7 +106,7 @@ class Page:
         self._filled.set()
 
     async def write(self) -> None:
-        """Send what was put, until the page is closed."""
+        """Send the pending messages until the page is closed."""
         while not self._socket.closed:
             await self._filled.wait()
             self._filled.clear()
@@ -173,7 +173,7 @@ class Pages:
             self._client.jog([0.0] * 6, None)
 
     async def answer(self, page: Page, text: str) -> None:
-        """Answer one request of a page, or tell it what is wrong."""
+        """Answer one request of a page, or report its error."""
         try:
             await self._do(page, _REQUESTS.decode(text))
         except (RobotRLError, msgspec.MsgspecError) as error:
@@ -247,7 +247,7 @@ class Pages:
             await asyncio.sleep(_CURVES_SECONDS)
 
     async def _picture(self, view: str, observation: Observation) -> None:
-        """Show what was observed: in the 3-D scene and as camera images."""
+        """Show an observation in the 3-D scene and as camera images."""
         if not self._open:
             return
         if view in self._scenes:

@@ -58,7 +58,7 @@ _ADDED_TO_PAGE = (
 
 
 async def serve_console(config: DictConfig, run: RunDirectory) -> None:
-    """Serve the console of a run until asked to end."""
+    """Serve the console of a run until asked to stop."""
     settings = config.console
     host, actor = str(settings.host), int(config.actor)
     token = access.read_token(settings.token_file)
@@ -149,7 +149,7 @@ class ConsoleServer:
         stop: asyncio.Event,
         ready: Callable[[int], None],
     ) -> None:
-        """Serve until `stop` is set; `ready` hears of the port, which is any free one for 0."""
+        """Serve until `stop` is set; call `ready` with the port; 0 selects a free one."""
         session = aiohttp.ClientSession()
         proxies = {name: ViewerProxy(scene.port, session) for name, scene in self.scenes.items()}
         connections = access.Connections()
@@ -202,7 +202,7 @@ class ConsoleServer:
         return web.FileResponse(_PAGE / (request.path.removeprefix("/") or "index.html"))
 
     async def _wanted(self, request: web.Request) -> web.StreamResponse:
-        """Give the picture of a scene that a person is to put back."""
+        """Return the image of a scene that a person has to restore."""
         named = request.match_info
         return web.FileResponse(self.run.path / SCENES / named["seed"] / f"{named['camera']}.jpg")
 
@@ -249,7 +249,7 @@ class ViewerProxy:
     session: aiohttp.ClientSession
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Pass on one request, or all messages of a websocket."""
+        """Forward one request, or all messages of a websocket."""
         if request.headers.get("Upgrade", "").lower() == "websocket":
             return await self._join(request)
         address = f"http://{access.LOOPBACK}:{self.port}/{request.match_info['path']}"

@@ -65,7 +65,7 @@ def labels(evidence: Evidence) -> Cause | None:
     ends = _Ends.of(evidence)
     if ends is None or len(evidence.acted) < _SOME:
         return None
-    # Assume that each step in the box succeeds at the rate at which a demonstrated one was the last.
+    # Assume that each step in the box succeeds at the rate at which demonstrated ones were last.
     there = np.array([ends.reached(e).sum() for e in evidence.acted.episodes])
     expected = float((1.0 - (1.0 - ends.rate) ** there).sum())
     success = evidence.acted.succeeded
