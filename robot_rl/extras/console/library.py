@@ -56,7 +56,7 @@ class EpisodeLibrary:
         self._demonstrations = dataset or run.demonstrations
 
     def newest(self, place: str, most: int, before: int | None = None) -> list[ListedEpisode]:
-        """List the last `most` episodes of `store` or `demonstrations` before a number, latest first."""
+        """List up to `most` episodes of a place before a number, latest first."""
         readers = {STORE: self._in_store, DEMONSTRATIONS: self._in_dataset}
         if place not in readers:
             raise ConsoleError("episodes are in no such place", got=place, expected=list(readers))
