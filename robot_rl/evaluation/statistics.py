@@ -45,7 +45,7 @@ class Comparison:
 
     lost: int  # scenes in which the other policy did better: only the other solved them
     won: int  # scenes in which this policy did better
-    level: float = NOISE_LEVEL  # significance level: a difference with this p-value or less is real
+    level: float = NOISE_LEVEL  # a p-value at or below this is significant
     # Maximum number of scenes, fixed in advance, for a test after every scene; 0 for a single test
     # at the end.
     most: int = 0
