@@ -25,7 +25,7 @@ Compliance = Literal["impedance", "force_mode", "position"]
 
 # Rounding error of an angle at its limit [rad].
 _SMALL_ANGLE = 1e-9
-# No arm reaches farther [m]; a larger number is probably in millimetres.
+# No arm reaches farther [m]; larger numbers are in millimetres.
 _FARTHEST = 10.0
 MOST_TURNED = 1e3  # no joint turns farther [rad]
 # Largest sensible target steps [m, rad].
@@ -172,7 +172,7 @@ class PoseLimits:
     def led(
         self, target: Vector, measured: Vector, slack: Vector | None = None
     ) -> tuple[Vector, bool]:
-        """Clamp a target (7,) to the lead plus `slack` (2,) around `measured`; return if clamped."""
+        """Return the target (7,) clamped to lead + `slack` (2,) of `measured`, and whether it was."""
         lead, lead_turn = self._lead if slack is None else self._lead + slack
         position = np.clip(target[:3], measured[:3] - lead, measured[:3] + lead)
         turn, turned = rotations.within_angle(target[3:], measured[3:], float(lead_turn))
@@ -203,7 +203,7 @@ class PoseLimits:
         return np.array(rotations.apart(start, end))
 
     def towards(self, start: Vector, end: Vector, most: Vector) -> tuple[Vector, bool]:
-        """Move from `start` towards `end` by at most `most` (2,) [m, rad]; return if cut short."""
+        """Return the pose at most `most` (2,) [m, rad] towards `end`, and whether it stops short."""
         way = end[:3] - start[:3]
         length = math.hypot(*way)
         short = length > most[0]
@@ -364,7 +364,7 @@ class JointRanges:
     def led(
         self, target: Vector, measured: Vector, slack: Vector | None = None
     ) -> tuple[Vector, bool]:
-        """Clamp a target (n,) to the lead plus `slack` (1,) around `measured`; return if clamped."""
+        """Return the target (n,) clamped to lead + `slack` (1,) of `measured`, and whether it was."""
         lead = self.max_lead_joints if slack is None else self.max_lead_joints + slack
         positions = np.clip(target, measured - lead, measured + lead)
         return positions, bool((positions != target).any())
@@ -382,7 +382,10 @@ class JointRanges:
         return np.abs(end - start)
 
     def towards(self, start: Vector, end: Vector, most: Vector) -> tuple[Vector, bool]:
-        """Move straight to `end`, each joint by at most `most` (1,); return if cut short."""
+        """Return the place at most `most` (1,) towards `end`, and whether it stops short.
+
+        The line is straight in joint space; no joint moves by more than `most` [rad].
+        """
         way = end - start
         longest, limit = float(np.abs(way).max()), float(most[0])
         if longest <= limit:
