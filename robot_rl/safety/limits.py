@@ -172,7 +172,7 @@ class PoseLimits:
     def led(
         self, target: Vector, measured: Vector, slack: Vector | None = None
     ) -> tuple[Vector, bool]:
-        """Return the target (7,) clamped to lead + `slack` (2,) of `measured`, and whether it was."""
+        """Clamp a target (7,) to lead + `slack` (2,) of `measured`; also return whether clamped."""
         lead, lead_turn = self._lead if slack is None else self._lead + slack
         position = np.clip(target[:3], measured[:3] - lead, measured[:3] + lead)
         turn, turned = rotations.within_angle(target[3:], measured[3:], float(lead_turn))
@@ -203,7 +203,7 @@ class PoseLimits:
         return np.array(rotations.apart(start, end))
 
     def towards(self, start: Vector, end: Vector, most: Vector) -> tuple[Vector, bool]:
-        """Return the pose at most `most` (2,) [m, rad] towards `end`, and whether it stops short."""
+        """Move at most `most` (2,) [m, rad] towards `end`; also return whether it stops short."""
         way = end[:3] - start[:3]
         length = math.hypot(*way)
         short = length > most[0]
@@ -364,7 +364,7 @@ class JointRanges:
     def led(
         self, target: Vector, measured: Vector, slack: Vector | None = None
     ) -> tuple[Vector, bool]:
-        """Return the target (n,) clamped to lead + `slack` (1,) of `measured`, and whether it was."""
+        """Clamp a target (n,) to lead + `slack` (1,) of `measured`; also return whether clamped."""
         lead = self.max_lead_joints if slack is None else self.max_lead_joints + slack
         positions = np.clip(target, measured - lead, measured + lead)
         return positions, bool((positions != target).any())
@@ -382,10 +382,7 @@ class JointRanges:
         return np.abs(end - start)
 
     def towards(self, start: Vector, end: Vector, most: Vector) -> tuple[Vector, bool]:
-        """Return the place at most `most` (1,) towards `end`, and whether it stops short.
-
-        The line is straight in joint space; no joint moves by more than `most` [rad].
-        """
+        """Move joints at most `most` (1,) straight to `end`; also return whether it stops short."""
         way = end - start
         longest, limit = float(np.abs(way).max()), float(most[0])
         if longest <= limit:

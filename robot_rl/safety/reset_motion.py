@@ -66,7 +66,7 @@ def checked_reset_joints(
 
 
 def sole_reset_end(pose: Sequence[float] | None, joints: npt.ArrayLike | None) -> Any:
-    """Return whichever of `reset.pose` and `reset.joints` is set; `CommandRefused` unless one is."""
+    """Return the one of `reset.pose` and `reset.joints` that is set, or raise `CommandRefused`."""
     given = [end for end in (pose, joints) if end is not None and np.size(end)]
     if len(given) != 1:
         problem = "a reset needs one of the parameters reset.pose and reset.joints"

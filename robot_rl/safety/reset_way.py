@@ -116,14 +116,14 @@ class JointWay:
         return self._pose(share, tool_pose(self.forward, pose, joints))
 
     def left(self, pose: Vector, joints: Vector, options: ResetOptions) -> str | None:
-        """Return the remaining motion as text, or None: of a joint if last, else of the tool."""
+        """Return a joint that has not arrived (last segment only), else the tool's remainder."""
         away = _joint_away(self.end, joints, self.name, options)
         if self.is_last and away is not None:
             return away
         return StraightWay(pose, self.at(1.0, pose, joints)).left(pose, joints, options)
 
     def beyond(self, limits: PoseLimits, options: ResetOptions) -> str | None:
-        """Return where the path leaves a limit, or moves farther outside than the arm; else None."""
+        """Return where the path leaves a limit, or goes farther out than the arm is; else None."""
         poses = self._poses
         for anchor, pose in [*((poses[0], pose) for pose in poses), (limits.middle, poses[-1])]:
             admitted, changed = limits.admitted(anchor, pose)

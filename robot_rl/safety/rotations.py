@@ -128,13 +128,13 @@ def continuous(poses: npt.NDArray[Any], before: npt.NDArray[Any] | None = None) 
 
 
 def compose(parent: Vector, child: Vector) -> Vector:
-    """Return `child`, given in the parent's frame, in the frame of `parent`'s coordinates."""
+    """Transform `child` from the parent's frame to the frame that `parent` is expressed in."""
     position = parent[:3] + rotate(parent[3:], child[:3])
     return np.concatenate([position, multiply(parent[3:], child[3:])])
 
 
 def relative(frame: Vector, pose: Vector) -> Vector:
-    """Return the pose in the frame `frame`; both are given in one common frame."""
+    """Return the pose relative to `frame`; both are given in one common frame."""
     inverse = conjugate(frame[3:])
     return np.concatenate([rotate(inverse, pose[:3] - frame[:3]), multiply(inverse, pose[3:])])
 
@@ -165,6 +165,6 @@ def about_z(angle: float) -> Vector:
 
 
 def heading(quaternion: Vector) -> float:
-    """Return the angle about z of the rotated x axis [rad]: the yaw of an upright or flipped pose."""
+    """Return the angle about z of the rotated x axis [rad]: the yaw, upright or upside down."""
     x, y, _ = rotate(quaternion, _X_AXIS).tolist()
     return math.atan2(y, x)
