@@ -126,7 +126,7 @@ class ProcessGroup:
             raise self._died(self._children[name], 0)
 
     def end(self) -> list[ProcessDied]:
-        """Ask all children to end, the first one last, and wait until they have saved their data.
+        """End all children, the first one last, and wait until they have saved their data.
 
         Returns the problems: errors while ending, and children that had to be killed.
         """
@@ -228,7 +228,7 @@ class ProcessGroup:
 def start_process(
     arguments: Sequence[str], module: str = COMMAND, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start `python -P -m MODULE ARGUMENTS`, which ends when the pipe to its standard input closes.
+    """Start `python -P -m MODULE ARGUMENTS`; it ends when the pipe to its standard input closes.
 
     -P keeps files in the working folder from being imported: the folder may be a run copied from
     elsewhere. The options are passed to `subprocess.Popen`.

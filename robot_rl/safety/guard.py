@@ -86,7 +86,7 @@ class ArmGuard:
         # Count once per excursion or command, not per tick.
         self._active: set[str] = set()
 
-    # -- requests of clients and people ---------------------------------------------------------
+    # -- requests from clients and people -------------------------------------------------------
 
     def command(self, target: npt.ArrayLike, stamp_ns: int, now: float, system_ns: int) -> Vector:
         """Accept a target; `tick` moves there.
@@ -231,7 +231,7 @@ class ArmGuard:
         self.target = self._advanced(elapsed, measured.stamp_ns)
         return self.target
 
-    # -- how ------------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
 
     def _check_mode(self) -> None:
         if self.mode is Mode.STOPPED:

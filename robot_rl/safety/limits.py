@@ -165,7 +165,7 @@ class PoseLimits:
 
     @cached_property
     def middle(self) -> Vector:
-        """The pose (7,) in the middle of the workspace, oriented as the reference."""
+        """The pose (7,) at the centre of the workspace, with the reference orientation."""
         centre = 0.5 * (np.array(self.workspace_low) + np.array(self.workspace_high))
         return np.concatenate([centre, self.reference])
 

@@ -27,9 +27,9 @@ _NOT_RIGID = (0.02, 0.1)
 
 @dataclass(frozen=True)
 class ResetOptions:
-    """How a reset moves."""
+    """Options of the reset motion."""
 
-    # Along the tool's own -z.
+    # Along the tool's -z axis.
     retract_distance: float = bounded(0.08, "how far the tool is drawn back first [m]", 1e-3, 0.5)
     speed_translation: float = bounded(0.08, "largest speed of a reset [m/s]", 1e-3, 0.25)
     speed_rotation: float = bounded(0.4, "largest speed of its rotation [rad/s]", 1e-3, 1.0)
