@@ -1,7 +1,7 @@
-"""What the launch files here have in common: it finds robot_rl, and lets it describe the job.
+"""Shared code of the launch files: find robot_rl and let it describe the job.
 
-`ros2` runs on the Python of the ROS installation; robot_rl may be in an environment of its own,
-whose prefix these files were installed to.
+`ros2` runs on the Python of the ROS installation. robot_rl may be in a separate environment; these
+files are installed to its prefix.
 """
 
 import sys
@@ -20,5 +20,5 @@ def describe(job):
 
 
 def of(launch_file):
-    """Return what `ros2 launch` calls in a launch file, whose name begins with its job."""
+    """Return the function that `ros2 launch` calls; the launch file's name starts with its job."""
     return partial(describe, Path(launch_file).name.partition(".")[0])

@@ -1,4 +1,4 @@
-"""Start the nodes of a robot alone.
+"""Start only the nodes of a robot.
 
 ros2 launch robot_rl robot.launch.py robot:=ros namespace:=left
 """

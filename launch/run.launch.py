@@ -1,4 +1,4 @@
-"""Put the policy of a run to work on a robot.
+"""Deploy the policy of a run on a robot.
 
 ros2 launch robot_rl run.launch.py run:=latest robot:=ros_sim
 """

@@ -1,4 +1,4 @@
-"""Start the nodes of the simulated robot alone.
+"""Start only the nodes of the simulated robot.
 
 ros2 launch robot_rl sim_robot.launch.py task:=peg_insert
 """

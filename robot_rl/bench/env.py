@@ -1,4 +1,4 @@
-"""How fast the simulation steps, with and without cameras; stepped clock, one thread."""
+"""Simulation speed with and without cameras; stepped clock, one thread."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _RENDERED_STEPS = 200
 def run(config: DictConfig) -> dict[str, object]:
     """Measure control steps per second with the expert acting, so that contacts are included.
 
-    The median over rounds of 1,000 steps, resets included and the expert's own time taken out; and
-    of 200 steps with the cameras of ``observation=pixels``: `CameraError` where nothing can be
-    rendered.
+    Results are medians over rounds of 1,000 steps, and of 200 steps with the cameras of
+    ``observation=pixels``. They include resets but not the expert's time. Raises `CameraError` if
+    rendering is not possible.
     """
     rate, physics_rate = _rate(config, _STEPS)
     pixels = compose([f"task={config.choices.task}", "observation=pixels"])
@@ -37,7 +37,7 @@ def run(config: DictConfig) -> dict[str, object]:
 
 
 def _rate(config: DictConfig, steps: int) -> tuple[float, float]:
-    """Control steps per second of wall time, and physics steps per second of simulated time."""
+    """Return control steps per second of wall time, and physics steps per simulated second."""
     env = make_env(config)
     if not isinstance(env.robot, SimRobot):
         raise RobotRLError(

@@ -1,7 +1,7 @@
-"""How punctual the control loop is, with the learner and the replay server busy beside it.
+"""Control loop timing while the learner and the replay server are busy.
 
-Once more at 50 Hz with the server killed every five seconds: what the actor cannot send waits in
-its spool, and the loop must not notice.
+A further case at 50 Hz kills the server every five seconds: data that the actor cannot send waits
+in its spool, and the loop timing must not change.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ RATES_HZ = (10.0, 50.0)
 KILLS_EVERY_SECONDS = 5.0
 TICKS = 2000
 _SETTLING_TICKS = 100
-# Blocks so short and updates so many that the learner computes all the time, at every rate.
+# Short blocks and many updates, so that the learner computes all the time at every rate.
 _BLOCK_STEPS = 10
 _BUSY_RATIO = 30
 
 
 class Measured(NamedTuple):
-    """The result of `measure`."""
+    """Result of `measure`."""
 
-    decisions: npt.NDArray[np.float64]  # time from tick to sending of each step [s]
-    lateness: npt.NDArray[np.float64]  # how late the tick after each step was reached [s]
-    updates: int  # updates of the learner meanwhile
-    kills: int  # kills of the replay server meanwhile
+    decisions: npt.NDArray[np.float64]  # time from tick to sending for each step [s]
+    lateness: npt.NDArray[np.float64]  # lateness of the tick after each step [s]
+    updates: int  # learner updates during the run
+    kills: int  # kills of the replay server during the run
 
 
 def run(config: DictConfig) -> dict[str, object]:
     """Run 2,000 ticks at 10 and at 50 Hz with the configured policy acting.
 
-    For each rate `p99_lateness_ms_…` is the 99th percentile of send time minus the time at which
-    the tick was due minus the declared inference budget, never below 0; without taking off the
-    budget there are `median_`, `p99_` and `max_decision_ms_…`. `p99_tick_lateness_ms_…` is how late
-    the tick itself was, before anything was computed.
+    For each rate, `p99_lateness_ms_…` is the 99th percentile of send time minus due time of the
+    tick minus the declared inference budget, clipped at 0. `median_`, `p99_` and
+    `max_decision_ms_…` do not subtract the budget. `p99_tick_lateness_ms_…` is the lateness of the
+    tick itself, before any computation.
     """
     budget = float(config.inference_budget_seconds)
     results: dict[str, object] = {"inference_budget_ms": 1e3 * budget, "ticks": TICKS}
@@ -69,7 +69,7 @@ def run(config: DictConfig) -> dict[str, object]:
 
 
 def figures(measured: Measured, name: str, budget: float) -> dict[str, float]:
-    """The figures of one case in milliseconds; the inference budget is in seconds."""
+    """Return the figures of one case [ms]; the inference budget is in seconds."""
     decisions, late = measured.decisions, np.maximum(measured.decisions - budget, 0.0)
     seconds = {
         "p99_lateness": np.percentile(late, 99),
@@ -82,7 +82,7 @@ def figures(measured: Measured, name: str, budget: float) -> dict[str, float]:
 
 
 def configured(config: DictConfig, rate: float, folder: str) -> DictConfig:
-    """The configuration of a run at `rate` whose learner never rests; speeds stay the same."""
+    """Return the configuration of a run at `rate` with a busy learner; speeds stay the same."""
     settings = copy.deepcopy(config)
     factor = rate / float(config.control_rate_hz)
     settings.control_rate_hz = rate
@@ -108,9 +108,9 @@ def measure(
     kill_every: float | None = None,
     beside: Callable[[RunDirectory], AbstractContextManager[None]] = lambda run: nullcontext(),
 ) -> Measured:
-    """Run the control loop of `configured` in this process, beside server and learner.
+    """Run the control loop of `configured` in this process, with a server and a learner.
 
-    The server is killed every so many seconds; `beside` is what else goes on in the run.
+    The server is killed every `kill_every` seconds; `beside` adds other activity to the run.
     """
     run = RunDirectory.create(config.task.name, config.runs_directory)
     settings = Settings.of(config)
@@ -143,9 +143,9 @@ def measure(
 
 @contextmanager
 def _killed_server(arguments: Sequence[str], every: float, kills: list[int]) -> Iterator[None]:
-    """Run a replay server, kill it every so many seconds and start it again at once.
+    """Run a replay server, kill it every `every` seconds and restart it immediately.
 
-    Each one that was killed adds its process id to `kills`.
+    The process id of each killed server is appended to `kills`.
     """
     ends = threading.Event()
 

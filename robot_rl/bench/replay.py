@@ -1,4 +1,4 @@
-"""Bench of the replay path: one client process (this one), one server process, one store."""
+"""Benchmark of the replay path: one client process (this one), one server process, one store."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SECONDS = 10.0
 
 
 def run(config: DictConfig) -> dict[str, object]:
-    """Measure inserts and samples of transitions as a two-camera robot makes them; means.
+    """Measure mean insert and sample rates for transitions of a two-camera robot.
 
-    Inserts are committed and acknowledged, with schema checks. A sample is 256 pairs (s, s'). The
-    rows have sizes of their own, whatever the configuration is. Each second of inserting writes up
-    to 1 GB into the system's temporary folder (``TMPDIR``), removed at the end.
+    Inserts are committed and acknowledged, with schema checks. A sample is 256 pairs (s, s'). Row
+    sizes are fixed and do not depend on the configuration. Each second of inserting writes up to
+    1 GB to the system's temporary folder (``TMPDIR``), which is removed at the end.
     """
     results: dict[str, object] = {}
     images = camera_schema()
@@ -55,13 +55,13 @@ def run(config: DictConfig) -> dict[str, object]:
 
 
 def camera_schema() -> RowSchema:
-    """Return rows with two 128 x 128 RGB images, 32 floats and a 7-float action."""
+    """Return the schema of rows with two 128 x 128 RGB images, 32 floats and a 7-float action."""
     images = [Field(f"images/{name}", "uint8", (128, 128, 3)) for name in ("front", "wrist")]
     return row_schema("bench", [*_state_fields(), *images], [f"a{i}" for i in range(7)], 10.0)
 
 
 def state_schema() -> RowSchema:
-    """Return rows with 32 floats and a 7-float action."""
+    """Return the schema of rows with 32 floats and a 7-float action."""
     return row_schema("bench", _state_fields(), [f"a{i}" for i in range(7)], 10.0)
 
 
@@ -70,7 +70,7 @@ def _state_fields() -> list[Field]:
 
 
 def episode_rows(schema: RowSchema) -> list[Row]:
-    """Return the rows of one episode; images differ, so that nothing is compressed by accident."""
+    """Return the rows of one episode; images differ so that compression does not help."""
     rng = np.random.default_rng(0)
     rows = []
     for step in range(EPISODE_STEPS + 1):
@@ -107,7 +107,7 @@ def _server(fsync: Fsync) -> Iterator[Path]:
 
 
 def _insert(store: Path, schema: RowSchema, seconds: float, batch_rows: int) -> float:
-    """Append for so long and return acknowledged transitions per second."""
+    """Append for `seconds` and return acknowledged transitions per second."""
     rows = episode_rows(schema)
     with ReplayClient(store, spool_bytes=64 << 20, batch_rows=batch_rows) as client:
         client.open_session(schema)
@@ -121,13 +121,13 @@ def _insert(store: Path, schema: RowSchema, seconds: float, batch_rows: int) -> 
 
 
 def _sample_ms(store: Path, schema: RowSchema, n_step: int) -> float:
-    """Time a batch into preallocated arrays, rows spread over the store."""
+    """Return the time to sample a batch into preallocated arrays [ms], rows across the store."""
     fields = [*schema.observation_names, "action", "base_action"]
     spec = SampleSpec(tuple(fields), BATCH_SIZE, n_step, demonstration_share=0.0)
     sampler = Sampler(StoreRows(store), spec, np.random.default_rng(0))
     with contextlib.closing(sampler):
         batch = sampler.allocate()
-        # Maps the pages of the file, as the first minutes do: each row about three times.
+        # Warm up: map the file's pages, each row about three times, as in the first minutes of use.
         for _ in range(SAMPLES // 2 + 3 * sampler.visible.online // (2 * BATCH_SIZE)):
             sampler.sample(batch)
         start = time.perf_counter()

@@ -1,1 +1,1 @@
-"""How a process is started, watched, ended and waited for; its files, locks and machine."""
+"""Start, watch, end and wait for processes; files, locks and machine information."""

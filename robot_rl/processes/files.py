@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, how one proves that, and locks."""
+"""Atomic writes of files and folders, manifests to verify them, and locks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _HINT = "copy the run again, or use an older checkpoint of it (checkpoints/step_
 
 
 class Failure(NamedTuple):
-    """Why the system could not write, in words."""
+    """Why a write failed, as text."""
 
     problem: str
     got: object
     hint: str
-    passes: bool  # whether it is over once the user has made room
+    passes: bool  # whether freeing space or resources fixes it
 
 
 def why_not_written(error: OSError, place: Path) -> Failure:
-    """Explain an error of the system on writing at a place."""
+    """Explain an operating-system error from writing to `place`."""
     match error.errno:
         case errno.ENOSPC:
             return _no_space(error, place)
@@ -71,21 +71,21 @@ def _no_space(error: OSError, place: Path) -> Failure:
 
 
 def is_in_place(path: Path, descriptor: int) -> bool:
-    """Whether an open file is still what is found at its path."""
+    """Whether `path` still refers to this open file."""
     with suppress(OSError):
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     return False
 
 
 def check_links(folder: Path, refused: type[RobotRLError]) -> None:
-    """Raise the error `refused` where a symbolic link below a folder leads out of it.
+    """Raise `refused` if a symbolic link inside a folder points out of it.
 
-    Whoever writes or deletes there would do so elsewhere. The folder itself may be a link.
+    Writing or deleting through such a link would act elsewhere. The folder itself may be a link.
     """
     root = folder.resolve()
 
     def unlisted(error: OSError) -> None:
-        if os.access(error.filename, os.X_OK):  # where nobody may enter, no link is followed
+        if os.access(error.filename, os.X_OK):  # without access no link can be followed
             raise refused(f"{folder} has a folder that cannot be listed", got=error) from error
 
     for place, folders, names in os.walk(root, onerror=unlisted):
@@ -101,9 +101,9 @@ def check_links(folder: Path, refused: type[RobotRLError]) -> None:
 
 
 def locked(descriptor: int) -> bool:
-    """Lock an open file or folder for its descriptor, if nobody else has; never waits.
+    """Try to lock an open file or folder without waiting; return whether that worked.
 
-    The system drops the lock with the last process that holds it, however that ends.
+    The system releases the lock when the last process that holds it ends, however it ends.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -113,15 +113,15 @@ def locked(descriptor: int) -> bool:
 
 
 def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write a file in UTF-8 and flush it to the disk; see `replace_bytes`."""
+    """Write a UTF-8 file and flush it to disk; see `replace_bytes`."""
     replace_bytes(path, text.encode(), mode)
 
 
 def replace_bytes(path: Path, data: bytes, mode: int = 0o666, *, flush: bool = True) -> None:
-    """Write a file; a reader finds the old content or the new one, even after a kill.
+    """Replace a file atomically: a reader gets the old or the new content, even after a kill.
 
-    Only one process writes it at a time. With `flush` it also outlives a power cut. After an
-    `OSError`, as on a full disk, the old file is kept. The umask takes off from `mode`.
+    Only one process may write it at a time. With `flush` it also survives a power failure. On an
+    `OSError`, such as a full disk, the old file stays. The umask applies to `mode`.
     """
     temporary = path.with_name(f".{path.name}.partial")
     temporary.unlink(missing_ok=True)
@@ -137,7 +137,7 @@ def replace_bytes(path: Path, data: bytes, mode: int = 0o666, *, flush: bool = T
 
 
 def flush_to_disk(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    """Flush a file's content, or a folder's list of names, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -147,9 +147,9 @@ def flush_to_disk(path: Path) -> None:
 
 @contextmanager
 def new_folder(path: Path, partial: Path) -> Iterator[Path]:
-    """Fill the folder `partial`, and then rename it to `path`; on an exception it goes.
+    """Yield the folder `partial` to fill, then rename it to `path`; delete it on an exception.
 
-    Both are in one file system; at `path` is nothing, or an empty folder.
+    Both must be on one file system, and `path` must be absent or an empty folder.
     """
     try:
         partial.mkdir()
@@ -162,16 +162,16 @@ def new_folder(path: Path, partial: Path) -> Iterator[Path]:
 
 @contextmanager
 def switched_folder(link: Path) -> Iterator[Path]:
-    """Write a folder that is there whole or not at all, as the newest of its generations.
+    """Write a folder atomically as its latest generation.
 
-    The caller fills the temporary folder that it is given. On leaving, sizes and SHA-256 sums of
-    all files are noted in `manifest.json`, everything is flushed to the disk, and `link`, a
-    symbolic link to the newest generation, is switched to it in one step. The generation before
-    stays, since another process may be reading it; older ones go. On an exception, as of a full
-    disk, nothing changes.
+    The caller fills the temporary folder that this yields. On exit, `manifest.json` records the
+    sizes and SHA-256 sums of all files, everything is flushed to disk, and `link`, a symbolic link
+    to the latest generation, switches to it atomically. The previous generation stays, since
+    another process may be reading it; older ones are deleted. On an exception, such as a full disk,
+    nothing changes.
     """
     number = max(_generations(link), default=0) + 1
-    resolved_copy = link.is_dir() and not link.is_symlink()  # as scp -r makes of a run
+    resolved_copy = link.is_dir() and not link.is_symlink()  # for example after scp -r of a run
     if resolved_copy:
         number += 1
     generation = link.with_name(f".{link.name}-{number:08d}")
@@ -189,16 +189,16 @@ def switched_folder(link: Path) -> Iterator[Path]:
 
 
 def newest_folder(link: Path) -> Path:
-    """The newest generation of a folder; without one the path of the link itself."""
+    """Return the latest generation of a folder; without one, the path of the link itself."""
     if not link.exists():
         generations = _generations(link)
-        # The link is missing only after a stop between the two renames of a resolved copy.
+        # The link is missing only after an interruption between the two renames of a resolved copy.
         link = generations[max(generations)] if generations else link
     return link.resolve()
 
 
 def point(link: Path, target: Path) -> None:
-    """Make or switch a symbolic link in one step."""
+    """Create or switch a symbolic link atomically."""
     temporary = link.with_name(f".{link.name}.{os.getpid()}.link")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
@@ -212,7 +212,7 @@ def _generations(link: Path) -> dict[int, Path]:
 
 
 def _write_manifest(folder: Path) -> None:
-    """Note size and SHA-256 of each file of a folder, and flush everything to the disk."""
+    """Record the size and SHA-256 of each file in a folder, and flush everything to disk."""
     files = {
         path.relative_to(folder).as_posix(): {
             "bytes": path.stat().st_size,
@@ -228,7 +228,7 @@ def _write_manifest(folder: Path) -> None:
 
 
 def check_manifest(folder: Path) -> Path:
-    """Return the folder; a `CheckpointError` names its first file that is not as it was written."""
+    """Return the folder; `CheckpointError` names the first file that differs from the manifest."""
     manifest = folder / MANIFEST
     try:
         files = json.loads(manifest.read_text(encoding="utf-8"))["files"]

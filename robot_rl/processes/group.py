@@ -1,4 +1,4 @@
-"""Starts the processes of a run, watches them, and ends them in order."""
+"""Start the processes of a run, watch them, and end them in order."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from robot_rl.processes.signals import ENDS_WITH_INPUT, EXIT_INTERRUPTED
 
 COMMAND = "robot_rl.cli"
 _END_SECONDS = 60.0
-# The user hears of a child that takes longer to end [s].
+# Notify the user if a child takes longer than this to end [s].
 _QUIET_SECONDS = 3.0
-# Lines of a child's log that the user needs. The first line of a command is its choices, key=value.
+# Log lines of a child for the user. The first line of a command lists its choices as key=value.
 _FOR_THE_USER = re.compile(r"(?P<role>actor|learner|evaluation|replay): (?P<words>(?!\w+=).+)")
 _ASKED_TO_END = (0, EXIT_INTERRUPTED, -signal.SIGTERM)
-# A child that is killed more often than this is not started again.
+# A child that is killed more often than this is not restarted.
 _DEATHS, _DEATHS_WITHIN_SECONDS = 5, 60.0
 
 
@@ -40,7 +40,7 @@ class _Child:
     log: IO[bytes]
     needed: bool
     process: subprocess.Popen[bytes] = field(init=False)
-    log_start: int = 0  # where the words of the present process begin
+    log_start: int = 0  # log offset where the current process starts
     log_read: int = 0
     lost: bool = False
     deaths: list[float] = field(default_factory=list)
@@ -50,24 +50,24 @@ class _Child:
 class ProcessGroup:
     """Child processes of one run, each with a log file.
 
-    Lines of a child's log that begin with its role, as in "learner: ", are for the user: `running`
-    and the end of the child pass them on to `note`.
+    Log lines of a child that start with its role, such as "learner: ", are for the user. They are
+    forwarded to `note` by `running` and when the child ends.
 
-    A child that is killed by a signal is restarted, and goes on where it was; one that ends with an
-    error is not. The first child, the replay server, serves the others and ends last, so that
-    nothing is lost that they still send.
+    A child that is killed by a signal is restarted and resumes; a child that exits with an error is
+    not. The first child, the replay server, serves the others and ends last, so that no data they
+    still send is lost.
 
-    The children have sessions of their own: Ctrl-C in the terminal reaches only the parent, which
-    then ends them. Should the parent be killed, each ends by itself when its standard input closes,
-    whose other end the parent and all later children hold.
+    Each child runs in a separate session: Ctrl-C in the terminal reaches only the parent, which
+    then ends the children. If the parent is killed, each child ends when its standard input closes.
+    The parent and all later children hold the other end of that pipe.
     """
 
     logs: Path  # folder of the log files
-    inherited: Sequence[int] = ()  # open descriptors that they keep, for example of a lock
-    # Takes messages for the user: restarts, and lines of the children.
+    inherited: Sequence[int] = ()  # open descriptors that children inherit, for example of a lock
+    # Receives messages for the user: restarts, and log lines of the children.
     note: Callable[[str], None] = print
-    # How long the children have to end, and then the first one, before they are killed. A child
-    # that has children of its own needs longer than these [s].
+    # Time for the children, and then for the first one, to end before they are killed [s]. A child
+    # that has children itself must get more time than they do.
     end_seconds: float = _END_SECONDS
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class ProcessGroup:
     def start(
         self, name: str, arguments: Sequence[str], module: str = COMMAND, *, needed: bool = True
     ) -> None:
-        """Start `python -m MODULE ARGUMENTS`; the death of one that is not needed is only noted."""
+        """Start `python -m MODULE ARGUMENTS`; unless `needed`, its failure is only reported."""
         log = (self.logs / f"{name}.log").open("ab+")
         child = _Child(name, module, arguments, log, needed)
         self._spawn(child)
@@ -85,9 +85,9 @@ class ProcessGroup:
         self._children[name] = child
 
     def running(self, name: str) -> bool:
-        """Whether a child is still running; one that was killed is started again.
+        """Return whether a child is still running; restart it if it was killed.
 
-        `ProcessDied`, with the end of its log, if it has ended with an error or was killed too
+        Raises `ProcessDied` with the end of its log if it exited with an error or was killed too
         often.
         """
         child = self._children[name]
@@ -117,18 +117,18 @@ class ProcessGroup:
         return True
 
     def process_id(self, name: str) -> int:
-        """The number of a child's process, which changes when it is started again."""
+        """Return a child's process id, which changes when it is restarted."""
         return self._children[name].process.pid
 
     def require(self, name: str) -> None:
-        """Raise `ProcessDied` unless a child that the others need is running."""
+        """Raise `ProcessDied` unless this child, which the others need, is running."""
         if not self.running(name):
             raise self._died(self._children[name], 0)
 
     def end(self) -> list[ProcessDied]:
-        """Ask all children to end, the first one last, and wait until they have saved their data.
+        """End all children, the first one last, and wait until they have saved their data.
 
-        Returns what went wrong: an error while ending, or a child that had to be killed.
+        Returns the problems: errors while ending, and children that had to be killed.
         """
         children = list(self._children.values())
         problems = []
@@ -144,7 +144,7 @@ class ProcessGroup:
         return problems
 
     def _pass_on(self, child: _Child) -> None:
-        """Note what a child has said to the user since; one of several children by its name."""
+        """Forward a child's new log lines for the user, with its name if several share a role."""
         log = child.log.fileno()
         news = os.pread(log, os.fstat(log).st_size - child.log_read, child.log_read)
         whole, end, _ = news.rpartition(b"\n")
@@ -155,7 +155,7 @@ class ProcessGroup:
                 self.note(f"{child.name}: {said['words']}" if one_of_several else line)
 
     def _spawn(self, child: _Child) -> None:
-        # If the parent is killed, a restarted child may end before older ones: they keep what they
+        # If the parent is killed, a restarted child may end before older ones. They store what they
         # cannot send then.
         others = [other for other in self._children.values() if other is not child]
         inputs = [other.process.stdin.fileno() for other in others if other.process.stdin]
@@ -195,19 +195,19 @@ class ProcessGroup:
             self.note(f"ending {names}; Ctrl-C again kills them at once")
         try:
             problems = self.end()
-        finally:  # a second Ctrl-C while they save: nobody is left behind
+        finally:  # on a second Ctrl-C while they save, kill all children
             for child in self._children.values():
                 child.process.kill()
                 child.process.wait()
                 if child.process.stdin is not None:
                     child.process.stdin.close()
                 child.log.close()
-        # After the death of one, what the others say of it is a consequence, and in their logs.
+        # After one child fails, errors of the others are consequences; they are in their logs.
         if problems and not isinstance(error, ProcessDied):
             if error is None:
                 raise problems[0]
             sys.stderr.write(f"robot-rl: {problems[0]}\n")
-            error.add_note(str(problems[0]))  # so that the log that it names is kept
+            error.add_note(str(problems[0]))  # so that the log it refers to is not deleted
 
     def _died(self, child: _Child, code: int) -> ProcessDied:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -218,7 +218,7 @@ class ProcessGroup:
         path = self.logs / f"{child.name}.log"
         try:
             log = path.read_bytes()[child.log_start :].decode(errors="replace")
-        except OSError as error:  # the run directory was removed meanwhile
+        except OSError as error:  # the run directory has been removed
             log = f"its log cannot be read: {error}"
         said = (log.strip() or "it printed nothing").splitlines()[-1].removeprefix("robot-rl: ")
         hint = f"see {path}" if log.strip() else None
@@ -228,12 +228,12 @@ class ProcessGroup:
 def start_process(
     arguments: Sequence[str], module: str = COMMAND, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start `python -P -m MODULE ARGUMENTS`, which ends when the pipe to its standard input closes.
+    """Start `python -P -m MODULE ARGUMENTS`; it ends when the pipe to its standard input closes.
 
-    What lies in the working folder is no module: it may be a run from elsewhere. The options are
-    those of `subprocess.Popen`.
+    -P keeps files in the working folder from being imported: the folder may be a run copied from
+    elsewhere. The options are passed to `subprocess.Popen`.
     """
-    # One computing thread each: with several, processes that share cores stall one another.
+    # One compute thread each: with several, processes that share cores stall each other.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", ENDS_WITH_INPUT: "1"}
     command = [sys.executable, "-P", "-m", module, *arguments]
     return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, **options)

@@ -1,4 +1,4 @@
-"""The machine that a measurement was made on, a process's place on it, and a run's memory."""
+"""Machine description for benchmarks, process priority, source version and memory use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INTERVAL_SECONDS = 1.0
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what a reader needs to judge a figure; imports no torch.
+    """Return the machine data needed to interpret a benchmark; does not import torch.
 
     Returns:
         `cpu` (model), `cores` (usable by this process), `memory_bytes`, `python`, `torch`,
@@ -37,28 +37,28 @@ def describe_machine() -> dict[str, Any]:
 
 
 def yield_to_control_loop(clock: str) -> None:
-    """Lower this process's priority where an actor beside it keeps time with the wall clock.
+    """Lower this process's priority if an actor on this machine runs on the wall clock.
 
-    Linux compares niceness only within a session of processes, where it groups them by session
-    (sched_autogroup, sched(7)); a process that leads a session of its own lowers that group too.
+    If Linux groups processes by session (sched_autogroup, sched(7)), it compares niceness only
+    within a session. A process that leads its session therefore lowers that group's priority too.
     """
-    if clock != "realtime":  # on the stepped clock nobody is late
+    if clock != "realtime":  # the stepped clock has no deadlines
         return
     os.nice(_NICENESS)
     if os.getsid(0) == os.getpid():
-        with contextlib.suppress(OSError):  # a kernel without it, or one that forbids it
+        with contextlib.suppress(OSError):  # the kernel does not have or allow it
             Path("/proc/self/autogroup").write_text(str(_NICENESS), encoding="ascii")
 
 
 def source_commit() -> str:
-    """Commit of the checkout that robot_rl runs from, with -dirty where a file was changed since.
+    """Return the commit of the checkout, with -dirty if files have changed.
 
-    Where it runs from none: its version.
+    Return the package version if robot_rl does not run from a checkout.
     """
     checkout = Path(__file__).parents[2]
     words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     if (checkout / ".git").exists():
-        # Where there is no git, or it fails.
+        # If git is missing or fails.
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
             answer = subprocess.run(words, cwd=checkout, capture_output=True, text=True, check=True)
             return answer.stdout.strip()
@@ -66,9 +66,9 @@ def source_commit() -> str:
 
 
 class MemorySampler:
-    """Samples, at 1 Hz in a thread, the anonymous and shared memory of this process's tree.
+    """Samples the anonymous and shared memory of this process tree, at 1 Hz in a thread.
 
-    Pages of mapped files (the replay store) are not counted: the system takes them back at will.
+    Pages of mapped files (the replay store) are not counted: the system can reclaim them any time.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class MemorySampler:
         self._thread.join()
 
     def costs(self) -> dict[str, float]:
-        """The time since it was made [s], and the largest sum of one sample [bytes]."""
+        """Return the time since creation [s], and the largest total of one sample [bytes]."""
         seconds = time.monotonic() - self._started
         return {"wall_seconds": seconds, "peak_memory_bytes": self._peak_bytes}
 
@@ -99,7 +99,7 @@ class MemorySampler:
 
 
 def resident_bytes(process: psutil.Process) -> int:
-    """Anonymous and shared memory of a process; 0 of one that has ended."""
+    """Return the anonymous and shared memory of a process [bytes]; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -117,7 +117,7 @@ def _cpu_model() -> str:
 
 
 def package_version(package: str) -> str:
-    """Version of an installed package; robot_rl also runs from a checkout that is not installed."""
+    """Return a package's version; robot_rl also runs from a checkout that is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The progress of `collect` and `train` in a terminal: a display, or a line every ten seconds."""
+"""Progress of `collect` and `train`: a live terminal display, or a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from robot_rl.errors import printable
 
 RECENT_EPISODES = 20
 LOG_INTERVAL_S = 10.0
-# The rate behind "time left" is that of the last minute: the stages of a run differ in speed.
+# "Time left" uses the rate of the last minute, since the stages of a run differ in speed.
 _RATE_WINDOW_S = 60.0
 
 
 def _console(kind: type[Console] = Console, **options: Any) -> Console:
-    """A console that prints text unchanged: a path may hold [brackets] or :colons:."""
+    """Return a console that prints text unchanged: a path may contain [brackets] or :colons:."""
     return kind(highlight=False, markup=False, emoji=False, **options)
 
 
 class _PlainConsole(Console):
-    """Prints what files of others say, too, which might colour a terminal or move its cursor."""
+    """Console for untrusted file content, which could contain terminal escape sequences."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         texts = (printable(each) if isinstance(each, str) else each for each in objects)
@@ -35,15 +35,15 @@ class _PlainConsole(Console):
 
 
 def plain_console() -> Console:
-    """A console for results: lines of any length, without colours and cursor motion."""
+    """Return a console for results: lines of any length, no colours or cursor motion."""
     return _console(_PlainConsole, soft_wrap=True, force_terminal=False)
 
 
 class WorkProgress:
-    """Shows how far a long job is; a context manager.
+    """Context manager that shows the progress of a long job.
 
-    On a terminal it is a display that is redrawn in place; elsewhere (CI, a log file) one plain
-    line is printed about every ten seconds, on a call of `update`. `label` names what is counted.
+    A terminal gets a display that is redrawn in place. Elsewhere (CI, a log file) `update` prints a
+    plain line about every ten seconds. `label` names what is counted.
     """
 
     def __init__(
@@ -75,24 +75,24 @@ class WorkProgress:
             self._print_line()
 
     def phase(self, name: str) -> None:
-        """Say what the job does now, for example `cloning` or `online learning`."""
+        """Set the current phase, for example `cloning` or `online learning`."""
         self._phase = name
         self._print_line_if_due()
 
     def note(self, text: str) -> None:
-        """Print a line that stays, for example the result of an evaluation."""
+        """Print a permanent line, for example the result of an evaluation."""
         self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def episode(self, success: bool, intervened: float = 0.0) -> None:
-        """Count an episode into the figures of the last 20, with the operator's share of steps."""
+        """Add an episode to the figures of the last 20; `intervened` is the operator's fraction."""
         self._successes.append(success)
         self._intervened.append(intervened)
 
     def update(self, done: int, block: Mapping[str, Any] | None = None) -> None:
-        """Report the work done so far, since the job's first start, and the learner's last block.
+        """Report the work done since the job's first start, and the learner's last block.
 
-        Of that it shows `updates_per_second`, `update_to_data`, which is None while the learner
-        warms up, and `replay_transitions`.
+        The display shows the block's `updates_per_second`, `update_to_data` (None while the learner
+        warms up) and `replay_transitions`.
         """
         self._bar.update(self._bar.task_ids[0], completed=done)
         if block is not None:

@@ -1,4 +1,4 @@
-"""Find `configs/`, `hardware/` and `launch/`, however robot_rl was installed."""
+"""Find `configs/`, `hardware/` and `launch/` for any kind of installation."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SHARE = Path("share") / "robot_rl"
 
 
 def find_resource(relative: str | Path) -> Path:
-    """Return the absolute path of what is shipped, such as `"hardware/panda/panda.xml"`.
+    """Return the absolute path of a shipped file or folder, such as `"hardware/panda/panda.xml"`.
 
-    The same call works from a checkout, an editable install, a wheel (`share/robot_rl` under the
-    prefix it was installed to, or under the folder given to `pip install --target`) and a ROS
-    prefix named in `AMENT_PREFIX_PATH`, searched in this order; then come the folders of the user's
-    own, which may add files to `hardware`. `RobotRLError` lists what was searched.
+    Searches, in this order: a checkout or editable install, a wheel (`share/robot_rl` under its
+    install prefix, or under the folder given to `pip install --target`), the ROS prefixes in
+    `AMENT_PREFIX_PATH`, and the user's folders, which may add files to `hardware`. `RobotRLError`
+    lists the searched folders.
     """
     wanted = Path(relative)
     inside = not wanted.is_absolute() and ".." not in wanted.parts
@@ -41,22 +41,22 @@ def find_resource(relative: str | Path) -> Path:
 
 
 def config_places() -> tuple[Path, ...]:
-    """The folders that hold configuration: robot_rl's own, then the user's."""
+    """Return the configuration folders: the shipped one, then the user's."""
     return (find_resource("configs"), *places.config_folders())
 
 
 def choice_file(group: str, choice: str) -> Path | None:
-    """The file of a choice, robot_rl's own or the user's; None where there is none."""
+    """Return the file of a choice, shipped or the user's; None if there is none."""
     files = (place / group / f"{choice}.yaml" for place in config_places())
-    # A name may come from another machine: one that no file can have is none.
+    # A name may come from another machine and not be a valid file name here.
     return next((file for file in files if os.path.isfile(file)), None)
 
 
 def _resource_roots() -> list[Path]:
-    """The folders that may hold the resources, most specific first, each once."""
+    """Return the folders that may hold resources, most specific first, without duplicates."""
     packages = Path(__file__).resolve().parents[2]
     candidates = [packages] if (packages / "pyproject.toml").exists() else []
-    # <prefix>/lib/python3.x/site-packages is three levels below its prefix; --target is none.
+    # <prefix>/lib/python3.x/site-packages is three levels below its prefix; --target, zero levels.
     candidates += [folder / _SHARE for folder in (packages, *packages.parents[:3])]
     candidates.append(Path(sys.prefix) / _SHARE)
     ament = os.environ.get("AMENT_PREFIX_PATH", "")

@@ -1,4 +1,4 @@
-"""A clean end on Ctrl-C and SIGTERM: an event to look at, in place of an exception anywhere."""
+"""Clean shutdown on Ctrl-C and SIGTERM: an event to poll instead of an exception anywhere."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from typing import cast
 
 # Set for the children of `train`: they end when their standard input closes.
 ENDS_WITH_INPUT = "ROBOT_RL_ENDS_WITH_INPUT"
-# Exit code of a process that a person asked to end, as in a shell.
+# Exit code of a process that a person interrupted, as in a shell.
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 _TOGETHER_SECONDS = 1.0
 
 
 class Stopped(Exception):
-    """A wait was given up because the process was asked to stop."""
+    """A wait was aborted because the process was asked to stop."""
 
 
 class Interruption:
-    """A signal handler that raises `KeyboardInterrupt`, once for signals that come together.
+    """A signal handler that raises `KeyboardInterrupt` once per burst of signals.
 
-    A terminal that is closed sends SIGHUP twice within a millisecond: the second must not break off
-    the clean end that the first has started. A later one is a wish to end now.
+    Closing a terminal sends SIGHUP twice within a millisecond. The second must not abort the clean
+    shutdown started by the first. A later signal means: end immediately.
     """
 
     def __init__(self) -> None:
@@ -38,11 +38,11 @@ class Interruption:
 
     @property
     def heard(self) -> bool:
-        """Whether there has been a signal."""
+        """Whether a signal has arrived."""
         return self._heard_at > -math.inf
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Take a signal."""
+        """Handle a signal."""
         now = time.monotonic()
         if now - self._heard_at >= _TOGETHER_SECONDS:
             self._heard_at = now
@@ -50,10 +50,10 @@ class Interruption:
 
 
 class StopEvent:
-    """A `threading.Event` that signal handlers may set too, once.
+    """A one-shot `threading.Event` that signal handlers may also set.
 
     A handler may interrupt the main thread inside `threading.Event.wait`, which holds the lock that
-    `set` needs: it would wait for ever. A queue's `put` is made for handlers.
+    `set` needs, and would deadlock. `SimpleQueue.put` is safe in handlers.
     """
 
     def __init__(self) -> None:
@@ -61,16 +61,16 @@ class StopEvent:
         self._wake: SimpleQueue[None] = SimpleQueue()
 
     def set(self) -> None:
-        """Set it; may be called again, by any thread and by a signal handler."""
+        """Set the event. Any thread or signal handler may call this, also repeatedly."""
         self._set = True
         self._wake.put(None)
 
     def is_set(self) -> bool:
-        """Whether it is set."""
+        """Return whether the event is set."""
         return self._set
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it is set, or for so long [s]; tells whether it is set."""
+        """Wait until the event is set, at most `timeout_s`; return whether it is set."""
         if not self._set:
             try:
                 self._wake.get(timeout=max(timeout_s, 0.0))
@@ -84,7 +84,7 @@ class StopEvent:
 def handled(
     numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
-    """Give these signals a handler, and restore the former ones at the end."""
+    """Install a handler for these signals, and restore the previous handlers on exit."""
     previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -95,7 +95,7 @@ def handled(
 
 @contextmanager
 def stop_event() -> Iterator[StopEvent]:
-    """Give an event that Ctrl-C, SIGTERM and a closed terminal set; then restore the handlers."""
+    """Yield an event set by Ctrl-C, SIGTERM or a closed terminal; restore the handlers on exit."""
     stop = StopEvent()
 
     with handled(ending_signals(), lambda number, frame: stop.set()):
@@ -104,15 +104,15 @@ def stop_event() -> Iterator[StopEvent]:
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Defer signals that ask the process to end until the body is done.
+    """Defer termination signals until the body is done.
 
-    Only the main thread gets signals; elsewhere this does nothing.
+    Only the main thread receives signals; in other threads this is a no-op.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     heard: list[int] = []
-    # A handler that is not Python's could not be put back.
+    # Python cannot restore a handler that was not installed from Python.
     numbers = [number for number in ending_signals() if signal.getsignal(number) is not None]
     try:
         with handled(numbers, lambda number, frame: heard.append(number)):
@@ -123,10 +123,10 @@ def deferred_signals() -> Iterator[None]:
 
 
 def ending_signals() -> list[signal.Signals]:
-    """Signals that ask a process to end.
+    """Return the signals that ask a process to end.
 
-    A closed terminal does not, where nohup has said so. Ctrl-C does even in a process that a script
-    has started in the background, which ignores it by default: there it is sent on purpose.
+    SIGHUP is left out under nohup. SIGINT counts even in a background process of a script, which
+    ignores it by default: there it is sent on purpose.
     """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     always = [signal.SIGINT, signal.SIGTERM]
@@ -134,27 +134,27 @@ def ending_signals() -> list[signal.Signals]:
 
 
 def ask_to_end() -> None:
-    """Send SIGTERM to the main thread of this process, from any thread, so that its waits end.
+    """Send SIGTERM to this process's main thread, from any thread, so that its waits end.
 
-    The kernel may deliver a signal for the process to any thread; a sleep of the main one would
-    then go on to its end first.
+    The kernel may deliver a process signal to any thread, and the main thread would then finish its
+    sleep first.
     """
     signal.pthread_kill(cast("int", threading.main_thread().ident), signal.SIGTERM)
 
 
 def end_at_once() -> None:
-    """Let this process end quickly once it has done its work.
+    """Skip the final garbage collection so that this process exits quickly.
 
-    Python would look through all objects for garbage once more: with torch, and on a busy machine
-    for a learner, which leaves the processor to others, that takes half a minute.
+    Python would scan all objects once more. With torch, for a low-priority learner on a busy
+    machine, that takes half a minute.
     """
     atexit.register(gc.freeze)
 
 
 def end_with_input() -> None:
-    """Ask this process to end when its standard input closes: however its parent ends.
+    """End this process when its standard input closes, which happens however the parent ends.
 
-    The parent holds the other end and never writes to it.
+    The parent holds the other end of the pipe and never writes to it.
     """
 
     def watch() -> None:

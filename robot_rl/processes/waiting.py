@@ -1,4 +1,4 @@
-"""The one way to wait for something to come true: never in a control loop."""
+"""Poll for a condition with a timeout. Do not use in a control loop."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from typing import TypeVar
 
 _Found = TypeVar("_Found")
-# A wait for another process is reported after this time, if it is also so many times the longest
-# wait before.
+# Report a wait for another process after this time [s], if it is also longer than this factor times
+# the longest previous wait.
 QUIET_SECONDS, _UNUSUAL = 60.0, 3.0
 
 
 def wait_until(reached: Callable[[], _Found], timeout_s: float, *, every_s: float = 0.02) -> _Found:
-    """Ask again and again until the answer is true; returns the last one.
+    """Call `reached` until it returns a true value; return the last value.
 
-    It is asked at least once; that is false in a condition only where the time has run out. What
-    `reached` raises ends the waiting. Times are of the steady clock [s].
+    `reached` is called at least once. A false value means that the time ran out. Its exceptions
+    propagate. Times are on the steady clock [s].
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -28,7 +28,7 @@ def wait_until(reached: Callable[[], _Found], timeout_s: float, *, every_s: floa
 
 
 class QuietWait:
-    """Says once what is waited for, when that takes long: also longer than it usually does here."""
+    """Reports a wait once if it takes long, also compared with previous waits."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -36,7 +36,7 @@ class QuietWait:
         self._said, self._longest = False, 0.0
 
     def goes_on(self, what: str) -> None:
-        """Called again and again while `what` is waited for."""
+        """Call repeatedly while waiting for `what`."""
         now = time.monotonic()
         self._began = now if self._began is None else self._began
         waited = now - self._began
@@ -45,7 +45,7 @@ class QuietWait:
             self._say(f"waiting for {what}")
 
     def ends(self) -> None:
-        """Called when it has come, so that the next wait is measured by this one."""
+        """Call when the wait is over, so that the next wait is compared with this one."""
         if self._began is not None:
             self._longest = max(self._longest, time.monotonic() - self._began)
         self._began, self._said = None, False

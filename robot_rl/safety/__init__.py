@@ -1,4 +1,4 @@
-"""Limits that hold whatever the policy asks for; the same module guards simulated and real arms."""
+"""Safety limits that no policy command can exceed, for simulated and real arms alike."""
 
 from robot_rl.safety.commands import CommandRefused as CommandRefused
 from robot_rl.safety.commands import Mode as Mode

@@ -1,4 +1,4 @@
-"""Commands of clients, and their checks."""
+"""Client commands and their checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from robot_rl.safety.rotations import Vector
 
 
 class Mode(Enum):
-    """What the arm does."""
+    """Mode of the arm."""
 
     HOLD = "hold"
     FOLLOW = "follow"
@@ -24,7 +24,7 @@ class Mode(Enum):
 
 
 class CommandRefused(RobotRLError):
-    """A command that does not reach the arm, counted under `reason`."""
+    """A command was rejected before it reached the arm; counted under `reason`."""
 
     def __init__(self, reason: str, problem: str, **words: Any) -> None:
         super().__init__(problem, **words)
@@ -34,9 +34,9 @@ class CommandRefused(RobotRLError):
 def checked_pose(
     target: npt.ArrayLike, what: str = "the target", tolerance: float = 1e-2
 ) -> Vector:
-    """A commanded pose (7,), with a unit quaternion; or `CommandRefused`."""
+    """Return a commanded pose (7,) with a unit quaternion, or raise `CommandRefused`."""
     pose = _finite(target, 7, what, f"{what} is no pose")
-    # hypot neither overflows nor underflows, whatever the client wrote.
+    # hypot does not overflow or underflow for any input.
     if not abs(math.hypot(*pose[3:]) - 1.0) < tolerance:
         raise CommandRefused(
             "malformed",
@@ -49,12 +49,12 @@ def checked_pose(
 
 
 def checked_joints(target: npt.ArrayLike, joints: int) -> Vector:
-    """Commanded positions (joints,) [rad]; or `CommandRefused`."""
+    """Return commanded positions (joints,) [rad], or raise `CommandRefused`."""
     return _finite(target, joints, "the target", "the target is no positions of this arm's joints")
 
 
 def _finite(target: npt.ArrayLike, count: int, what: str, problem: str) -> Vector:
-    """Finite numbers (count,), or `CommandRefused`: `problem` for another shape."""
+    """Return finite numbers (count,), or raise `CommandRefused`; `problem` names a wrong shape."""
     try:
         numbers = np.array(target, np.float64)
     except (TypeError, ValueError) as error:
@@ -73,14 +73,14 @@ def _finite(target: npt.ArrayLike, count: int, what: str, problem: str) -> Vecto
 
 
 class ClientClock:
-    """Refuses commands whose stamp is not of now, within `max_age` [s] by the system clock."""
+    """Refuses commands whose stamp is off by more than `max_age` [s] from the system clock."""
 
     def __init__(self, max_age: float) -> None:
         self._max_age = max_age
         self._stamp_ns: int | None = None
 
     def check(self, stamp_ns: int, system_ns: int) -> None:
-        """Refuse a stale or repeated stamp; steady time alone decides when the arm holds."""
+        """Refuse a stale or repeated stamp. The deadline for holding uses steady time only."""
         age = (system_ns - stamp_ns) * 1e-9
         if abs(age) > self._max_age:
             raise CommandRefused(

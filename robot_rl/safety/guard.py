@@ -1,7 +1,7 @@
-"""`ArmGuard` checks and limits every command of an arm, and holds it when all clients are dead.
+"""`ArmGuard` checks and limits every arm command, and holds the arm when no client is alive.
 
-Pure arithmetic: no thread, no clock, no ROS. The owner passes steady time in, calls `tick` at its
-control rate, and sends its result. An owner that stops ticking sends nothing.
+Pure arithmetic: no thread, no clock, no ROS. The owner calls `tick` with the steady time at its
+control rate and sends the result. If the owner stops ticking, no targets are sent.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from robot_rl.safety.measurement import (
 )
 from robot_rl.safety.state import ArmState, MeasurementRefused
 
-# A longer pause of the loop moves the target no farther than this one [s].
+# Cap on the time step: after a longer pause the target moves as if this had passed [s].
 LONGEST_TICK = 0.05
 _SMALL = 1e-9  # rounding error of a distance [m, rad]
 
 
 class Route(Protocol):
-    """A motion that the arm's own node asks the guard for, such as a reset."""
+    """A motion that the arm's own node runs through the guard, such as a reset."""
 
     @property
     def speed(self) -> Vector:
-        """How fast the target may go, as `speed` of the guard's limits."""
+        """Largest speed of the target, in the form of `limits.speed`."""
 
     def goal(self, elapsed: float, place: Vector, joints: Vector) -> Vector | None:
-        """Where to move to, `elapsed` [s] after the last call; None at the end of the motion."""
+        """Return the goal `elapsed` [s] after the last call; None once the motion has ended."""
 
     def obstructed(self, reason: str) -> bool:
-        """Note that a limit stopped the motion; returns whether that ends it."""
+        """Note that a limit blocked the motion; return whether that ends it."""
 
 
 class ArmGuard:
-    """Keeps the target of one arm within `limits`, and holds the arm without fresh commands.
+    """Keeps the target of one arm within `limits`, and holds when no fresh commands arrive.
 
-    Targets are those of the limits: poses (7,) in the base frame, or joint positions (n,) [rad].
+    The limits set the type of target: poses (7,) in the base frame, or joint positions (n,) [rad].
 
     Attributes:
-        mode: What the arm is doing.
-        reason: Why it is in this mode, in words.
-        counts: How often each limit changed or refused something. Refusals: `not_finite`,
+        mode: Current mode.
+        reason: Why the arm is in this mode, as text.
+        counts: How often each check clamped or refused a command. Refusals: `not_finite`,
             `malformed`, `stale_stamp`, `clock_jump`, `stopped`, `resetting`, `publishers`.
             Clamps: `workspace`, `tilt`, `yaw`, `range` of a joint, `step`, `lead`, `speed`. Holds:
             `force`, `joint`, `joint_speed`, `deadline`, `measurement`. Latched: `jump`, `stop`.
-        target: Newest target that was returned.
-        goal: Where the target moves to: the last command after all limits.
+        target: Last target returned.
+        goal: Where the target is heading: the last command after all limits.
     """
 
     def __init__(self, limits: ArmLimits | JointArmLimits) -> None:
@@ -70,30 +70,30 @@ class ArmGuard:
         self.target: Vector | None = None
         self.goal: Vector | None = None
         self._place: Vector | None = None  # measured, once measurements agree
-        self._lost: Vector | None = None  # last target before measurements were forgotten
-        self._unheld = False  # since then
+        self._lost: Vector | None = None  # last target before the measurements were cleared
+        self._unheld = False  # the arm may have left `_lost`
         self._is_displaced = False
         self._plausibility = Plausibility(limits)
         self._straying = Straying(limits)
         self._pushes = Pushes(limits)
         self._retreat = retreat_path(limits)
-        self._asked: Vector = np.empty(0)  # the last command, before it was kept inside
+        self._asked: Vector = np.empty(0)  # the last command, before clamping to the limits
         self._backs_off = False
         self._route: Route | None = None
         self._ticked = -math.inf
         self._received = -math.inf
         self._clock = ClientClock(limits.max_stamp_age)
-        # One count per excursion or command, not one per tick.
+        # Count once per excursion or command, not per tick.
         self._active: set[str] = set()
 
-    # -- requests of clients and people ---------------------------------------------------------
+    # -- requests from clients and people -------------------------------------------------------
 
     def command(self, target: npt.ArrayLike, stamp_ns: int, now: float, system_ns: int) -> Vector:
-        """Take a target; `tick` moves there.
+        """Accept a target; `tick` moves there.
 
         Args:
             target: Position [m] and quaternion xyzw (7,), or joint positions (n,) [rad].
-            stamp_ns: When the client made it, by its system clock [ns].
+            stamp_ns: When the client created it, on its system clock [ns].
             now: Steady time of receipt [s].
             system_ns: System time of receipt [ns].
 
@@ -101,7 +101,7 @@ class ArmGuard:
             The target after all limits.
 
         Raises:
-            CommandRefused: It does not reach the arm; counted under its `reason`.
+            CommandRefused: The command is rejected and counted under its `reason`.
         """
         try:
             wanted = self.limits.checked(target)
@@ -127,16 +127,16 @@ class ArmGuard:
         return self.goal
 
     def refuse(self, reason: str, explanation: str) -> None:
-        """Count a command that the owner refuses unread under `reason`, and hold."""
+        """Count a command that the owner rejected unread under `reason`, and hold."""
         self.counts[reason] += 1
         if self.mode is Mode.FOLLOW:
             self.hold(explanation)
 
     def hold(self, reason: str) -> None:
-        """Stay at the last measured place; commands are accepted again at once.
+        """Hold the last measured place. New commands are accepted immediately.
 
-        The target moves there at its usual speed. An arm that holds already keeps its place: else
-        it would sag a little with each passing fault.
+        The target moves there at its usual speed. An arm that already holds keeps its goal;
+        otherwise it would sag a little with each transient fault.
         """
         if self.mode is Mode.STOPPED:
             return
@@ -146,7 +146,7 @@ class ArmGuard:
         self._route = None
 
     def stop(self, reason: str) -> None:
-        """Latch: the target goes to where the arm is, then nothing is sent until `clear`."""
+        """Latch a stop: move the target to the measured place, then send nothing until `clear`."""
         if self.mode is not Mode.STOPPED:
             self.counts["stop"] += 1
             self.hold(reason)
@@ -154,19 +154,19 @@ class ArmGuard:
             self.mode, self.reason = Mode.STOPPED, reason
 
     def clear(self, reason: str = "cleared by a person") -> None:
-        """End a stop, as a person asked; the arm holds where it is measured next.
+        """Clear a stop at a person's request; the arm holds at its next measured place.
 
-        Where that is far from its last target it stops again, and says so.
+        If that is far from the last target, the arm stops again and reports why.
         """
         if self.mode is Mode.STOPPED:
             self.mode = Mode.HOLD
             self.forget(reason, elsewhere=self._is_displaced, unheld=True)
 
     def forget(self, reason: str, *, elsewhere: bool = False, unheld: bool = False) -> None:
-        """Forget the measurements, and hold once the next ones agree.
+        """Discard the measurements, and hold once new ones agree.
 
-        With `elsewhere` the arm may be anywhere now; else it stops if it is far from its last
-        target. With `unheld` it may have left that target: it holds where it is then.
+        With `elsewhere` the arm may be anywhere now; otherwise it stops if it is far from its last
+        target. With `unheld` it may have drifted from that target, so it holds where it is then.
         """
         self._unheld = self._unheld or unheld
         if elsewhere:
@@ -182,31 +182,31 @@ class ArmGuard:
         self.hold(reason)
 
     def follow_route(self, route: Route) -> None:
-        """Start a reset; commands are refused meanwhile."""
+        """Start a reset. Commands are refused until it ends."""
         self._check_mode()
         self.hold("reset begins")
         self._route = route
         self.mode, self.reason = Mode.RESET, "reset motion"
 
     def inside(self, place: Vector) -> Vector:
-        """The place, pulled to where the limits of workspace, tilt and yaw or of joints allow."""
+        """Return the place clamped to the limits: workspace, tilt and yaw, or joint ranges."""
         return self.limits.admitted(self.limits.middle, place)[0]
 
     # -- the loop -------------------------------------------------------------------------------
 
     def tick(self, now: float, measured: ArmState) -> Vector | None:
-        """Advance to `now`, on the steady clock [s], with the arm's newest state.
+        """Advance to `now` [s] on the steady clock with the arm's latest state.
 
-        Returns the target to send, always finite, or None where nothing may be sent: the arm is
-        stopped, or it is not known yet where it is. Raises `MeasurementRefused` where the
-        measurement cannot be one of an arm, as `check_measured`; then nothing may be sent either.
+        Returns the target to send, always finite. Returns None if nothing may be sent: the arm is
+        stopped, or its place is not known yet. Raises `MeasurementRefused` if `check_measured`
+        rejects the state; then nothing may be sent either.
         """
         elapsed = min(max(now - self._ticked, 0.0), LONGEST_TICK)
         self._ticked = max(now, self._ticked)
         self._take(measured, now)
         if self._place is None:
             return None
-        if self.mode is Mode.STOPPED:  # the rest of the way to where it stopped
+        if self.mode is Mode.STOPPED:  # finish moving to the stop position
             if self.target is None or self.goal is None or np.array_equal(self.target, self.goal):
                 return None
             self.target = self._advanced(elapsed, measured.stamp_ns)
@@ -231,7 +231,7 @@ class ArmGuard:
         self.target = self._advanced(elapsed, measured.stamp_ns)
         return self.target
 
-    # -- how ------------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
 
     def _check_mode(self) -> None:
         if self.mode is Mode.STOPPED:
@@ -254,7 +254,7 @@ class ArmGuard:
             )
 
     def _take(self, measured: ArmState, now: float) -> None:
-        """Take a measurement, or refuse it; stop at an impossible jump."""
+        """Accept or refuse a measurement; stop at an impossible jump."""
         try:
             check_measured(measured, self.limits)
         except MeasurementRefused as refusal:
@@ -265,9 +265,9 @@ class ArmGuard:
         place = self.limits.place(measured)
         problem = self._plausibility.problem(place, measured.stamp_ns, now)
         if problem is not None and self._place is None:
-            self.hold(problem)  # nothing is sent before measurements agree
+            self.hold(problem)  # send nothing until measurements agree
         elif problem is not None and self.mode is Mode.STOPPED:
-            self.goal = self.target  # it counts as at rest: its place is not known any more
+            self.goal = self.target  # place unknown: treat the arm as at rest
         elif problem is not None:
             what = self.limits.place_name
             self._disbelieve(f"{problem}; look at what measures the {what}, and at the arm")
@@ -275,13 +275,13 @@ class ArmGuard:
             self._place = place
 
     def _disbelieve(self, problem: str) -> None:
-        """Stop, and send nothing: the place of the arm is not known."""
+        """Stop and send nothing, because the arm's place is unknown."""
         self.counts["jump"] += 1
         self.stop(problem)
         self.goal = self.target
 
     def _resumed(self, place: Vector) -> bool:
-        """Hold where the arm held before its measurements were lost; stop if it is not there."""
+        """Resume the hold from before the measurements were lost; stop if the arm has moved."""
         limits = self.limits
         if self._lost is None:
             self.target, self.goal, self._unheld = place.copy(), place.copy(), False
@@ -302,7 +302,7 @@ class ArmGuard:
         return False
 
     def _yield_to(self, measured: ArmState) -> None:
-        """Hold where a force, a joint or a joint's speed is too large; a force may be left."""
+        """Hold on excess force, joint position or joint speed; allow backing off from a force."""
         assert self._place is not None
         self._backs_off = False
         found = excesses(measured, self.limits)
@@ -311,7 +311,7 @@ class ArmGuard:
             self._count_once(reason)
         self._active -= {"force", "joint", "joint_speed"} - found.keys()
         if self._retreat is None:
-            pass  # nothing measures a force
+            pass  # no force limit
         elif "force" not in found:
             self._retreat.record(self._place)
         elif len(found) == 1 and self.mode is not Mode.HOLD:
@@ -324,16 +324,16 @@ class ArmGuard:
                 self._stay()
             elif self.mode is not Mode.HOLD:
                 self.hold(explanation)
-            elif is_news and "force" in found:  # yield to what presses on a holding arm
+            elif is_news and "force" in found:  # yield to a push on a holding arm
                 self.hold(explanation)
                 self._stay()
 
     def _advanced(self, elapsed: float, stamp_ns: int) -> Vector:
-        """The target after `elapsed` seconds of motion towards the goal.
+        """Return the target after moving towards the goal for `elapsed` seconds.
 
-        A pushed arm takes its target along, as fast as it is pushed, so the lead, and with it the
-        force, is bounded everywhere. A held arm that was pushed away stays there; otherwise the
-        target of a holding arm stays the same to the last bit.
+        A pushed arm drags its target along at the speed of the push, which bounds the lead, and so
+        the force, everywhere. A holding arm that was pushed away stays there. Otherwise the target
+        of a holding arm stays bit-identical.
         """
         assert self.target is not None
         assert self.goal is not None
@@ -347,19 +347,19 @@ class ArmGuard:
             target, slowed = limits.towards(self.target, self.goal, most)
             if slowed and self.mode is Mode.FOLLOW:
                 self._count_once("speed")
-            if is_led and not self._backs_off:  # where it came from is free, beyond limits too
+            if is_led and not self._backs_off:  # the path back is free, even out of limits
                 target, _ = limits.admitted(self.target, target)
-                target, _ = limits.towards(self.target, target, most)  # it may be turned on its way
+                target, _ = limits.towards(self.target, target, most)  # the clamp may add rotation
             near, pushed = limits.led(target, self._place)
             target = near if pushed or is_led else target
-        if pushed:  # no faster than an arm can be
+        if pushed:  # no faster than the arm can move
             target, _ = limits.towards(self.target, target, elapsed * limits.fastest)
             if not is_led:
                 self.goal = target
         return target if np.isfinite(target).all() else self.target
 
     def _stay(self) -> None:
-        """Let the goal be where the arm is, but no farther out of a limit than the target is."""
+        """Set the goal to the measured place, but no farther outside a limit than the target."""
         self.goal = place = None if self._place is None else self._place.copy()
         if place is None:
             return
@@ -367,7 +367,7 @@ class ArmGuard:
         if self.target is not None:
             self.goal, _ = self.limits.admitted(self.target, place)
             apart = self.limits.apart
-            # Far from the reference a small turn is a large yaw, which a limit would undo.
+            # Far from the reference a small rotation is a large yaw, which the limit would undo.
             if (apart(self.target, self.goal) > apart(self.target, place) + _SMALL).any():
                 self.goal = self.target.copy()
 

@@ -1,4 +1,4 @@
-"""From an action in [-1, 1] to an allowed target, and the retreat from too much force."""
+"""Convert actions in [-1, 1] to allowed targets, and retreat from excess force."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from robot_rl.safety.limits import (
 from robot_rl.safety.measurement import Straying
 from robot_rl.safety.state import MeasurementRefused
 
-# A turn of 1 rad counts as much of a way as this [m].
+# Distance equivalent to a rotation of 1 rad [m].
 _METRES_PER_RADIAN = 0.1
 _SCALE = np.array([1.0] * 3 + [_METRES_PER_RADIAN] * 3)
-# Distance between two points that are kept, and how many [m].
+# Distance between stored points [m], and how many are stored.
 _SPACING = 0.001
 _POINTS = 200
-# An arm that is suddenly this far away did not come along the way [m].
+# An arm suddenly this far away did not follow the path [m].
 _ELSEWHERE = 0.1
-# Cosine of the largest angle between a command and the way back: 60 degrees.
+# Cosine of the largest angle between a command and the path back: 60 degrees.
 _ALONG = 0.5
 
 
 def check_action(action: npt.ArrayLike, names: Sequence[str]) -> npt.NDArray[np.float32]:
-    """An action (d,) in [-1, 1], whose columns have these names, as float32, checked first.
+    """Check an action (d,) in [-1, 1] with columns `names`, and return it as float32.
 
-    The `ActionRefused` names the column, what it got and what it expected.
+    `ActionRefused` reports the column, the value and what was expected.
     """
     expected = f"numbers of shape ({len(names)},): {', '.join(names)}"
     try:
         values = np.asarray(action)
-    except ValueError as error:  # a list of lists of several lengths
+    except ValueError as error:  # nested lists of different lengths
         raise ActionRefused("the action is no array", got=action, expected=expected) from error
     if values.shape != (len(names),) or values.dtype.kind not in "fiu":
         problem = "the action has another shape or dtype"
         raise ActionRefused(problem, got=f"{values.dtype} {values.shape}", expected=expected)
-    if values.dtype.kind != "f":  # the smallest integer of a dtype is its own absolute value
+    if values.dtype.kind != "f":  # abs() of the smallest integer overflows
         values = values.astype(np.float64)
-    # One fused test for the good case: comparisons with NaN are false.
+    # One test for range and NaN: comparisons with NaN are false.
     if not (np.abs(values) <= 1.0).all():
         column = int(np.argmin(np.abs(values) <= 1.0))
         raise ActionRefused(
@@ -61,7 +61,7 @@ def check_action(action: npt.ArrayLike, names: Sequence[str]) -> npt.NDArray[np.
 
 
 class RetreatPath:
-    """The measured poses without too much force, along which an arm retreats by `reach` [m]."""
+    """Past poses with an allowed force; an arm retreats along them by up to `reach` [m]."""
 
     def __init__(self, reach: float) -> None:
         self._reach = reach
@@ -69,15 +69,15 @@ class RetreatPath:
 
     @property
     def is_known(self) -> bool:
-        """Whether a way back is known."""
+        """Whether a path back is known."""
         return bool(self._points)
 
     def forget(self) -> None:
-        """Forget the way."""
+        """Clear the path."""
         self._points.clear()
 
     def record(self, pose: Vector) -> None:
-        """Keep a pose (7,) at which the contact force is allowed."""
+        """Store a pose (7,) with an allowed contact force."""
         if self._points:
             apart = _length(_way(self._points[-1], pose))
             if apart > _ELSEWHERE:
@@ -87,7 +87,7 @@ class RetreatPath:
         self._points.append(pose.copy())
 
     def target(self, pose: Vector, wanted: Vector, force: Vector) -> Vector | None:
-        """The allowed target of an arm at `pose` (7,) that presses too hard.
+        """Return the allowed target of an arm at `pose` (7,) that presses too hard.
 
         Args:
             pose: The measured pose.
@@ -95,9 +95,8 @@ class RetreatPath:
             force: Contact force on the tool (3,) [N].
 
         Returns:
-            A pose (7,) between the arm and where it came from, no further than `wanted` is; None
-            for a command that leads elsewhere. Without a known path the arm may go where the force
-            pushes it.
+            A pose (7,) on the path back, no farther away than `wanted`. None if the command leads
+            elsewhere. Without a known path the arm may move in the direction of the force.
         """
         goal = self._behind(pose)
         if goal is None:
@@ -114,9 +113,9 @@ class RetreatPath:
         return np.concatenate([pose[:3] + part * way[:3], turn])
 
     def _behind(self, pose: Vector) -> Vector | None:
-        """The farthest kept pose within reach, along the newest part of the path.
+        """Return the farthest stored pose within reach along the latest part of the path.
 
-        Poses that the arm has come back to are dropped.
+        Drops poses that the arm has already returned to.
         """
         while self._points and _length(_way(pose, self._points[-1])) < _SPACING:
             self._points.pop()
@@ -134,7 +133,7 @@ class RetreatPath:
 
 
 def _way(start: Vector, end: Vector) -> Vector:
-    """From one pose (7,) to another, as a translation and a scaled rotation vector (6,) [m]."""
+    """Return the motion between poses (7,): translation and scaled rotation vector (6,) [m]."""
     return np.asarray(rotations.between(start, end) * _SCALE)
 
 
@@ -143,14 +142,14 @@ def _length(way: Vector) -> float:
 
 
 class ActionLimiter:
-    """Integrates actions into a target and keeps it within the limits: a pose, or joint positions.
+    """Integrates actions into a target (pose or joint positions) within the limits.
 
-    The target leads what is measured by a bounded amount (anti-wind-up): an arm that is held back
-    by contact does not store up motion that would be released at once.
+    The target leads the measured place by a bounded amount (anti-wind-up), so an arm blocked by
+    contact does not build up motion that is released suddenly.
 
     Attributes:
-        target: The target: a pose (7,), or joint positions (n,) [rad].
-        straying: Notices an arm that goes away from where the actions lead.
+        target: A pose (7,), or joint positions (n,) [rad].
+        straying: Detects an arm that moves away from where the actions lead.
     """
 
     def __init__(self, limits: CartesianLimits | JointActionLimits) -> None:
@@ -160,7 +159,7 @@ class ActionLimiter:
         self._retreat = retreat_path(limits)
 
     def reset(self, measured: Vector) -> Vector:
-        """Hold: the target becomes what is measured."""
+        """Hold: set the target to the measured place."""
         self.target = np.array(measured, np.float64)
         self._asked = self.target
         self.straying.ask(self._asked, forget=True)
@@ -172,19 +171,19 @@ class ActionLimiter:
         """Apply one action's motion to the target.
 
         Args:
-            motion: In [-1, 1]: translation and rotation vector (6,) in the base frame; or one
-                number for each joint (n,).
+            motion: In [-1, 1]: translation and rotation vector (6,) in the base frame, or one
+                number per joint (n,).
             measured: TCP pose (7,), or joint positions (n,).
-            measured_force: Contact force (3,) on the tool [N]; None where it is not measured.
+            measured_force: Contact force (3,) on the tool [N]; None if not measured.
 
         Returns:
-            The new target, and whether a safety limit changed what was asked for; the bounded lead
-            is part of normal motion in contact and does not count. Above the force limit the target
-            is what is measured, or leads back along the way that the arm came.
+            The new target, and whether a safety limit changed the request. The bounded lead is
+            normal in contact and does not count. Above the force limit the target is the measured
+            place, or a pose on the path back.
 
         Raises:
-            MeasurementRefused: No arm can be where it is measured, or the force is not finite, or
-                is limited and not measured; the target stays as it was.
+            MeasurementRefused: The measured place is impossible, or the force is not finite, or it
+                is limited but not measured. The target is unchanged.
         """
         limits, force, most = self.limits, measured_force, self.limits.max_force
         limits.check_place(measured)
@@ -210,5 +209,5 @@ class ActionLimiter:
 
 
 def retreat_path(limits: PoseLimits | JointRanges) -> RetreatPath | None:
-    """The way back of an arm that presses too hard; None where no force is limited."""
+    """Return the retreat path of an arm that presses too hard; None without a force limit."""
     return RetreatPath(limits.max_lead_translation) if isinstance(limits, PoseLimits) else None

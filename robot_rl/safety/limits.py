@@ -1,6 +1,6 @@
-"""Where an arm may be and how it may move: limits of poses, and of joint positions.
+"""Limits on an arm's place and motion, for poses and for joint positions.
 
-The guard and the limiter use both kinds by the same methods. A place is a pose (7,) in `PoseLimits`
+Both kinds share one interface for the guard and the limiter. A place is a pose (7,) in `PoseLimits`
 and joint positions (n,) [rad] in `JointRanges`.
 """
 
@@ -25,12 +25,12 @@ Compliance = Literal["impedance", "force_mode", "position"]
 
 # Rounding error of an angle at its limit [rad].
 _SMALL_ANGLE = 1e-9
-# No arm reaches farther [m]: a larger number is in millimetres.
+# No arm reaches farther [m]; larger numbers are in millimetres.
 _FARTHEST = 10.0
 MOST_TURNED = 1e3  # no joint turns farther [rad]
-# Largest sensible steps of a target [m, rad].
+# Largest sensible target steps [m, rad].
 _LONGEST_STEP = {"translation_step": 0.2, "rotation_step": 1.5}
-# Limits that may be None, and those with checks of their own; all others are positive numbers.
+# Limits that may be None, and limits with separate checks. All others are positive numbers.
 _OPTIONAL = ("max_force", "max_torque")
 _NUMBERS_OF_JOINTS = ("joint_low", "joint_high", "step")
 _NO_POSITIVE_NUMBERS = (
@@ -40,40 +40,40 @@ _NO_POSITIVE_NUMBERS = (
 
 
 class ActionRefused(RobotRLError):
-    """An action that must not reach the robot: wrong shape, not finite, or out of range."""
+    """An action was rejected: wrong shape, not finite, or out of range."""
 
 
 def bounded(default: float, description: str, low: float, high: float) -> Any:
-    """A field that is also a parameter of the arm's node, with its description and range there."""
+    """Return a dataclass field that is also a node parameter with this description and range."""
     metadata = {"description": description, "low": low, "high": high}
     return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoseLimits:
-    """Where a TCP may be, in the base frame, and how far its target may lead it."""
+    """Workspace limits of a TCP in the base frame, and the lead of its target."""
 
     place_name: ClassVar[str] = "pose"
-    # How far the arm may drift from its asked pose, by itself or pushed; and the measurement noise
-    # of an arm that stands (2,) [m, rad].
+    # How far the arm may drift from the commanded pose, pushed or not, and the measurement noise of
+    # an arm at rest (2,) [m, rad].
     strayed: ClassVar[Vector] = np.array([0.07, 0.5])
     noise: ClassVar[Vector] = np.array([0.002, 0.02])
-    # How far beyond its lead a holding arm is pushed before its target yields.
+    # A holding arm's target yields to a push this far beyond the lead.
     unpushed: ClassVar[Vector] = np.array([0.005, 0.04])
 
     workspace_low: tuple[float, float, float]  # lowest TCP position [m]
     workspace_high: tuple[float, float, float]  # highest TCP position [m]
     max_tilt: float = bounded(0.6, "largest angle of tool to reference axis, z [rad]", 0.01, 3.1416)
-    # Away from the reference.
+    # Relative to the reference.
     max_yaw: float = bounded(math.pi, "turn about the tool's axis; pi: any [rad]", 0.01, 3.1416)
     reference_orientation: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)  # xyzw
-    # Over the measured pose. With a stiffness k this also bounds the contact force to k times the
-    # lead.
+    # Relative to the measured pose. With stiffness k this also bounds the contact force to k times
+    # the lead.
     max_lead_translation: float = bounded(0.02, "lead of the target per axis [m]", 1e-3, 0.2)
     max_lead_rotation: float = bounded(0.15, "lead of its rotation [rad]", 1e-3, 1.5)
-    # Above it the arm may only back off; None: the arm measures none.
+    # Above this the arm may only back off. None if the arm measures no force.
     max_force: float | None = bounded(60.0, "force to yield at [N]; 0: unmeasured", 0.0, 500.0)
-    # Also when a person pushes it. A faster change of the measured pose is not believed.
+    # Includes pushes by a person. A faster change of the measured pose is treated as a fault.
     max_arm_speed: float = bounded(1.5, "fastest the arm can be, pushed or not [m/s]", 0.01, 10.0)
     max_arm_turning: float = bounded(6.0, "the same for its rotation [rad/s]", 0.01, 60.0)
 
@@ -92,16 +92,16 @@ class PoseLimits:
             )
 
     def check_place(self, pose: Vector) -> None:
-        """Raise `MeasurementRefused` for a measured pose (7,) that no arm can have."""
+        """Raise `MeasurementRefused` if a measured pose (7,) is impossible."""
         check_pose(pose, "the measured pose")
 
     def admitted(self, anchor: Vector, wanted: Vector) -> tuple[Vector, frozenset[str]]:
-        """The part of the way from pose `anchor` (7,) to `wanted` (7,) that no limit forbids.
+        """Clamp the motion from pose `anchor` (7,) to `wanted` (7,) to the limits.
 
-        Where the anchor is outside a limit, that limit is as wide as the anchor is out: what leads
-        back is followed, what leads further out is not, and nothing has to move.
+        If the anchor is outside a limit, that limit widens to the anchor: motion back inside is
+        allowed, motion further out is not, and no motion is forced.
 
-        Returns the pose (7,), and which of `workspace`, `tilt` and `yaw` kept it from `wanted`.
+        Returns the pose (7,), and which of `workspace`, `tilt` and `yaw` clamped it.
         """
         low = np.minimum(self.workspace_low, anchor[:3])
         high = np.maximum(self.workspace_high, anchor[:3])
@@ -115,7 +115,7 @@ class PoseLimits:
             swing = swing * (most / tilt)
             changed.add("tilt")
         if self.max_yaw < math.pi:
-            # Unwrapped, so that the nearer end of the range is the one on the anchor's side.
+            # Unwrap so that yaw is clamped to the end of the range on the anchor's side.
             yaw = anchor_yaw + rotations.wrapped(yaw - anchor_yaw)
             nearer = min(max(yaw, min(-self.max_yaw, anchor_yaw)), max(self.max_yaw, anchor_yaw))
             if abs(nearer - yaw) > _SMALL_ANGLE:
@@ -129,7 +129,7 @@ class PoseLimits:
         return np.concatenate([position, orientation]), frozenset(changed)
 
     def check_inside(self, name: str, pose: Vector, slack: float = 0.0) -> None:
-        """Raise `RobotRLError` where a pose (7,) is beyond a limit by over `slack` [m, rad]."""
+        """Raise `RobotRLError` if a pose (7,) exceeds a limit by more than `slack` [m, rad]."""
         inside, changed = self.admitted(self.middle, pose)
         if changed and max(self.apart(inside, pose)) > slack:
             tilt, yaw = self.tilt_and_yaw(pose[3:])
@@ -165,14 +165,14 @@ class PoseLimits:
 
     @cached_property
     def middle(self) -> Vector:
-        """The pose (7,) in the middle of the workspace, oriented as the reference."""
+        """The pose (7,) at the centre of the workspace, with the reference orientation."""
         centre = 0.5 * (np.array(self.workspace_low) + np.array(self.workspace_high))
         return np.concatenate([centre, self.reference])
 
     def led(
         self, target: Vector, measured: Vector, slack: Vector | None = None
     ) -> tuple[Vector, bool]:
-        """A target (7,), pulled to within the lead, and `slack` (2,), of `measured`; whether so."""
+        """Clamp a target (7,) to lead + `slack` (2,) of `measured`; also return whether clamped."""
         lead, lead_turn = self._lead if slack is None else self._lead + slack
         position = np.clip(target[:3], measured[:3] - lead, measured[:3] + lead)
         turn, turned = rotations.within_angle(target[3:], measured[3:], float(lead_turn))
@@ -184,26 +184,26 @@ class PoseLimits:
         return np.array([self.max_lead_translation, self.max_lead_rotation])
 
     def median(self, places: Vector) -> Vector:
-        """The pose (7,) in the middle of several (k, 7) that are near one another."""
+        """Return the median pose (7,) of several nearby poses (k, 7)."""
         pose: Vector = np.median(rotations.continuous(places), axis=0)
         pose[3:] = rotations.normalize(pose[3:])
         return pose
 
     @cached_property
     def fastest(self) -> Vector:
-        """How fast the arm can be, pushed or not (2,) [m/s, rad/s]."""
+        """Largest possible speed of the arm, pushed or not (2,) [m/s, rad/s]."""
         return np.array([self.max_arm_speed, self.max_arm_turning])
 
     def between(self, start: Vector, end: Vector) -> Vector:
-        """The way (6,) from one pose to another: translation [m] and rotation vector [rad]."""
+        """Return the motion (6,) between poses: translation [m] and rotation vector [rad]."""
         return rotations.between(start, end)
 
     def apart(self, start: Vector, end: Vector) -> Vector:
-        """Distance and angle between two poses (2,) [m, rad]."""
+        """Return the distance and angle between two poses (2,) [m, rad]."""
         return np.array(rotations.apart(start, end))
 
     def towards(self, start: Vector, end: Vector, most: Vector) -> tuple[Vector, bool]:
-        """The pose at most so far (2,) [m, rad] from `start` to `end`; whether it falls short."""
+        """Move at most `most` (2,) [m, rad] towards `end`; also return whether it stops short."""
         way = end[:3] - start[:3]
         length = math.hypot(*way)
         short = length > most[0]
@@ -212,16 +212,16 @@ class PoseLimits:
         return np.concatenate([position, turn]), short or turns_less
 
     def distance_in_words(self, start: Vector, end: Vector) -> str:
-        """How far apart two poses are."""
+        """Return the distance between two poses as text."""
         distance, angle = rotations.apart(start, end)
         return f"{1e3 * distance:.0f} mm and {math.degrees(angle):.0f} degrees"
 
     def shown(self, *poses: Vector) -> str:
-        """Where they are, from the one to the other."""
+        """Return the positions as text, in order."""
         return " to ".join(_rounded(pose[:3]) for pose in poses) + " m"
 
     def jump_in_words(self, part: int, last: Vector, pose: Vector) -> tuple[str, str, str, str]:
-        """Name, size, ends and largest speed of a jump; `part` 0 is the position, 1 the turn."""
+        """Return a jump's name, size, ends and top speed; `part` 0 is position, 1 orientation."""
         distance, angle = rotations.apart(last, pose)
         if part == 0:
             fastest = f"{self.max_arm_speed:g} m/s"
@@ -233,7 +233,7 @@ class PoseLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class CartesianLimits(PoseLimits):
-    """Limits of Cartesian motion by actions, in the base frame."""
+    """Limits of Cartesian actions, in the base frame."""
 
     translation_step: float  # motion of the target for an action of 1 [m per control period]
     rotation_step: float  # rotation of the target for an action of 1 [rad per control period]
@@ -245,32 +245,32 @@ class CartesianLimits(PoseLimits):
                 raise RobotRLError(f"limit {name!r} is too large", got=step, expected=f"<= {most}")
 
     def moved(self, target: Vector, motion: Vector) -> Vector:
-        """A target (7,), moved by an action's motion (6,) in [-1, 1]."""
+        """Return the target (7,) moved by an action's motion (6,) in [-1, 1]."""
         turn = rotations.from_rotation_vector(self.rotation_step * motion[3:6])
         return rotations.displaced(target, self.translation_step * motion[:3], turn)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArmLimits(PoseLimits):
-    """Limits of one arm, in its base frame, that its node enforces."""
+    """Limits of one arm in its base frame, enforced by its node."""
 
     max_step_translation: float = bounded(0.03, "way of the target in one command [m]", 1e-3, 0.2)
     max_step_rotation: float = bounded(0.15, "turn of the target in one command [rad]", 1e-3, 1.5)
     max_speed_translation: float = bounded(0.25, "speed of the target [m/s]", 1e-3, 3.0)
     max_speed_rotation: float = bounded(1.0, "speed of its rotation [rad/s]", 1e-3, 10.0)
-    # As `max_force`, about the TCP.
+    # Like `max_force`, about the TCP.
     max_torque: float | None = bounded(15.0, "torque to yield at [Nm]; 0: unmeasured", 0.0, 100.0)
-    joint_low: tuple[float, ...] = ()  # lowest positions (n,); empty: the controller's matter [rad]
+    joint_low: tuple[float, ...] = ()  # lowest positions (n,) [rad]; empty: up to the controller
     joint_high: tuple[float, ...] = ()  # highest joint positions (n,) [rad]
     joint_margin: float = bounded(0.05, "distance kept from the joints' limits [rad]", 0.0, 1.0)
     max_joint_speed: float = bounded(2.0, "largest speed of a joint [rad/s]", 0.01, 10.0)
     command_deadline: float = bounded(0.2, "time without a command until it holds [s]", 0.01, 2.0)
-    # Also the longest silence of a client that accompanies a reset.
+    # Also the longest silence of a client during its reset.
     max_stamp_age: float = bounded(0.5, "of a command's stamp to the clock here [s]", 0.01, 10.0)
 
     @classmethod
     def of_parameters(cls, given: Mapping[str, Any], **of_arm: Any) -> ArmLimits:
-        """From the parameters `limits.*` of an arm's node, where 0 means no limit of a force."""
+        """Build from the `limits.*` parameters of an arm's node; 0 means no force limit."""
         values = {key: given[key] or None for key in _OPTIONAL if key in given}
         return cls(**{**given, **values}, **of_arm)
 
@@ -291,11 +291,11 @@ class ArmLimits(PoseLimits):
         return np.array([self.max_speed_translation, self.max_speed_rotation])
 
     def checked(self, target: npt.ArrayLike) -> Vector:
-        """The pose (7,) of a command, or `CommandRefused`."""
+        """Return the pose (7,) of a command, or raise `CommandRefused`."""
         return checked_pose(target)
 
     def place(self, measured: ArmState) -> Vector:
-        """The measured pose (7,), with a unit quaternion."""
+        """Return the measured pose (7,) with a unit quaternion."""
         pose = np.array(measured.tcp_pose, np.float64)
         pose[3:] = rotations.normalize(pose[3:])
         return pose
@@ -303,24 +303,24 @@ class ArmLimits(PoseLimits):
 
 @dataclass(frozen=True, kw_only=True)
 class JointRanges:
-    """Where the joints of an arm may be, and how far their targets may lead them."""
+    """Ranges of an arm's joints, and the lead of their targets."""
 
     place_name: ClassVar[str] = "joints"
-    # How far a joint may drift from its asked position, by itself or pushed; and the measurement
-    # noise of a joint that stands (1,) [rad].
+    # How far a joint may drift from its commanded position, pushed or not, and the measurement
+    # noise of a joint at rest (1,) [rad].
     strayed: ClassVar[Vector] = np.array([0.5])
     noise: ClassVar[Vector] = np.array([0.02])
-    # How far beyond its lead a holding arm is pushed before its target yields.
+    # A holding arm's target yields to a push this far beyond the lead.
     unpushed: ClassVar[Vector] = np.array([0.05])
-    # No force is limited: where an arm measures one, let it take poses.
+    # No force limit. An arm that measures force should use pose targets.
     max_force: ClassVar[None] = None
     max_torque: ClassVar[None] = None
     joint_low: tuple[float, ...]  # lowest positions (n,) [rad]
     joint_high: tuple[float, ...]  # highest positions (n,) [rad]
     joint_margin: float = bounded(0.05, "distance kept from the joints' limits [rad]", 0.0, 1.0)
-    # With a stiffness k of a joint this also bounds its torque to k times the lead.
+    # With joint stiffness k this also bounds the joint's torque to k times the lead.
     max_lead_joints: float = bounded(0.15, "lead of a joint's target [rad]", 1e-3, 1.5)
-    # Also when a person pushes it. A faster change of the measured joints is not believed.
+    # Includes pushes by a person. A faster change of the measured joints is treated as a fault.
     max_arm_joints: float = bounded(8.0, "fastest a joint can be, pushed or not [rad/s]", 0.1, 60.0)
 
     def __post_init__(self) -> None:
@@ -337,24 +337,24 @@ class JointRanges:
 
     @cached_property
     def fastest(self) -> Vector:
-        """How fast joints can be, pushed or not (1,) [rad/s]."""
+        """Largest possible joint speed, pushed or not (1,) [rad/s]."""
         return np.array([self.max_arm_joints])
 
     @cached_property
     def middle(self) -> Vector:
-        """The middle of all ranges (n,)."""
+        """Middle of each joint's range (n,)."""
         low, high = np.array([self.joint_low, self.joint_high])
         return np.asarray(0.5 * (low + high))
 
     def check_place(self, joints: Vector) -> None:
-        """Raise `MeasurementRefused` for measured joints (n,) that no arm can have."""
+        """Raise `MeasurementRefused` if measured joints (n,) are impossible."""
         check_numbers(joints, "the measured joints", len(self.joint_low), MOST_TURNED)
 
     def admitted(self, anchor: Vector, wanted: Vector) -> tuple[Vector, frozenset[str]]:
-        """The part of the way from `anchor` (n,) to `wanted` (n,) that no limit forbids.
+        """Clamp the motion from `anchor` (n,) to `wanted` (n,) to the limits.
 
-        As `PoseLimits.admitted`: a joint that is outside its range may come back, and nothing has
-        to move. Returns the positions (n,), and `range` where that kept them from `wanted`.
+        Like `PoseLimits.admitted`: a joint outside its range may move back, and no motion is
+        forced. Returns the positions (n,), and `range` if they were clamped.
         """
         low = np.minimum(np.array(self.joint_low) + self.joint_margin, anchor)
         high = np.maximum(np.array(self.joint_high) - self.joint_margin, anchor)
@@ -364,25 +364,25 @@ class JointRanges:
     def led(
         self, target: Vector, measured: Vector, slack: Vector | None = None
     ) -> tuple[Vector, bool]:
-        """A target (n,), pulled to within the lead, and `slack` (1,), of `measured`; whether so."""
+        """Clamp a target (n,) to lead + `slack` (1,) of `measured`; also return whether clamped."""
         lead = self.max_lead_joints if slack is None else self.max_lead_joints + slack
         positions = np.clip(target, measured - lead, measured + lead)
         return positions, bool((positions != target).any())
 
     def median(self, places: Vector) -> Vector:
-        """The place (n,) in the middle of several (k, n)."""
+        """Return the median place (n,) of several (k, n)."""
         return np.asarray(np.median(places, axis=0))
 
     def between(self, start: Vector, end: Vector) -> Vector:
-        """The way (n,) from one place to another [rad]."""
+        """Return the motion (n,) from one place to another [rad]."""
         return end - start
 
     def apart(self, start: Vector, end: Vector) -> Vector:
-        """How far each joint is from another place (n,) [rad]."""
+        """Return each joint's distance between two places (n,) [rad]."""
         return np.abs(end - start)
 
     def towards(self, start: Vector, end: Vector, most: Vector) -> tuple[Vector, bool]:
-        """The place on the straight way to `end` that no joint is farther than `most` (1,) from."""
+        """Move joints at most `most` (1,) straight to `end`; also return whether it stops short."""
         way = end - start
         longest, limit = float(np.abs(way).max()), float(most[0])
         if longest <= limit:
@@ -390,16 +390,16 @@ class JointRanges:
         return start + way * (limit / longest), True
 
     def distance_in_words(self, start: Vector, end: Vector) -> str:
-        """How far apart two places are, by the joint that is farthest."""
+        """Return the distance between two places as text, for the joint that is farthest off."""
         joint = int(np.argmax(self.apart(start, end)))
         return f"{abs(end[joint] - start[joint]):.2f} rad at joint {joint}"
 
     def shown(self, *places: Vector) -> str:
-        """Where they are, from the one to the other."""
+        """Return the positions as text, in order."""
         return " to ".join(str([round(float(v), 3) for v in place]) for place in places) + " rad"
 
     def jump_in_words(self, part: int, last: Vector, place: Vector) -> tuple[str, str, str, str]:
-        """As `PoseLimits.jump_in_words`, for the joint number `part`."""
+        """Like `PoseLimits.jump_in_words`, for joint number `part`."""
         ends = f"{last[part]:.3f} to {place[part]:.3f} rad"
         way = f"{abs(place[part] - last[part]):.2f} rad"
         return f"joint {part}", way, ends, f"{self.max_arm_joints:g} rad/s"
@@ -407,9 +407,9 @@ class JointRanges:
 
 @dataclass(frozen=True, kw_only=True)
 class JointActionLimits(JointRanges):
-    """Limits of motion by actions, one number for each joint."""
+    """Limits of joint actions, one number per joint."""
 
-    # Motion of each joint's target for an action of 1 (n,) [rad per control period].
+    # Motion of each joint's target per action of 1 (n,) [rad per control period].
     step: tuple[float, ...]
 
     def __post_init__(self) -> None:
@@ -424,19 +424,19 @@ class JointActionLimits(JointRanges):
             check_positive(f"limit 'step' of joint {joint}", step)
 
     def moved(self, target: Vector, motion: Vector) -> Vector:
-        """A target (n,), moved by an action's motion (n,) in [-1, 1]."""
+        """Return the target (n,) moved by an action's motion (n,) in [-1, 1]."""
         return target + np.array(self.step) * motion
 
 
 @dataclass(frozen=True, kw_only=True)
 class JointArmLimits(JointRanges):
-    """Limits of one arm that takes joint targets, which its node enforces."""
+    """Limits of one arm with joint targets, enforced by its node."""
 
     max_step_joints: float = bounded(0.15, "way of a joint in one command [rad]", 1e-3, 1.5)
     max_speed_joints: float = bounded(1.0, "speed of a joint's target [rad/s]", 1e-2, 10.0)
     max_joint_speed: float = bounded(2.0, "largest speed of a joint [rad/s]", 0.01, 10.0)
     command_deadline: float = bounded(0.2, "time without a command until it holds [s]", 0.01, 2.0)
-    # Also the longest silence of a client that accompanies a reset.
+    # Also the longest silence of a client during its reset.
     max_stamp_age: float = bounded(0.5, "of a command's stamp to the clock here [s]", 0.01, 10.0)
 
     def __post_init__(self) -> None:
@@ -454,16 +454,16 @@ class JointArmLimits(JointRanges):
         return np.array([self.max_speed_joints])
 
     def checked(self, target: npt.ArrayLike) -> Vector:
-        """The joint positions (n,) of a command, or `CommandRefused`."""
+        """Return the joint positions (n,) of a command, or raise `CommandRefused`."""
         return checked_joints(target, len(self.joint_low))
 
     def place(self, measured: ArmState) -> Vector:
-        """The measured joint positions (n,)."""
+        """Return the measured joint positions (n,)."""
         return np.array(measured.joint_positions, np.float64)
 
 
 def check_known(above: str, given: Iterable[str], known: Sequence[str]) -> None:
-    """Refuse a key that is not known below `above`."""
+    """Refuse an unknown key under `above`."""
     for key in given:
         if key not in known:
             raise RobotRLError(
@@ -474,9 +474,9 @@ def check_known(above: str, given: Iterable[str], known: Sequence[str]) -> None:
 
 
 def check_bounds(group: str, kinds: Sequence[type], given: Mapping[str, Any], *others: str) -> None:
-    """Refuse an unknown parameter of a node, or a number out of its range.
+    """Refuse an unknown node parameter, or a number out of its range.
 
-    Known are the `bounded` fields of the `kinds`, and `others`.
+    The known names are the `bounded` fields of `kinds`, and `others`.
     """
     ranges = {each.name: each.metadata for k in kinds for each in fields(k) if each.metadata}
     check_known(group, given, [*ranges, *others])
@@ -489,7 +489,7 @@ def check_bounds(group: str, kinds: Sequence[type], given: Mapping[str, Any], *o
 
 
 def refuse_stiff_contact(compliance: Compliance, limits: ArmLimits | JointArmLimits) -> None:
-    """Refuse a contact task on an arm with position control that does not limit the force."""
+    """Refuse a contact task on a position-controlled arm without a force limit."""
     if compliance == "position" and limits.max_force is None:
         raise RobotRLError(
             "a contact task on a position-controlled arm needs a wrench limit",
@@ -501,7 +501,7 @@ def refuse_stiff_contact(compliance: Compliance, limits: ArmLimits | JointArmLim
 
 
 def check_workspace(low: Sequence[float], high: Sequence[float]) -> None:
-    """Refuse corners that are no positions, or enclose nothing; the error names corner or axis."""
+    """Refuse invalid corners or an empty workspace; the error names the corner or axis."""
     for name, corner in (("workspace_low", low), ("workspace_high", high)):
         if len(corner) != 3 or not all(abs(value) <= _FARTHEST for value in corner):
             expected = f"3 finite numbers [m], at most {_FARTHEST:g} m from the base"
@@ -514,7 +514,7 @@ def check_workspace(low: Sequence[float], high: Sequence[float]) -> None:
 
 
 def check_joint_ranges(low: Sequence[float], high: Sequence[float], margin: float) -> None:
-    """Refuse ranges of joints [rad] that are empty, or of another number of joints."""
+    """Refuse empty joint ranges [rad], or bounds with different numbers of joints."""
     if len(low) != len(high):
         raise RobotRLError(
             "'joint_low' and 'joint_high' differ in length",
@@ -534,7 +534,7 @@ def check_joint_ranges(low: Sequence[float], high: Sequence[float], margin: floa
 
 
 def check_beyond_own(limits: ArmLimits | JointArmLimits, arm: str, target: str) -> None:
-    """Refuse a limit `arm` of possible motion that is not above the limit `target` of commands."""
+    """Refuse a limit `arm` on possible motion that is not above the command limit `target`."""
     possible, asked = getattr(limits, arm), getattr(limits, target)
     if not possible > asked:
         problem = f"limit {arm!r} would take the arm's own motion for a fault"

@@ -1,4 +1,4 @@
-"""Judge measurements of an arm: impossible jumps, straying, pushes, and too large values."""
+"""Check an arm's measurements: impossible jumps, straying, pushes and excess values."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from robot_rl.safety.state import ArmState, check_numbers, check_pose
 
 # Speed towards a joint limit that counts as motion [rad/s].
 _STILL = 0.01
-# No more motion than in this time is believed at once, however long nothing was measured [s].
+# After a longer gap in measurements, allow only the motion possible in this time [s].
 _LONGEST_GAP = 0.05
-# Measurements may come in bunches, late by this [s].
+# Measurements may arrive in bursts, late by up to this [s].
 _JITTER = 0.02
-# Motion is also judged over this time [s].
+# Motion is also checked over this time [s].
 _WINDOW = 0.1
-# New measurements that must agree before an arm is believed to be where they say.
+# Consecutive measurements that must agree before the arm's place is trusted.
 _AGREEING = 3
-# A held arm is at the median of so many measurements: two of them may be wrong.
+# A holding arm's place is the median of this many measurements; two of them may be wrong.
 _NEWEST = 5
-# Faster and stronger than any arm is [m/s, rad/s; N, Nm].
+# Beyond the speed and strength of any arm [m/s, rad/s; N, Nm].
 _FASTEST, _STRONGEST = 1e4, 1e4
 
 
 class Plausibility:
-    """Judges each measured place by the one before it and the largest speed of an arm."""
+    """Checks each measured place against the previous ones and the arm's largest speed."""
 
     def __init__(self, limits: PoseLimits | JointRanges) -> None:
         self._limits = limits
@@ -46,31 +46,31 @@ class Plausibility:
 
     @property
     def settled(self) -> bool:
-        """Whether enough measurements in a row agree for the arm to be where they say."""
+        """Whether enough consecutive measurements agree to trust the arm's place."""
         return self._agreeing >= _AGREEING
 
     def forget(self) -> None:
-        """The next measurement may be anywhere."""
+        """Reset, so that the next measurement may be anywhere."""
         self._pose, self._agreeing = None, 0
         self._past.clear()
 
     def problem(self, pose: Vector, stamp_ns: int, now: float) -> str | None:
-        """Take a measured place; returns why no arm can have moved like that, or None.
+        """Add a measured place; return why the motion is impossible, or None.
 
-        It is a pose (7,), base frame, or joint positions (n,) [rad], measured at `stamp_ns` [ns].
-        The same stamp again is no new measurement. `now` is steady time [s].
+        The place is a pose (7,) in the base frame, or joint positions (n,) [rad], measured at
+        `stamp_ns` [ns]. A repeated stamp is not a new measurement. `now` is steady time [s].
         """
         last = self._pose
         if last is not None and stamp_ns == self._stamp_ns and np.array_equal(pose, last):
             return None
-        # By the later clock: a message may have waited on its way.
+        # Use the larger of both clocks' intervals: a message may have been delayed.
         elapsed = max(now - self._taken, 1e-9 * (stamp_ns - self._stamp_ns))
         elapsed = min(max(elapsed, 0.0), _LONGEST_GAP)
         self._pose, self._stamp_ns, self._taken = pose.copy(), stamp_ns, now
         found = None if last is None else self._jump(last, pose, elapsed)
         while self._past and now - self._past[0][0] > _WINDOW:
             self._past.popleft()
-        if found is None and self._past:  # many small jumps are a large one
+        if found is None and self._past:  # small jumps can add up to a large one
             found = self._jump(self._past[0][1], pose, now - self._past[0][0])
         if found is not None:
             self._past.clear()
@@ -92,11 +92,11 @@ class Plausibility:
 
 
 class Straying:
-    """Notices an arm that goes away from where it is asked to be.
+    """Detects an arm that moves away from its commanded place.
 
-    A target yields to a pushed arm. If the measured pose is wrong by more than the largest lead
-    (the tool centre was changed, or the controller moves another frame), the target would yield at
-    each tick to an arm that only follows it, and both would run away.
+    A target yields to a pushed arm. If the measured pose is off by more than the largest lead (the
+    tool centre was changed, or the controller moves another frame), the target would yield at each
+    tick to an arm that only follows it, and both would run away.
     """
 
     def __init__(self, limits: PoseLimits | JointRanges) -> None:
@@ -105,9 +105,9 @@ class Straying:
         self._nearest: Vector = np.zeros(1)
 
     def ask(self, pose: Vector, *, forget: bool = False) -> None:
-        """Note that the arm is asked to be at a pose (7,), or at joint positions (n,).
+        """Record the commanded pose (7,), or joint positions (n,).
 
-        Its allowed distance grows by the step from the place before. With `forget` the arm may be
+        The allowed distance grows by the step from the previous place. With `forget` the arm may be
         anywhere.
         """
         if forget or self._asked is None:
@@ -117,7 +117,7 @@ class Straying:
         self._asked = pose.copy()
 
     def problem(self, measured: Vector) -> str | None:
-        """Why the arm at a measured place must not be followed farther, or None."""
+        """Return why the target must not follow the measured place any farther, or None."""
         if self._asked is None:
             return None
         limits = self._limits
@@ -134,10 +134,10 @@ class Straying:
 
 
 class Pushes:
-    """Distinguishes a push of a holding arm from noise of its measurements.
+    """Distinguishes a push on a holding arm from measurement noise.
 
-    A single measurement may be off by more than the lead although the arm stands. So the target
-    yields only if the median of the newest ones is farther away, and then to within the lead.
+    A single measurement may be off by more than the lead although the arm is at rest. So the target
+    yields only if the median of the latest ones is farther away, and then to within the lead.
     """
 
     def __init__(self, limits: PoseLimits | JointRanges) -> None:
@@ -145,13 +145,13 @@ class Pushes:
         self._newest: deque[tuple[int, Vector]] = deque(maxlen=_NEWEST)
 
     def forget(self) -> None:
-        """Forget the measurements: the arm does not hold."""
+        """Clear the measurements: the arm is not holding."""
         self._newest.clear()
 
     def yielded(self, target: Vector, place: Vector, stamp_ns: int) -> tuple[Vector, bool]:
-        """The place to hold, and whether it differs from `target`.
+        """Return the place to hold, and whether it differs from `target`.
 
-        The arm was measured at `place`, at `stamp_ns` [ns]; the same stamp is no new measurement.
+        `place` was measured at `stamp_ns` [ns]; a repeated stamp is not a new measurement.
         """
         limits, newest = self._limits, self._newest
         if not newest or newest[-1][0] != stamp_ns:
@@ -165,10 +165,10 @@ class Pushes:
 
 
 def check_measured(measured: ArmState, limits: ArmLimits | JointArmLimits) -> None:
-    """Raise `MeasurementRefused` for a wrong shape, or a number that is not finite or impossible.
+    """Raise `MeasurementRefused` for a wrong shape, or a non-finite or impossible number.
 
-    Values that the arm does not measure are all NaN. Its place and joints are needed, and a wrench
-    where it is limited.
+    Values that the arm does not measure are all NaN. Its place and joints are required, and its
+    force and torque if they are limited.
     """
     count = len(limits.joint_low) or np.size(measured.joint_positions)
     force, torque = limits.max_force is not None, limits.max_torque is not None
@@ -186,9 +186,9 @@ def check_measured(measured: ArmState, limits: ArmLimits | JointArmLimits) -> No
 
 
 def excesses(measured: ArmState, limits: ArmLimits | JointArmLimits) -> dict[str, str]:
-    """The values that are too large now: `force`, `joint_speed` or `joint`, each with the reason.
+    """Return the exceeded limits: `force`, `joint_speed` or `joint`, each with the reason.
 
-    A joint within its margin may stand, or move away from its limit.
+    A joint within its margin may stand still or move away from its limit.
     """
     found = {}
     for name, part, limit, unit in (

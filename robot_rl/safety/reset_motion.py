@@ -1,4 +1,4 @@
-"""Reset motion under the guard: retract, then move slowly to where episodes begin."""
+"""Reset motion under the guard: retract, then move slowly to the start of episodes."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from robot_rl.safety.reset_way import (
 )
 
 ATTEMPTS = 2
-# Longest time for a part of the way, over that of its length at full speed, beside `patience_s`.
+# Time limit of a segment: this times its duration at full speed, plus `patience_s`.
 _PATIENCE = 2.0
 
 
 def checked_reset_pose(pose: npt.ArrayLike) -> Vector:
-    """The pose (7,) of the parameter `reset.pose`, or `CommandRefused`."""
+    """Return the pose (7,) of the parameter `reset.pose`, or raise `CommandRefused`."""
     return checked_pose(pose, "reset.pose", tolerance=1e-3)
 
 
 def checked_reset_joints(
     values: npt.ArrayLike, joints: int, limits: ArmLimits | JointArmLimits
 ) -> Vector:
-    """The waypoints (k, joints) of the parameter `reset.joints`, given in one row.
+    """Return the waypoints (k, joints) of the flat parameter `reset.joints`.
 
-    Raises `CommandRefused` for another number of joints, or positions beyond their limits.
+    Raises `CommandRefused` for a wrong number of joints, or positions beyond their limits.
     """
     flat = np.asarray(values, np.float64).ravel()
     if not flat.size or flat.size % joints or not np.isfinite(flat).all():
@@ -66,7 +66,7 @@ def checked_reset_joints(
 
 
 def sole_reset_end(pose: Sequence[float] | None, joints: npt.ArrayLike | None) -> Any:
-    """The given one of the parameters `reset.pose` and `reset.joints`, or `CommandRefused`."""
+    """Return the one of `reset.pose` and `reset.joints` that is set, or raise `CommandRefused`."""
     given = [end for end in (pose, joints) if end is not None and np.size(end)]
     if len(given) != 1:
         problem = "a reset needs one of the parameters reset.pose and reset.joints"
@@ -76,7 +76,7 @@ def sole_reset_end(pose: Sequence[float] | None, joints: npt.ArrayLike | None) -
 
 
 class ResetOutcome(NamedTuple):
-    """The end of a reset; after a failure the message says what a person has to do."""
+    """Result of a reset; after a failure the message tells the operator what to do."""
 
     success: bool
     message: str
@@ -86,22 +86,22 @@ _Part = StraightWay | JointWay | JointTargetWay
 
 
 class Resets:
-    """Moves an arm to where episodes begin: back along the tool, and then there.
+    """Moves an arm to the start of episodes: retract along the tool, then move there.
 
-    To a pose it moves across, and forward along the tool again; to joint positions by its joints,
-    through all waypoints. Each part goes from rest to rest with bounded jerk, and waits for an arm
-    that does not keep up. The arm stops and a person is asked where it hit something, twice did not
-    arrive, or would leave its limits, which is checked before it moves. A reset that was given up
-    on its way continues where it left the arm: the tool is drawn back no farther.
+    For a pose, the arm moves across and then forward along the tool again. For joint positions, it
+    moves in joint space through all waypoints. Each segment goes from rest to rest with bounded
+    jerk, and waits for an arm that does not keep up. The arm stops and asks for a person if it hits
+    something, fails to arrive twice, or would leave its limits, which is checked before it moves.
+    A reset that was aborted on the way continues from there without retracting the tool further.
 
     Args:
-        guard: Of the arm, which asks for the `goal`; the way stays in its workspace.
+        guard: The arm's guard, which requests the `goal`; the path stays in its workspace.
         options: How to move.
-        forward: The arm's kinematics; None where it is moved to poses alone.
+        forward: The arm's kinematics; None if it only moves to poses.
 
     Attributes:
         options: See `ResetOptions`.
-        busy: Whether a reset is under way.
+        busy: Whether a reset is running.
     """
 
     def __init__(
@@ -112,30 +112,31 @@ class Resets:
         self._guard = guard
         self._forward = forward
         self._end: Vector = np.empty(7)
-        # Makers of the parts that follow, called with the arm's place then; None before it moves.
+        # Builders of the remaining segments, called with the arm's place at that time; None before
+        # the motion starts.
         self._ahead: list[Callable[[Vector, Vector], _Part]] | None = None
-        self._part: _Part | None = None  # the part that is under way
-        self._seconds = 0.0  # duration of the part at its largest speed
-        self._moved = self._waited = 0.0  # seconds of motion, and all seconds, since its start
+        self._part: _Part | None = None  # the current segment
+        self._seconds = 0.0  # duration of the segment at its largest speed
+        self._moved = self._waited = 0.0  # seconds of motion, and total seconds, in the segment
         self._goal: Vector = np.empty(7)
-        self._failure: str | None = None  # why this attempt ended
-        self._away: Vector | None = None  # where the tool is drawn back to
-        # Where the arm is on its way, and the place above it where its tool is free.
+        self._failure: str | None = None  # why this attempt failed
+        self._away: Vector | None = None  # retracted pose of the tool
+        # The arm's last pose on the path, and the retracted pose where its tool is free.
         self._left: tuple[Vector, Vector] | None = None
 
     def begin(self, end: npt.ArrayLike) -> None:
         """Start a reset, or raise `CommandRefused`.
 
         Args:
-            end: A pose (7,), which is pulled into the workspace; or waypoints in joint positions
-                (k, n) [rad], of `checked_reset_joints`, the last of which is the end.
+            end: A pose (7,), clamped to the workspace; or joint waypoints (k, n) [rad] from
+                `checked_reset_joints`, the last of which is the end.
         """
         by_joints = np.ndim(end) == 2
         goal = np.array(end) if by_joints else self._guard.inside(checked_reset_pose(end))
         self._attempt(goal, 1)
 
     def give_up(self, reason: str) -> ResetOutcome | None:
-        """End a reset that is under way, without another attempt; None without one."""
+        """Abort a running reset without another attempt; return None if there is none."""
         if not self.busy:
             return None
         self.busy = False
@@ -143,7 +144,7 @@ class Resets:
         return ResetOutcome(False, f"the reset was given up: {reason}")
 
     def poll(self) -> ResetOutcome | None:
-        """The outcome once the reset has ended, else None; called after each tick of the guard."""
+        """Return the outcome once the reset has ended, else None; call after each guard tick."""
         guard = self._guard
         if not self.busy or guard.mode is Mode.RESET:
             return None
@@ -151,7 +152,7 @@ class Resets:
         if self._arrived or failed or guard.mode is Mode.STOPPED:  # it may have hit something
             self._left = None
         if failed and self._may_be_repeated and self._attempts < ATTEMPTS:
-            self._failure = None  # should the guard refuse, the reset is given up
+            self._failure = None  # if the guard refuses, the reset is aborted
             self._attempt(self._end, self._attempts + 1, self.options.pause_s)
             return None
         self.busy = False
@@ -169,10 +170,10 @@ class Resets:
     # -- for the guard ----------------------------------------------------------------------------
 
     def goal(self, elapsed: float, pose: Vector, joints: Vector) -> Vector | None:
-        """The next goal (7,); None after arrival or a failure.
+        """Return the next goal (7,); None after arrival or a failure.
 
-        `elapsed` [s] have passed since the last call; the arm is measured at a pose (7,) and at
-        joint positions (n,) [rad].
+        `elapsed` [s] is the time since the last call. The measured state is a pose (7,) and joint
+        positions (n,) [rad].
         """
         self._pause -= elapsed
         if self._pause > 0.0:
@@ -184,11 +185,11 @@ class Resets:
         guard, options, part = self._guard, self.options, self._part
         if part is not None:
             self._waited += elapsed
-            # Not ahead of an arm that is held back: the remaining way would become another one.
+            # Do not run ahead of a blocked arm: that would change the remaining path.
             if not guard.limits.led(self._goal, pose)[1]:
                 self._moved += elapsed
             if self._share == 1.0 and part.left(pose, joints, options) is None:
-                part = self._away = None  # it is in the air from now on
+                part = self._away = None  # the tool is free from now on
         self._left = (pose, pose if self._away is None else self._away)
         if part is None:
             if not self._ahead:
@@ -205,24 +206,24 @@ class Resets:
         return None if self._failure is not None else self._goal
 
     def obstructed(self, reason: str) -> bool:
-        """Note that a limit stopped the motion; returns whether that ends it."""
+        """Note that a limit blocked the motion; return whether that ends it."""
         if self._ahead is not None:
             self._fail(reason)
         return self._ahead is not None
 
     def _attempt(self, end: Vector, number: int, pause: float = 0.0) -> None:
-        """Start after `pause` [s], in which the arm yields to what it touches."""
+        """Start after `pause` [s], during which the arm yields to contact."""
         self._guard.follow_route(self)
         self._end, self._attempts, self._pause = end, number, pause
         self.busy, self._arrived = True, False
         self._ahead = self._part = self._failure = None
-        self._may_be_repeated = True  # by itself: not after it hit something
+        self._may_be_repeated = True  # automatic retry, but not after a collision
 
     def _plan(self, pose: Vector, joints: Vector) -> str | None:
-        """Plan the way from where the arm is; returns why it is not allowed, or None."""
+        """Plan the path from the arm's place; return why it is not allowed, or None."""
         away, left, self._left = None, self._left, None
         if left and StraightWay(pose, left[0]).left(pose, joints, self.options) is None:
-            away = left[1]  # where a reset that was given up drew the tool back to
+            away = left[1]  # retracted pose of the aborted reset
         else:
             away = self._retracted(pose)
             room, wanted = rotations.apart(pose, away)[0], self.options.retract_distance
@@ -238,7 +239,7 @@ class Resets:
             self._ahead = [partial(self._straight, end) for end in ends]
             return None
         numbers = range(len(self._end))
-        for number in numbers:  # the way to the first is looked at when the tool is drawn back
+        for number in numbers:  # the path to the first is checked after retracting
             way = self._way(number, self._end[max(0, number - 1)], pose, joints)
             if (problem := way.beyond(self._pose_limits, self.options)) is not None:
                 return problem
@@ -247,12 +248,12 @@ class Resets:
         return None
 
     def _fail(self, problem: str) -> None:
-        """End this reset: another attempt would meet the same."""
+        """Fail this reset without a retry, which would hit the same problem."""
         self._failure, self._may_be_repeated = problem, False
 
     @property
     def speed(self) -> Vector:
-        """How fast the target may go on the way, as `speed` of the guard's limits."""
+        """Largest speed of the target, in the form of the guard's `limits.speed`."""
         return np.array([self.options.speed_translation, self.options.speed_rotation])
 
     @property
@@ -260,7 +261,7 @@ class Resets:
         return share_of_way(self._moved, self._seconds)
 
     def _straight(self, end: Vector, pose: Vector, joints: Vector) -> _Part:
-        target = self._guard.target  # where the arm is led to now
+        target = self._guard.target  # the current target
         return StraightWay(pose if target is None else target, end)
 
     def _by_joints(self, number: int, pose: Vector, joints: Vector) -> _Part:
@@ -270,7 +271,7 @@ class Resets:
         return way
 
     def _way(self, number: int, start: Vector, pose: Vector, joints: Vector) -> JointWay:
-        """From joint positions to a waypoint, with the tool of an arm that is measured so."""
+        """Build the motion from joint positions to a waypoint, with the tool pose as measured."""
         assert self._forward is not None, "an arm without kinematics goes to poses alone"
         tool, is_last = tool_pose(self._forward, pose, joints), number == len(self._end) - 1
         name = f"waypoint {number + 1} of reset.joints"
@@ -288,14 +289,14 @@ class Resets:
 
 
 class JointResets(Resets):
-    """The same for an arm that takes joint targets: straight from waypoint to waypoint (k, n).
+    """Resets for an arm with joint targets: straight from waypoint to waypoint (k, n).
 
-    The pose of its tool is not known, so it is not drawn back first.
+    The tool's pose is unknown, so the tool is not retracted first.
     """
 
     @property
     def speed(self) -> Vector:
-        """How fast each joint's target may go (1,) [rad/s]."""
+        """Largest speed of each joint's target (1,) [rad/s]."""
         return np.array([self.options.speed_joints])
 
     def _plan(self, place: Vector, joints: Vector) -> str | None:

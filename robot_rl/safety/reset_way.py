@@ -1,4 +1,4 @@
-"""The parts of a reset's way: straight ones of the tool, and motions of the joints."""
+"""Segments of a reset path: straight tool motions and joint motions."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import numpy as np
 from robot_rl.safety import rotations
 from robot_rl.safety.limits import PoseLimits, Vector, bounded, check_positive
 
-# From joint positions (n,) [rad] to the pose (7,) of the flange, in the base frame.
+# Maps joint positions (n,) [rad] to the flange pose (7,) in the base frame.
 ForwardKinematics = Callable[[Vector], Vector]
 
-# Times in which the speed and the acceleration change [s].
+# Duration of the speed and acceleration ramps [s].
 _SPEED_RAMP, _ACCELERATION_RAMP = 0.4, 0.2
-# Points of a way by joints at which it is looked ahead whether it keeps the limits.
+# Points of a joint motion that are checked against the limits in advance.
 _SAMPLES = 32
-# Largest change of the tool's pose on the flange before the kinematics count as wrong [m, rad]:
-# those of one arm are some millimetres off its data sheet.
+# Largest change of the tool's pose on the flange before the kinematics count as wrong [m, rad]. One
+# arm's kinematics are some millimetres off its data sheet.
 _NOT_RIGID = (0.02, 0.1)
 
 
 @dataclass(frozen=True)
 class ResetOptions:
-    """How a reset moves."""
+    """Options of the reset motion."""
 
-    # Along the tool's own -z.
+    # Along the tool's -z axis.
     retract_distance: float = bounded(0.08, "how far the tool is drawn back first [m]", 1e-3, 0.5)
     speed_translation: float = bounded(0.08, "largest speed of a reset [m/s]", 1e-3, 0.25)
     speed_rotation: float = bounded(0.4, "largest speed of its rotation [rad/s]", 1e-3, 1.0)
@@ -39,7 +39,7 @@ class ResetOptions:
     tolerance_joints: float = bounded(0.05, "the same of a joint, to reset.joints [rad]", 5e-3, 0.5)
 
     pause_s: float = bounded(1.0, "pause before a second attempt [s]", 0.01, 10.0)
-    # Beside twice the time of its length at full speed.
+    # Added to twice the duration at full speed.
     patience_s: float = bounded(3.0, "patience with a part of the way [s]", 0.1, 60.0)
 
     def __post_init__(self) -> None:
@@ -48,10 +48,10 @@ class ResetOptions:
 
 
 def share_of_way(elapsed: float, seconds: float) -> float:
-    """The share of a way, from rest to rest, that an arm has gone after `elapsed` seconds.
+    """Return the fraction of a rest-to-rest motion that is done after `elapsed` seconds.
 
-    A way takes `seconds` at its largest speed v. The acceleration is at most v / 0.4 s, and the
-    jerk at most 2 v / (0.4 s 0.2 s): a constant speed, averaged over both ramps, which ends 0.6 s
+    The motion takes `seconds` at its largest speed v. The acceleration is at most v / 0.4 s and the
+    jerk at most 2 v / (0.4 s 0.2 s): a constant speed, averaged over both ramps, ending 0.6 s
     later.
     """
     spans = (max(seconds, 1e-3), _SPEED_RAMP, _ACCELERATION_RAMP)
@@ -66,24 +66,24 @@ def share_of_way(elapsed: float, seconds: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class StraightWay:
-    """A part of the way, from one pose (7,) to another."""
+    """A straight segment from one pose (7,) to another."""
 
     start: Vector
     end: Vector
 
     def seconds(self, options: ResetOptions) -> float:
-        """How long it takes at the largest speed [s]."""
+        """Return the duration at the largest speed [s]."""
         distance, angle = rotations.apart(self.start, self.end)
         return max(distance / options.speed_translation, angle / options.speed_rotation)
 
     def at(self, share: float, pose: Vector, joints: Vector) -> Vector:
-        """The pose (7,) at a share of it, for an arm that is measured at a pose and joints."""
+        """Return the pose (7,) at fraction `share`; measured `pose` and `joints` are not used."""
         way = share * rotations.between(self.start, self.end)
         turn = rotations.from_rotation_vector(way[3:])
         return _unit(rotations.displaced(self.start, way[:3], turn))
 
     def left(self, pose: Vector, joints: Vector, options: ResetOptions) -> str | None:
-        """The rest of the way in words, or None at its end."""
+        """Return the remaining motion as text, or None at the end."""
         distance, angle = rotations.apart(pose, self.end)
         if distance <= options.tolerance_translation and angle <= options.tolerance_rotation:
             return None
@@ -92,38 +92,38 @@ class StraightWay:
 
 @dataclass(frozen=True, eq=False)
 class JointWay:
-    """A part of the way, on which all joints (n,) move together.
+    """A segment on which all joints (n,) move together.
 
-    The tool's pose on the flange is taken from each measurement, so an unknown tool, or an arm that
-    differs from its data sheet, does not matter.
+    The tool's pose on the flange is computed from each measurement, so an unknown tool, or an arm
+    that differs from its data sheet, does not matter.
     """
 
     forward: ForwardKinematics
     start: Vector
     end: Vector
-    tool: Vector  # the tool's pose (7,) on the flange when it begins
-    name: str  # name of its end
-    is_last: bool  # whether the joints must be there: an elbow follows slowly
+    tool: Vector  # the tool's pose (7,) on the flange at the start
+    name: str  # name of the end
+    is_last: bool  # whether all joints must arrive: an elbow follows slowly
 
     def seconds(self, options: ResetOptions) -> float:
-        """How long it takes at the largest speed of the TCP or of a joint [s]."""
+        """Return the duration at the largest speed of the TCP or of a joint [s]."""
         joints = float(np.abs(self.end - self.start).max()) / options.speed_joints
         steps = (StraightWay(*ends).seconds(options) for ends in itertools.pairwise(self._poses))
         return max(joints, _SAMPLES * max(steps))
 
     def at(self, share: float, pose: Vector, joints: Vector) -> Vector:
-        """The pose (7,) of the tool where the joints are at a share of it."""
+        """Return the tool's pose (7,) with the joints at fraction `share`."""
         return self._pose(share, tool_pose(self.forward, pose, joints))
 
     def left(self, pose: Vector, joints: Vector, options: ResetOptions) -> str | None:
-        """The joint that is not there yet, at the last end, or what is left of the tool's way."""
+        """Return a joint that has not arrived (last segment only), else the tool's remainder."""
         away = _joint_away(self.end, joints, self.name, options)
         if self.is_last and away is not None:
             return away
         return StraightWay(pose, self.at(1.0, pose, joints)).left(pose, joints, options)
 
     def beyond(self, limits: PoseLimits, options: ResetOptions) -> str | None:
-        """Where the way leads out of a limit, or farther out than the arm is; else None."""
+        """Return where the path leaves a limit, or goes farther out than the arm is; else None."""
         poses = self._poses
         for anchor, pose in [*((poses[0], pose) for pose in poses), (limits.middle, poses[-1])]:
             admitted, changed = limits.admitted(anchor, pose)
@@ -136,7 +136,7 @@ class JointWay:
         return None
 
     def problem(self, pose: Vector, joints: Vector) -> str | None:
-        """Why the arm's motion contradicts its kinematics, or None."""
+        """Return how the arm's motion contradicts its kinematics, or None."""
         distance, angle = rotations.apart(tool_pose(self.forward, pose, joints), self.tool)
         if distance <= _NOT_RIGID[0] and angle <= _NOT_RIGID[1]:
             return None
@@ -156,27 +156,27 @@ class JointWay:
 
 @dataclass(frozen=True, eq=False)
 class JointTargetWay:
-    """A part of the way of an arm that takes joint targets: from positions (n,) to others."""
+    """A segment between joint positions (n,) for an arm with joint targets."""
 
     start: Vector
     end: Vector
-    name: str  # name of its end
+    name: str  # name of the end
 
     def seconds(self, options: ResetOptions) -> float:
-        """How long it takes at the largest speed of a joint [s]."""
+        """Return the duration at the largest joint speed [s]."""
         return float(np.abs(self.end - self.start).max()) / options.speed_joints
 
     def at(self, share: float, place: Vector, joints: Vector) -> Vector:
-        """The joints' targets (n,) at a share of it."""
+        """Return the joint targets (n,) at fraction `share`."""
         return self.start + share * (self.end - self.start)
 
     def left(self, place: Vector, joints: Vector, options: ResetOptions) -> str | None:
-        """The joint that is not there yet, or None."""
+        """Return the joint that has not arrived yet, or None."""
         return _joint_away(self.end, joints, self.name, options)
 
 
 def tool_pose(forward: ForwardKinematics, pose: Vector, joints: Vector) -> Vector:
-    """The pose (7,) of the tool on the flange, from a measured pose and joints."""
+    """Return the tool's pose (7,) on the flange, from a measured pose and joints."""
     return rotations.relative(forward(joints), pose)
 
 

@@ -1,8 +1,8 @@
 """Rotations and poses for the control loop.
 
 Quaternions are xyzw, poses are (7,) = position in metres followed by a quaternion, rotation
-vectors are axis times angle in radians. Written with scalars: for single poses that is several
-times faster than array code, and the control loop works on single poses.
+vectors are axis times angle in radians. The code uses scalars: for the single poses of the control
+loop that is several times faster than array code.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Vector = npt.NDArray[np.float64]
 _CONJUGATION = np.array([-1.0, -1.0, -1.0, 1.0])
 _X_AXIS = np.array([1.0, 0.0, 0.0])
 
-# Where an episode begins, a quaternion is on this one's side: far from the border between the sides
-# are tools that point down or ahead and objects that stand upright, turned by up to 150 degrees.
+# At the start of an episode each quaternion gets the sign nearer to this one. Tools that point down
+# or ahead, and upright objects turned by up to 150 degrees, are far from where the sign flips.
 _FIRST_SIDE = np.array([1.5, 0.3, 0.2, 1.0])
 
-# Fingers towards the table: x of the tool forward, z down. Half a turn about x.
+# Fingers towards the table: tool x forward, z down. Half a turn about x.
 DOWNWARD: Vector = np.array([1.0, 0.0, 0.0, 0.0])
 
 
 def multiply(left: Vector, right: Vector) -> Vector:
-    """Hamilton product of two xyzw quaternions: the rotation `right` followed by `left`."""
+    """Return the Hamilton product of two xyzw quaternions: rotate by `right`, then `left`."""
     ax, ay, az, aw = left.tolist()
     bx, by, bz, bw = right.tolist()
     return np.array(
@@ -41,12 +41,12 @@ def multiply(left: Vector, right: Vector) -> Vector:
 
 
 def conjugate(quaternion: Vector) -> Vector:
-    """The inverse rotation of a unit quaternion."""
+    """Return the inverse rotation of a unit quaternion."""
     return np.asarray(quaternion * _CONJUGATION)
 
 
 def from_rotation_vector(rotation: Vector) -> Vector:
-    """Quaternion xyzw of a rotation vector [rad]."""
+    """Return the quaternion xyzw of a rotation vector [rad]."""
     x, y, z = rotation.tolist()
     angle = math.sqrt(x * x + y * y + z * z)
     if angle < 1e-9:
@@ -56,7 +56,7 @@ def from_rotation_vector(rotation: Vector) -> Vector:
 
 
 def to_rotation_vector(quaternion: Vector) -> Vector:
-    """Rotation vector [rad], the shorter way round (angle at most pi)."""
+    """Return the shorter rotation vector [rad] (angle at most pi)."""
     x, y, z, w = quaternion.tolist()
     if w < 0.0:
         x, y, z, w = -x, -y, -z, -w
@@ -66,13 +66,13 @@ def to_rotation_vector(quaternion: Vector) -> Vector:
 
 
 def between(start: Vector, end: Vector) -> Vector:
-    """The way (6,) from one pose (7,) to another: translation and rotation vector, base frame."""
+    """Return the motion (6,) between poses (7,): translation and rotation vector, base frame."""
     turn = multiply(end[3:], conjugate(start[3:]))
     return np.concatenate([end[:3] - start[:3], to_rotation_vector(turn)])
 
 
 def apart(start: Vector, end: Vector) -> tuple[float, float]:
-    """Distance [m] and angle [rad] between two poses (7,)."""
+    """Return the distance [m] and angle [rad] between two poses (7,)."""
     way = between(start, end)
     return math.hypot(*way[:3]), math.hypot(*way[3:])
 
@@ -92,7 +92,7 @@ def rotate(quaternion: Vector, vector: Vector) -> Vector:
 
 
 def rotate_both(quaternion: Vector, halves: Vector) -> Vector:
-    """Rotate a velocity or a wrench (6,): its first half, and its second, by a unit quaternion."""
+    """Rotate both halves of a velocity or wrench (6,) by a unit quaternion."""
     return np.concatenate([rotate(quaternion, halves[:3]), rotate(quaternion, halves[3:])])
 
 
@@ -102,18 +102,18 @@ def normalize(quaternion: Vector) -> Vector:
 
 
 def continuous(poses: npt.NDArray[Any], before: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-    """The same poses with the one sign for each quaternion that leads on from the last one's.
+    """Choose the sign of each quaternion so that the sequence of poses is continuous.
 
-    A quaternion and its negative are one rotation; a policy must not see both. So the sign of each
-    is that with which it is nearer to the one before it. At the beginning of an episode, without
-    one, the product with (1.5, 0.3, 0.2, 1.0) is positive.
+    A quaternion and its negative are the same rotation; a policy must not see both. So each
+    quaternion gets the sign that is nearer to the previous one. The first one of an episode gets
+    the sign with a positive dot product with (1.5, 0.3, 0.2, 1.0).
 
     Args:
-        poses: One after the other (T, ..., 7).
-        before: Those before the first (..., 7); None where an episode begins.
+        poses: Consecutive poses (T, ..., 7).
+        before: The poses before the first (..., 7); None at the start of an episode.
 
     Returns:
-        The poses (T, ..., 7), of the same dtype.
+        The poses (T, ..., 7) with the same dtype.
     """
     turns = poses[..., 3:]
     first = _FIRST_SIDE if before is None else before[..., 3:]
@@ -128,24 +128,24 @@ def continuous(poses: npt.NDArray[Any], before: npt.NDArray[Any] | None = None) 
 
 
 def compose(parent: Vector, child: Vector) -> Vector:
-    """Pose of `child` (given in the parent's frame) in the frame that `parent` is given in."""
+    """Transform `child` from the parent's frame to the frame that `parent` is expressed in."""
     position = parent[:3] + rotate(parent[3:], child[:3])
     return np.concatenate([position, multiply(parent[3:], child[3:])])
 
 
 def relative(frame: Vector, pose: Vector) -> Vector:
-    """The pose seen from `frame`; both given in one common frame."""
+    """Return the pose relative to `frame`; both are given in one common frame."""
     inverse = conjugate(frame[3:])
     return np.concatenate([rotate(inverse, pose[:3] - frame[:3]), multiply(inverse, pose[3:])])
 
 
 def displaced(pose: Vector, shift: Vector, turn: Vector) -> Vector:
-    """A pose (7,), moved by `shift` (3,) and turned where it is by the quaternion `turn` (4,)."""
+    """Return a pose (7,) moved by `shift` (3,) and rotated in place by quaternion `turn` (4,)."""
     return np.concatenate([pose[:3] + shift, multiply(turn, pose[3:])])
 
 
 def within_angle(orientation: Vector, centre: Vector, max_angle: float) -> tuple[Vector, bool]:
-    """An orientation (4,) at most `max_angle` from `centre`, and whether it was pulled there."""
+    """Clamp an orientation (4,) to `max_angle` from `centre`; also return whether it changed."""
     difference = to_rotation_vector(multiply(orientation, conjugate(centre)))
     angle = math.sqrt(float(difference @ difference))
     if angle <= max_angle:
@@ -155,16 +155,16 @@ def within_angle(orientation: Vector, centre: Vector, max_angle: float) -> tuple
 
 
 def wrapped(angle: float) -> float:
-    """The same angle in (-pi, pi] [rad]."""
+    """Wrap an angle to (-pi, pi] [rad]."""
     return math.pi - (math.pi - angle) % math.tau
 
 
 def about_z(angle: float) -> Vector:
-    """Quaternion xyzw of a rotation about z [rad]."""
+    """Return the quaternion xyzw of a rotation about z [rad]."""
     return np.array([0.0, 0.0, math.sin(0.5 * angle), math.cos(0.5 * angle)])
 
 
 def heading(quaternion: Vector) -> float:
-    """Angle about z of the rotated x axis [rad]: the yaw of what stands upright or upside down."""
+    """Return the angle about z of the rotated x axis [rad]: the yaw, upright or upside down."""
     x, y, _ = rotate(quaternion, _X_AXIS).tolist()
     return math.atan2(y, x)

@@ -1,4 +1,4 @@
-"""The measured state of an arm, and what cannot be one."""
+"""The measured state of an arm, and checks for impossible values."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from robot_rl.errors import RobotRLError
 from robot_rl.safety.rotations import Vector
 
 _FARTHEST = 10.0  # no arm reaches farther [m]
-_UNIT_TOLERANCE = 1e-2  # a quaternion further than this from unit length is no rotation
+_UNIT_TOLERANCE = 1e-2  # largest deviation of a quaternion's length from 1
 
 
 class MeasurementRefused(RobotRLError):
-    """A value that no arm can measure, so that no limit can be computed from it."""
+    """A measured value is impossible, so no limit can be computed from it."""
 
 
 @dataclass(frozen=True, eq=False)
 class ArmState:
     """One measurement of an arm, in its base frame; all arrays float64."""
 
-    # When it was measured, on the system clock [ns]; another number for each measurement.
+    # Time of measurement on the system clock [ns]; unique per measurement.
     stamp_ns: int
     joint_positions: Vector  # (n,) [rad]
     joint_velocities: Vector  # (n,) [rad/s]
     tcp_pose: Vector  # position [m] and quaternion xyzw (7,)
-    # Linear [m/s] and angular [rad/s] velocity (6,); NaN while it is not known.
+    # Linear [m/s] and angular [rad/s] velocity (6,); NaN while unknown.
     tcp_velocity: Vector
-    # Force [N] and torque about the TCP [Nm] that the environment exerts (6,); NaN where the arm
-    # measures none.
+    # Force [N] and torque about the TCP [Nm] exerted by the environment (6,); NaN if the arm does
+    # not measure them.
     tcp_wrench: Vector
     frame: str = "base"  # name of the base frame
 
 
 def check_pose(pose: Vector, what: str = "the pose") -> None:
-    """Raise `MeasurementRefused` unless seven numbers are a pose (7,) that an arm can reach."""
+    """Raise `MeasurementRefused` unless `pose` is a pose (7,) that an arm can reach."""
     check_numbers(pose, what, 7, _FARTHEST)
     if not abs(math.hypot(*pose[3:]) - 1.0) <= _UNIT_TOLERANCE:
         length = f"{pose[3:].tolist()}, of length {math.hypot(*pose[3:]):g}"
@@ -47,7 +47,7 @@ def check_pose(pose: Vector, what: str = "the pose") -> None:
 
 
 def check_numbers(values: Vector, what: str, count: int, most: float) -> None:
-    """Raise `MeasurementRefused` unless these are `count` finite numbers, none above `most`."""
+    """Raise `MeasurementRefused` unless there are `count` finite numbers within +-`most`."""
     if values.shape != (count,):
         raise MeasurementRefused(
             f"{what} has another number of values", got=values.shape, expected=f"({count},)"

@@ -1,4 +1,4 @@
-"""`StopLatch`: a stop outlives the process that kept it."""
+"""`StopLatch`: a stop that survives the process that set it."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from typing import Any
 from robot_rl.errors import RobotRLError
 
 _PREFIX, _BETWEEN, _LONGEST = "stop.", "+", 60
-# Names of an arm's serial number, address and port in settings of drivers.
+# Driver settings that hold an arm's serial number, address or port.
 _SERIALS = ("serial_number", "serial")
 _HOSTS = ("host", "robot_ip", "ip_address", "ip", "address", "hostname", "remote_ip")
 _WIRES = ("port", "device")
 _LOOPBACK = dict.fromkeys(("localhost", "::1"), "127.0.0.1")
-_ADDRESSES = 3  # most addresses of one host
+_ADDRESSES = 3  # most addresses used per host
 
 
 class StopNotKept(RobotRLError):
-    """The file that keeps a stop cannot be read, written or removed."""
+    """The file that stores a stop cannot be read, written or removed."""
 
 
 class StopLatch:
-    """A file in `folder` that is there while an arm is stopped, and says why.
+    """A file in `folder` that exists while an arm is stopped and holds the reason.
 
-    The arm's node, of the full name `node`, reads it when it starts: after a kill it stays stopped
-    until a person clears it. The file is named after the arm's address in the `driver`, as
-    `names_of` says. So the arm is also found stopped from another ROS domain or namespace, or
-    with its address spelled differently, and a simulated arm clears no real one.
-    Raises `StopNotKept` where the folder cannot be made or written.
+    The arm's node, with the full name `node`, reads it at startup, so a killed node stays stopped
+    until a person clears it. `names_of` derives the file's name from the arm's address in the
+    `driver` settings. The stop is therefore also found from another ROS domain or namespace, or
+    with the address spelled differently, and a simulated arm cannot clear a real one.
+    Raises `StopNotKept` if the folder cannot be created or written.
     """
 
     def __init__(self, folder: Path, node: str, driver: Mapping[str, Any]) -> None:
@@ -47,16 +47,16 @@ class StopLatch:
             raise self._not_kept("written", f"no permission for {folder}")
 
     def reason(self) -> str | None:
-        """Why the arm is stopped; None if it is not; `StopNotKept` if the file cannot be read."""
+        """Return why the arm is stopped, or None. Raises `StopNotKept` on a read error."""
         try:
-            # Empty if the process was killed between making and writing it.
+            # Empty if the process was killed between creating and writing it.
             reasons = [path.read_text() or "a stop" for path in self._files()]
         except (OSError, UnicodeDecodeError) as error:
             raise self._not_kept("read", error) from error
         return reasons[0] if reasons else None
 
     def set(self, reason: str) -> None:
-        """Keep a stop, or raise `StopNotKept`; the reason of one that is kept already stays."""
+        """Store the stop, or raise `StopNotKept`. A stored stop keeps its first reason."""
         if self._files():
             return
         path = self._folder / (_PREFIX + _BETWEEN.join(sorted(self._own)))
@@ -67,7 +67,7 @@ class StopLatch:
             raise self._not_kept("written", error) from error
 
     def release(self) -> None:
-        """Forget the stop, as a person asked, or raise `StopNotKept`."""
+        """Remove the stop at a person's request, or raise `StopNotKept`."""
         try:
             for path in self._files():
                 path.unlink(missing_ok=True)
@@ -75,7 +75,7 @@ class StopLatch:
             raise self._not_kept("removed", error) from error
 
     def _files(self) -> list[Path]:
-        """The files that keep a stop of this arm: they share a name with it."""
+        """Stop files that share a name with this arm."""
         found = sorted(self._folder.glob(f"{_PREFIX}*"))
         names = (path.name.removeprefix(_PREFIX).split(_BETWEEN) for path in found)
         return [path for path, its in zip(found, names, strict=True) if self._known_by & {*its}]
@@ -90,21 +90,20 @@ class StopLatch:
 
 
 def kept_stop(folder: Path, node: str, driver: Mapping[str, Any]) -> str | None:
-    """Why this arm is stopped, as its file says; None where there is none."""
+    """Return the stored reason why this arm is stopped, or None."""
     return StopLatch(folder, node, driver).reason() if folder.exists() else None
 
 
 def names_of(node: str, driver: Mapping[str, Any]) -> tuple[set[str], set[str]]:
-    """Names that a stop of an arm is kept under, and those by which it is found again.
+    """Return the names that an arm's stop is stored under, and the names it is found by.
 
-    Of an arm on the network its host name and each of its addresses, without the port. Of one on a
-    wire the serial number of its adapter, or the device where that has none. Of one on topics their
-    namespace. An arm that has none of these is simulated, or a single one: its node's name and its
-    driver's class.
+    For a network arm: its host name and addresses, without the port. For a wired arm: the serial
+    number of its adapter, or the device if the adapter has none. For an arm on topics: their
+    namespace. Any other arm is simulated or the only one: its node's name and driver class.
     """
     settings = {**driver, **(driver.get("settings") or {})}
     for kind, names in (("serial", _SERIALS), ("host", _HOSTS), ("wire", _WIRES)):
-        # A serial number that YAML has read as a number is the same one.
+        # YAML may have parsed a serial number as an integer.
         given = (settings[k] for k in names if isinstance(settings.get(k), str | int))
         value = str(next(given, "")).strip()
         if value and kind == "wire":
@@ -120,7 +119,7 @@ def names_of(node: str, driver: Mapping[str, Any]) -> tuple[set[str], set[str]]:
 
 
 def _on_network(host: str) -> set[str]:
-    """The host's name and its addresses; its name alone if it is unknown now."""
+    """Return the host's name and addresses; only the name if it does not resolve now."""
     name = host.lower().rpartition("//")[2].partition("/")[0]
     if name.startswith("["):
         name = name[1:].partition("]")[0]
@@ -135,7 +134,7 @@ def _on_network(host: str) -> set[str]:
 
 
 def _on_wire(device: str) -> tuple[set[str], set[str]]:
-    """The serial numbers of a device's adapter, as udev links it, and the device's own names."""
+    """Return the adapter's serial numbers from udev links, and the device's own names."""
     if not device.startswith("/"):  # such as can0
         return set(), {device}
     path = os.path.realpath(device)
@@ -146,7 +145,7 @@ def _on_wire(device: str) -> tuple[set[str], set[str]]:
 
 
 def _files_names(kind: str, names: set[str]) -> set[str]:
-    """As part of a file's name."""
+    """Make names safe and short enough for a file name."""
     found = set()
     for word in (f"{kind}.{re.sub(r'[^A-Za-z0-9.-]', '_', name)}" for name in names):
         short = f"{word[: _LONGEST - 17]}.{hashlib.sha256(word.encode()).hexdigest()[:16]}"
@@ -155,6 +154,6 @@ def _files_names(kind: str, names: set[str]) -> set[str]:
 
 
 def default_stop_folder() -> Path:
-    """The user's folder for stops, which outlives a restart of the machine."""
+    """Return the user's folder for stops, which survives a reboot."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     return Path(state) / "robot_rl"

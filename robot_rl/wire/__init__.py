@@ -1,4 +1,4 @@
-"""The connections between processes of robot_rl, and their errors."""
+"""Connections between robot_rl processes, and their errors."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from robot_rl.errors import RobotRLError
 
 
 class WireError(RobotRLError):
-    """A message that does not follow the wire format or asks for something impossible.
+    """A message violates the wire format or requests something impossible.
 
     Attributes:
-        header: What could be read of the message, unchecked; empty for an unreadable one.
+        header: The unchecked header of the message; empty if unreadable.
     """
 
     header: Mapping[str, object] = {}
 
 
 class AddressRefused(RobotRLError):
-    """A server may not listen, or not be reached, at this address."""
+    """A server may not listen at this address, or a client may not connect to it."""
 
 
 class KeysError(RobotRLError):
-    """Key files that are absent, damaged, readable by others, or would be overwritten."""
+    """Key files are missing, damaged or readable by others, or would be overwritten."""
 
 
 class ServerUnreachable(RobotRLError):
@@ -30,4 +30,4 @@ class ServerUnreachable(RobotRLError):
 
 
 class KeysRefused(ServerUnreachable):
-    """The server is there, but it and this client do not accept each other's keys."""
+    """The server runs, but it and this client do not accept each other's keys."""

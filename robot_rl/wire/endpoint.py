@@ -1,4 +1,4 @@
-"""Addresses and sockets: where a server listens, which clients it admits, how they find it."""
+"""Server addresses and sockets: listening, admitting clients, and finding a server."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from robot_rl.wire.peers import CURVE_BYTES, Peers
 ENDPOINT_FILE = "endpoint.json"
 _HINT = "start it; that of a store with: robot-rl replay"
 _ADDRESS = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^/:\s]+):(?P<port>\d{1,5})")
-_UNREAD_BY_US = 128  # messages of one client
+_UNREAD_BY_US = 128  # messages per client
 _UNREAD_BY_CLIENT = 32
-_MOST_PARTS = 4096  # most parts of a message that are read
-_LARGE_BYTES = 1 << 16  # from this size on ZeroMQ sends without a copy, and reports the end
+_MOST_PARTS = 4096  # most parts read of one message
+_LARGE_BYTES = 1 << 16  # from this size ZeroMQ sends without a copy and reports completion
 _LINGER_MILLISECONDS = 200
 _OPTIONS = {
     zmq.ROUTER_MANDATORY: 1,
-    # Without it a second peer that takes the name of a first is neither read nor closed. Our
-    # clients choose no name, and no peer can take one that ZeroMQ makes up.
+    # Otherwise a second peer with the same name as a first is neither read nor closed. Our clients
+    # choose no name, and a peer cannot take a name that ZeroMQ generates.
     zmq.ROUTER_HANDOVER: 1,
     zmq.RCVHWM: _UNREAD_BY_US,
-    # Silent or vanished connections give their descriptors back. Not by ZeroMQ's heartbeats: with
-    # them libzmq 4.3.5 aborts the process when a peer hangs up whose messages wait to be read
-    # ("Assertion failed: !_io_error", its issue 4364).
+    # Free the descriptors of silent or lost connections. Do not use ZeroMQ's heartbeats: with them
+    # libzmq 4.3.5 aborts the process if a peer disconnects while its messages wait to be read
+    # ("Assertion failed: !_io_error", libzmq issue 4364).
     zmq.HANDSHAKE_IVL: 10_000,  # ms
     zmq.TCP_KEEPALIVE: 1,
     zmq.TCP_KEEPALIVE_IDLE: 60,  # s
@@ -56,20 +56,20 @@ EVENTS = (  # of a client's socket
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where a running server is found."""
+    """Address and credentials of a running server."""
 
     address: str  # ``tcp://HOST:PORT``
-    pid: int  # its process id
-    # The password of clients. Every user of the machine can reach the port; only those who can read
-    # the file get in. None where the server admits all on this machine.
+    pid: int  # the server's process id
+    # The clients' password. Every user of the machine can reach the port, but only users who can
+    # read the file are admitted. None if the server admits all clients on this machine.
     secret: str | None = None
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Take ``tcp://host:port`` apart; raises `AddressRefused`.
+    """Split ``tcp://host:port``; raises `AddressRefused`.
 
     Returns:
-        The host, an IPv6 address in its brackets, and the port; 0 means any free one.
+        The host (IPv6 addresses keep their brackets) and the port; port 0 means any free port.
     """
     match = _ADDRESS.fullmatch(address)
     if match is None or int(match["port"]) > 65535:
@@ -82,10 +82,10 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def check_protected(address: str, *, keys: bool) -> None:
-    """Check that messages which leave this machine are authenticated and encrypted.
+    """Check that messages leaving this machine are authenticated and encrypted.
 
     Raises:
-        AddressRefused: Not an address, or beyond loopback and without keys.
+        AddressRefused: Not an address, or not loopback and without keys.
     """
     number = _number(parse_address(address)[0])
     if keys or (number is not None and number.is_loopback):
@@ -102,7 +102,7 @@ def check_protected(address: str, *, keys: bool) -> None:
 def client_socket(
     context: zmq.Context[Any], endpoint: Endpoint, keys: ClientKeys | None = None
 ) -> Any:
-    """Make a client's socket for a server, not yet connected."""
+    """Create a client's socket for a server, not yet connected."""
     check_protected(endpoint.address, keys=keys is not None)
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
@@ -120,7 +120,7 @@ def client_socket(
 
 
 def why_refused(event: int, value: int, *, keys: bool) -> ServerUnreachable | None:
-    """Why the handshake of a client with keys or without failed; None if it was only cut."""
+    """Return why a client's handshake, with or without keys, failed; None if it was only cut."""
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
         return KeysRefused(
             "the server does not admit this client's key",
@@ -136,7 +136,7 @@ def why_refused(event: int, value: int, *, keys: bool) -> ServerUnreachable | No
             hint = "start the server with replay.keys=FOLDER, or this client without"
         return KeysRefused(problem, hint=hint)
     if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and keys:
-        # A server that restarts behind a tunnel looks the same for a while.
+        # A server restarting behind a tunnel looks the same for a while.
         return ServerUnreachable(
             "what listens there ends every handshake",
             hint="server.public is not the key of this server, or no robot_rl server",
@@ -145,7 +145,7 @@ def why_refused(event: int, value: int, *, keys: bool) -> ServerUnreachable | No
 
 
 def read_endpoint(folder: Path) -> Endpoint:
-    """Return where a server listens, or did until it was killed; raises `ServerUnreachable`."""
+    """Return the endpoint of a server, running or killed; raises `ServerUnreachable`."""
     file = folder / ENDPOINT_FILE
     try:
         return msgspec.json.decode(file.read_bytes(), type=Endpoint)
@@ -156,7 +156,7 @@ def read_endpoint(folder: Path) -> Endpoint:
 
 
 def wait_for_endpoint(folder: Path, timeout: float) -> Endpoint:
-    """Wait so many seconds for the address of a running server; raises `ServerUnreachable`."""
+    """Wait up to `timeout` [s] for a running server's address; raises `ServerUnreachable`."""
 
     def running() -> Endpoint | None:
         try:
@@ -175,7 +175,7 @@ def wait_for_endpoint(folder: Path, timeout: float) -> Endpoint:
 
 
 def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Read the host of an address; None for a name."""
+    """Parse a host as an IP address; None for a name."""
     try:
         return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
     except ValueError:
@@ -183,26 +183,26 @@ def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 class Listener:
-    """Receives whole messages from clients and sends messages to them.
+    """Server socket that receives whole messages from clients and sends messages to them.
 
     Args:
-        address: ``tcp://HOST:PORT``; port 0 takes that of the server that was killed on this
-            folder, so that its clients find it again, or else any free one.
-        folder: Where it leaves its address; None where its clients know it.
-        keys: The admitted clients; None admits all on this machine.
-        secret: Password of clients on this machine, without keys.
-        frame_bytes: Largest frame of ZeroMQ that a client may send.
-        unread_messages: Most messages that wait for a client to read them.
-        held_bytes: Most bytes, over all clients, that wait for the server, and that wait for them.
-            Clients beyond it are cut off, as `Peers` says.
-        memory_bytes: Most memory of the process; beyond it clients with waiting bytes are cut off
-            too.
+        address: ``tcp://HOST:PORT``. Port 0 reuses the port of a server killed on this folder, so
+            that its clients find the new one, or else picks any free port.
+        folder: Folder to write the address to; None if the clients know it.
+        keys: The server's keys and admitted clients; None admits all clients on this machine.
+        secret: Password for clients on this machine, without keys.
+        frame_bytes: Largest ZeroMQ frame that a client may send.
+        unread_messages: Most messages queued for a client.
+        held_bytes: Most bytes, over all clients, queued for the server; the same limit applies to
+            bytes queued for clients. Clients above it are disconnected, see `Peers`.
+        memory_bytes: Most memory of the process; above it, clients with queued bytes are
+            disconnected too.
 
     Attributes:
-        address: Where it listens, with the port it really got.
-        admission: Counts the refused clients; None where all are admitted.
+        address: The listening address with the actual port.
+        admission: Counts the refused clients; None if all are admitted.
         peers: The connections.
-        poller: Ends a wait; further sockets can be registered.
+        poller: Wakes on messages; further sockets can be registered.
 
     Raises:
         AddressRefused: Not an address of this machine, beyond loopback without keys, or in use.
@@ -234,7 +234,7 @@ class Listener:
         self.poller.register(self._socket, zmq.POLLIN)
         self.admission: Admission | None = None
         self._held_bytes = held_bytes
-        # Large messages on their way, oldest first: client and bytes.
+        # Large messages in transit, oldest first: client, bytes and tracker.
         self._unread: list[tuple[bytes, int, zmq.MessageTracker]] = []
         encrypted = keys is not None
         self.peers = Peers(self._context, self._socket, encrypted, held_bytes, memory_bytes)
@@ -254,7 +254,7 @@ class Listener:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where a client on this machine reaches it."""
+        """Endpoint for clients on this machine."""
         host, port = parse_address(self.address)
         number = _number(host)
         if number is not None and number.is_unspecified:
@@ -262,19 +262,19 @@ class Listener:
         return Endpoint(f"tcp://{host}:{port}", os.getpid(), self._secret)
 
     def withdraw(self) -> None:
-        """Say in its folder no more how it is found."""
+        """Remove the address file from the folder."""
         assert self._folder is not None
         (self._folder / ENDPOINT_FILE).unlink(missing_ok=True)
 
     def poll(self, seconds: float) -> bool:
-        """Wait until something happens or time is over; return whether there may be a message."""
+        """Wait for an event, at most `seconds`; return whether there may be a message."""
         ready = dict(self.poller.poll(math.ceil(1000 * seconds)))
         if self.admission is not None:
             self.admission.answer()
         return self._socket in ready
 
     def receive(self) -> tuple[bytes, list[Frame]] | None:
-        """Return the client and the uncopied frames of one waiting message; None without."""
+        """Return the client and the frames (not copied) of one waiting message, or None."""
         try:
             client = self._socket.recv(zmq.NOBLOCK)
         except zmq.Again:
@@ -286,7 +286,7 @@ class Listener:
             parts.append(self._socket.recv(copy=False))
             more = parts[-1].more
         frames: list[Frame] = [part.buffer for part in parts]
-        with suppress(zmq.ZMQError):  # of a peer that had gone before ZeroMQ looked who it is
+        with suppress(zmq.ZMQError):  # the peer left before ZeroMQ identified it
             self.peers.note_message(client, parts[0].get(zmq.SRCFD), frames)
         if more:
             self.peers.end(client, "a message of it has too many parts")
@@ -295,7 +295,7 @@ class Listener:
         return client, frames
 
     def send(self, client: bytes, frames: list[Frame]) -> bool:
-        """Send a message; return False where the client is gone or does not read."""
+        """Send a message; return False if the client is gone or does not read."""
         size = sum(map(len, frames))
         large = size >= _LARGE_BYTES
         if large:
@@ -311,7 +311,7 @@ class Listener:
         return True
 
     def _make_room(self, size: int) -> None:
-        """Cut off the clients with the oldest unread messages, if there are too many bytes."""
+        """Disconnect the clients with the oldest unread messages if too many bytes are queued."""
         self._unread = [waits for waits in self._unread if not waits[2].done]
         while self._unread and size + sum(w[1] for w in self._unread) > self._held_bytes:
             client = self._unread[0][0]
@@ -319,7 +319,7 @@ class Listener:
             self.peers.end(client, "it does not read what it has asked for")
 
     def close(self) -> None:
-        """Send waiting messages for a moment, and stop listening."""
+        """Stop listening; queued messages get a short time to be sent."""
         self.peers.close()
         self._socket.close(_LINGER_MILLISECONDS)
         if self.admission is not None:
@@ -344,12 +344,12 @@ class Listener:
 
 
 class ServerConnection:
-    """Connects to the server at an address, or to the one whose address is in a folder.
+    """Connects to the server at an address, or to the address stored in a folder.
 
-    The poller is woken by messages and by events.
+    Messages and events wake the poller.
 
     Raises:
-        ServerUnreachable: No server has left its address there.
+        ServerUnreachable: The folder holds no server address.
     """
 
     def __init__(self, address: str | Path, keys: ClientKeys | None, poller: zmq.Poller) -> None:
@@ -363,11 +363,11 @@ class ServerConnection:
         poller.register(self._socket, zmq.POLLIN)
 
     def event(self) -> dict[str, Any] | None:
-        """Return the next of `EVENTS`, with its ``event`` and ``value``; or None."""
+        """Return the next of `EVENTS` with its ``event`` and ``value``, or None."""
         return dict(recv_monitor_message(self._monitor)) if self._monitor.poll(0) else None
 
     def receive(self) -> list[bytes] | None:
-        """Return the frames of the next message, None if there is none."""
+        """Return the frames of the next message, or None."""
         try:
             frames: list[bytes] = self._socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
@@ -375,12 +375,12 @@ class ServerConnection:
         return frames
 
     def send(self, frames: list[Frame]) -> None:
-        """Send a message without a copy; one that cannot be sent is dropped."""
-        # ZeroMQ gives up a connection with refused keys, and then takes no more messages.
+        """Send a message without a copy; drop it if it cannot be sent."""
+        # ZeroMQ abandons a connection with refused keys, and then accepts no more messages.
         with suppress(zmq.Again):
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
 
     def close(self) -> None:
-        """End the connection; what is on its way is dropped."""
+        """Close the connection and drop messages in transit."""
         self._socket.disable_monitor()
         self._context.destroy(linger=0)

@@ -1,16 +1,16 @@
-"""CURVE keys: the files that hold them, and the clients that a server admits.
+"""CURVE key files, and admission of clients to a server.
 
-A folder that `create_keys` made:
+Layout of a folder made by `create_keys`:
 
     server.secret          stays on the server's machine; readable by its owner only
     server.public
     client.secret          for the processes on the server's machine
     clients/NAME.public    admitted clients: to revoke one, delete it and restart the server
-    NAME/                  a further client: copy this folder to its machine, and nothing else
+    NAME/                  another client: copy only this folder to its machine
         server.public  client.secret
 
-A key is 32 bytes, written as 40 characters of Z85 (ZeroMQ RFC 32). The owner of a client's
-secret key may do all that a client can; the owner of the server's may pretend to be it.
+A key is 32 bytes, written as 40 characters of Z85 (ZeroMQ RFC 32). The holder of a client's secret
+key can do everything a client can; the holder of the server's can impersonate the server.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _ANSWERED_AT_A_TIME = 64
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """The keys of a server."""
+    """Keys of a server."""
 
-    secret: bytes = field(repr=False)  # its secret key, Z85
-    clients: frozenset[bytes]  # the 32 bytes of the admitted clients' public keys
+    secret: bytes = field(repr=False)  # the secret key, Z85
+    clients: frozenset[bytes]  # public keys of the admitted clients, 32 bytes each
 
     @classmethod
     def load(cls, folder: Path) -> ServerKeys:
-        """Read the keys of a server; raises `KeysError`, also where no client is admitted."""
+        """Read the keys of a server; raises `KeysError`, also if no client is admitted."""
         secret = _read(folder / SERVER_SECRET, secret=True)
         files = (folder / CLIENTS).glob("*.public")
         clients = frozenset(z85.decode(_read(file)) for file in files)
@@ -64,7 +64,7 @@ class ServerKeys:
 
 @dataclass(frozen=True)
 class ClientKeys:
-    """The keys of a client: its own secret key and the server's public one, Z85."""
+    """Keys of a client: its secret key and the server's public key, Z85."""
 
     server: bytes
     secret: bytes = field(repr=False)
@@ -76,15 +76,15 @@ class ClientKeys:
 
 
 class Admission:
-    """Decides which clients ZeroMQ admits: its handler of the Authentication Protocol (RFC 27).
+    """Handler of the ZeroMQ Authentication Protocol (RFC 27): decides which clients are admitted.
 
-    It runs in the server's own thread: the end of another thread might not be noticed.
+    It runs in the server's thread, because the death of a separate thread might go unnoticed.
 
     Args:
-        context: The socket's context; there is one handler in each.
+        context: The socket's context; each context has one handler.
         socket: The server's socket, not yet bound.
-        asked: Keys admit their clients. A secret admits clients that send it: a password for this
-            machine, which is not encrypted.
+        asked: Keys admit their clients. A secret is a password for this machine, sent unencrypted;
+            clients that send it are admitted.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class Admission:
         asked: ServerKeys | str,
     ) -> None:
         self._asked = asked
-        self.refused = 0  # clients so far
-        self.socket = context.socket(zmq.REP)  # readable when `answer` has something to do
+        self.refused = 0  # clients refused so far
+        self.socket = context.socket(zmq.REP)  # readable when requests wait for `answer`
         self.socket.bind(_HANDLER)
         if isinstance(asked, ServerKeys):
             socket.curve_server = True
@@ -103,11 +103,11 @@ class Admission:
         else:
             socket.plain_server = True
         socket.setsockopt(zmq.ZAP_DOMAIN, b"robot_rl")
-        # Without a handler no client is admitted, instead of all.
+        # Without a handler, admit no client instead of all.
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def answer(self) -> None:
-        """Answer the questions that wait."""
+        """Answer the waiting admission requests."""
         for _ in range(_ANSWERED_AT_A_TIME):
             try:
                 question = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -129,7 +129,7 @@ class Admission:
             self.socket.send_multipart([_VERSION, request, *verdict, b"", b""])
 
     def close(self) -> None:
-        """End; no more clients are admitted."""
+        """Close the handler. No more clients are admitted."""
         self.socket.close(linger=0)
 
 
@@ -139,7 +139,7 @@ def is_logged(count: int) -> bool:
 
 
 def create_keys(folder: Path) -> None:
-    """Make the key pairs of a server and of the clients on its machine; raises `KeysError`."""
+    """Create key pairs for a server and for the clients on its machine; raises `KeysError`."""
     public, secret = zmq.curve_keypair()
     _write(folder / SERVER_SECRET, secret, 0o600)
     _write(folder / SERVER_PUBLIC, public)
@@ -147,13 +147,13 @@ def create_keys(folder: Path) -> None:
 
 
 def add_client(folder: Path, name: str) -> Path:
-    """Make the key pair of a further client, and admit it; a running server must be restarted.
+    """Create the key pair of another client and admit it; a running server must be restarted.
 
     Returns:
         The folder to copy to the client's machine.
 
     Raises:
-        KeysError: A name that cannot be used or is taken, or no server keys in the folder.
+        KeysError: The name is invalid or taken, or the folder has no server keys.
     """
     if not _NAME.fullmatch(name) or name == CLIENTS:
         raise KeysError(
@@ -170,7 +170,7 @@ def add_client(folder: Path, name: str) -> Path:
 
 def _create_client(folder: Path, name: str, own: Path) -> None:
     public, secret = zmq.curve_keypair()
-    # Admitted first: a secret key that nobody admits would be the harder riddle.
+    # Write the admission first: a secret key that is not admitted would be harder to diagnose.
     _write(folder / CLIENTS / f"{name}.public", public)
     _write(own / CLIENT_SECRET, secret, 0o600)
 
@@ -216,7 +216,7 @@ def _read(file: Path, *, secret: bool = False) -> bytes:
 
 
 def make_keys(folder: str, client: str | None = None) -> None:
-    """Make the keys of a replay server, or of one more client, and say where they belong."""
+    """Create keys for a replay server, or for another client, and print where they belong."""
     keys = Path(folder)
     if client is None:
         create_keys(keys)

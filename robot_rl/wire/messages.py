@@ -1,13 +1,13 @@
 """Messages between our processes: ZeroMQ multipart frames of typed JSON and raw bytes.
 
-Frame 0 is the magic, the wire version and a JSON object. Its entry ``kind`` names a class of
-messages, whose fields say which other entries there are, of which types and within which bounds:
-all of that is checked while the object is parsed. The frames behind it, the payload, are raw bytes
-and are never copied. Nothing is ever unpickled. Any language can speak this.
+Frame 0 is the magic, the wire version and a JSON object. Its entry ``kind`` names a message class.
+The fields of that class define the other entries, their types and their bounds, which are checked
+during parsing. The remaining frames, the payload, are raw bytes and are never copied. Nothing is
+ever unpickled. Any language can implement this protocol.
 
-Every size has a limit, since a reader must hold all of a message. A payload frame is sent
-in pieces: all have `PIECE_BYTES` but the last, which has fewer. For ZeroMQ reserves the memory for
-what a peer announces before anything of it has come.
+Every size is limited, since a reader must hold a whole message. A payload frame is sent in pieces
+of `PIECE_BYTES`, the last one shorter, because ZeroMQ allocates the announced size of a frame
+before any of its data has arrived.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
 Frame = bytes | memoryview
 Payload = Sequence[memoryview]
 
-# Types of fields.
+# Field types.
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=_PRINTABLE)]
-Facts = dict[str, Any]  # any JSON object, as deep as a header may be
+Facts = dict[str, Any]  # any JSON object within the header's depth limit
 
 
 def _kind(name: str) -> str:
@@ -61,36 +61,36 @@ class Message(
     tag_field="kind",
     tag=_kind,
 ):
-    """Base of all kinds of messages; each is named like its class, ``PutWeights`` put_weights."""
+    """Base of all messages; the kind is the class name: ``PutWeights`` becomes put_weights."""
 
-    payload_frames: ClassVar[tuple[int, int]] = (0, 0)  # fewest and most of them
+    payload_frames: ClassVar[tuple[int, int]] = (0, 0)  # minimum and maximum number
 
 
 class Numbered(Message, kw_only=True):
-    """A question or its answer, with the number that the sender gave this question."""
+    """A request or its answer, with the request number chosen by the sender."""
 
     request: Natural | None = None
 
 
 class Refused(Numbered):
-    """The answer to a message that cannot be served: an error's class and its text."""
+    """The answer to a message that cannot be served: the error's class and text."""
 
     error: str
     message: str
 
 
 class Decoder:
-    """Reads messages of some kinds."""
+    """Decodes messages of the given kinds."""
 
     def __init__(self, *kinds: type[Message], payload_bytes: int = DEFAULT_PAYLOAD_BYTES) -> None:
         self._payload_bytes = payload_bytes
         self._json = msgspec.json.Decoder(functools.reduce(operator.or_, kinds))
 
     def decode(self, frames: Sequence[Frame]) -> tuple[Any, list[memoryview]]:
-        """Check the frames of a message; return it and its payload, of which pieces are joined.
+        """Check the frames of a message; return it and its payload with pieces joined.
 
         Raises:
-            WireError: Not a message of these kinds and this wire version, or one beyond its limits.
+            WireError: The kind or wire version is wrong, or the message exceeds its limits.
         """
         first = frames[0] if frames else b""
         if first[: PREFIX.size] != _PREFIX:
@@ -99,7 +99,7 @@ class Decoder:
         _check_size("header", len(text), MAXIMUM_HEADER_BYTES)
         try:
             message = self._json.decode(text)
-            # Brackets inside of strings count too, so few of them prove that it is shallow.
+            # The count includes brackets in strings, so a low count proves a shallow header.
             if text.count(b"[") + text.count(b"{") > MAXIMUM_HEADER_DEPTH:
                 _check_depth(msgspec.json.decode(text), MAXIMUM_HEADER_DEPTH)
         except (ValueError, RecursionError) as error:
@@ -115,7 +115,7 @@ class Decoder:
 
 
 def encode(message: Message, payload: Sequence[Frame] = ()) -> list[Frame]:
-    """Build the frames of a message; raises `WireError` if it is too large, or not JSON."""
+    """Build the frames of a message; raises `WireError` if it is too large or not JSON."""
     try:
         text = msgspec.json.encode(message, enc_hook=_plain)
     except (TypeError, ValueError, RecursionError) as error:
@@ -126,9 +126,9 @@ def encode(message: Message, payload: Sequence[Frame] = ()) -> list[Frame]:
 
 
 def refusal(error: Exception, about: Message | None = None) -> Refused:
-    """Make the answer to a message that cannot be served; None for one that cannot be read.
+    """Build the answer to a message that cannot be served; `about` is None if it was unreadable.
 
-    Any error but a `RobotRLError` is a defect of the server's.
+    Any error other than a `RobotRLError` is a bug in the server.
     """
     number = getattr(about, "request", None)
     if about is None and isinstance(error, WireError):
@@ -143,7 +143,7 @@ def refusal(error: Exception, about: Message | None = None) -> Refused:
 
 
 def json_text(content: Mapping[str, object], limit: int = MAXIMUM_HEADER_BYTES) -> bytes:
-    """Return a caller's own facts as JSON of at most `limit` bytes; raises `WireError`."""
+    """Return a caller's data as JSON of at most `limit` bytes; raises `WireError`."""
     try:
         text = json.dumps(dict(content), allow_nan=False, ensure_ascii=False).encode()
         _check_depth(msgspec.json.decode(text), MAXIMUM_HEADER_DEPTH - 2)
@@ -155,14 +155,14 @@ def json_text(content: Mapping[str, object], limit: int = MAXIMUM_HEADER_BYTES) 
 
 
 def _plain(value: object) -> float:
-    """NumPy's float64 is a float, and yet unknown to msgspec."""
+    """Convert NumPy's float64, which is a float but unknown to msgspec."""
     if isinstance(value, float):
         return float(value)
     raise TypeError(f"a message cannot hold a {type(value).__name__}")
 
 
 def _explained(error: Exception, text: bytes) -> WireError:
-    """Say which entry is wrong, and what it should be."""
+    """Build an error that names the wrong entry and what was expected."""
     try:
         header = msgspec.json.decode(text)
     except (ValueError, RecursionError):
@@ -199,7 +199,7 @@ def _check_depth(content: object, limit: int) -> None:
 
 
 def _pieces(frame: Frame) -> list[Frame]:
-    """Cut a payload frame, without copying."""
+    """Split a payload frame without copying."""
     if len(frame) < PIECE_BYTES:
         return [frame]
     view = memoryview(frame)
@@ -207,7 +207,7 @@ def _pieces(frame: Frame) -> list[Frame]:
 
 
 def _joined(pieces: Sequence[Frame]) -> list[memoryview]:
-    """Put payload frames together again; only one that came in several pieces is copied."""
+    """Join payload frames; copy only frames that arrived in several pieces."""
     payload: list[memoryview] = []
     parts: list[Frame] = []
     for piece in pieces:

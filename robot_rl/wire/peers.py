@@ -1,7 +1,7 @@
-"""The connections of a server: how many there are, what they hold, and which of them are ended.
+"""Limits on a server's connections: their number, memory and stalls.
 
-ZeroMQ bounds how large a frame is and how many whole messages wait. It bounds neither the number of
-connections, nor what comes in the parts of one message, nor how long that takes.
+ZeroMQ limits the size of a frame and the number of queued messages. It does not limit the number of
+connections, the size of a multipart message, or the time it takes to arrive.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from robot_rl.wire.messages import Frame
 logger = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 128
-# A peer in the middle of a message must send this much within this time, or is cut off.
+# A peer in the middle of a message must send `_LEAST_BYTES` in this time or is disconnected.
 STALL_SECONDS = 10.0
 _LEAST_BYTES = 1 << 16
 _LOOK_SECONDS = 0.05
 _TRIM_SECONDS = 1.0
-# More than any: how many it had is known once nothing of a later message waits.
+# Upper bound. The actual size is known once no bytes of a later message are waiting.
 _MOST_HANDSHAKE_BYTES = 4096
 _RECEIVED_AT = 128  # of ``tcpi_bytes_received`` in Linux's ``struct tcp_info``
 _INFO_BYTES = 136
@@ -43,30 +43,30 @@ _MONITOR = "inproc://robot_rl.peers"
 
 @dataclass(eq=False)
 class _Peer:
-    """One connection; times are on the steady clock [s]."""
+    """One connection. Times are on the steady clock [s]."""
 
     descriptor: int  # ZeroMQ's
-    inode: int  # of the socket; a descriptor's number is reused
-    heard_at: float  # when its last whole message was received, or when it came
-    moved_at: float  # when it was last seen to send enough, or to be between two messages
-    client: bytes | None = None  # how ZeroMQ calls it; None before its first whole message
-    received: int = 0  # bytes, by the system
+    inode: int  # of the socket; descriptor numbers are reused
+    heard_at: float  # time of its last whole message, or of its connection
+    moved_at: float  # last time it had sent enough, or was between two messages
+    client: bytes | None = None  # ZeroMQ's name for it; None before its first whole message
+    received: int = 0  # bytes received by the system
     moved: int = 0  # bytes at `moved_at`
-    taken: int = 0  # bytes of its messages that were received by the server
+    taken: int = 0  # bytes of its messages that the server has received
     handshake: int = _MOST_HANDSHAKE_BYTES
 
     @property
     def held(self) -> int:
-        """Bytes of messages that have come and that the server has not received yet."""
+        """Bytes of messages that have arrived but that the server has not received yet."""
         return self.received - self.taken - self.handshake
 
 
 @dataclass(eq=False)
 class Peers:
-    """Watches the connections of a server's socket in a thread, and cuts some of them off.
+    """Monitors a server socket's connections in a thread, and disconnects some of them.
 
-    Where there are more than `MOST_CONNECTIONS`, those that never sent a whole message are closed
-    first, then those whose last message is oldest. An idle client connects again when it sends.
+    Above `MOST_CONNECTIONS`, connections that never sent a whole message are closed first, then
+    those with the oldest last message. An idle client reconnects when it sends.
     """
 
     context: zmq.Context[Any]
@@ -74,7 +74,7 @@ class Peers:
     encrypted: bool
     held_bytes: int  # most bytes from all peers that the server has not received yet
     memory_bytes: int | None = None  # most memory of this process
-    ended: int = field(default=0, init=False)  # connections that were cut off
+    ended: int = field(default=0, init=False)  # number of closed connections
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -83,13 +83,13 @@ class Peers:
         self._closing = threading.Event()
         self.socket.monitor(_MONITOR, zmq.EVENT_ACCEPTED)
         self._accepted = self.context.socket(zmq.PAIR)
-        self._accepted.set_hwm(0)  # or ZeroMQ's own thread would wait for this one
+        self._accepted.set_hwm(0)  # otherwise ZeroMQ's thread would wait for this one
         self._accepted.connect(_MONITOR)
         self._thread = threading.Thread(target=self._watch, name="wire-peers", daemon=True)
         self._thread.start()
 
     def note_message(self, client: bytes, descriptor: int, frames: Sequence[Frame]) -> None:
-        """Note that the server has received a whole message."""
+        """Record that the server has received a whole message."""
         size = 0
         for frame in frames:
             length = len(frame) + CURVE_BYTES * self.encrypted
@@ -103,11 +103,11 @@ class Peers:
                 peer.taken += size
 
     def note_idle(self) -> None:
-        """Note that no message waits for the server."""
+        """Record that no message is waiting for the server."""
         self._idle_at = time.monotonic()
 
     def end(self, client: bytes, why: str) -> None:
-        """Cut a client off."""
+        """Disconnect a client."""
         with self._lock:
             for peer in [peer for peer in self._peers.values() if peer.client == client]:
                 self._end(peer, why)
@@ -126,10 +126,10 @@ class Peers:
                 self._look()
 
     def _take_accepted(self) -> None:
-        """Note the new connections, and keep their number."""
+        """Record new connections, and enforce their maximum number."""
         while self._accepted.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             descriptor, now = recv_monitor_message(self._accepted)["value"], time.monotonic()
-            with suppress(OSError):  # it has gone
+            with suppress(OSError):  # already disconnected
                 inode = os.fstat(descriptor).st_ino
                 self._peers[descriptor] = _Peer(descriptor, inode, heard_at=now, moved_at=now)
             if len(self._peers) > MOST_CONNECTIONS:
@@ -148,7 +148,7 @@ class Peers:
             (peer.received,) = struct.unpack_from("Q", info, _RECEIVED_AT)
             if self._is_stalled(peer, now):
                 self._end(peer, f"it has stayed in a message for {STALL_SECONDS:g} s")
-        # Tiny parts take much more memory than was sent.
+        # Tiny parts use much more memory than the bytes sent.
         most = 0 if self._is_out_of_memory(now) else self.held_bytes
         by_cost = sorted(self._peers.values(), key=lambda p: -p.held * (now - p.heard_at))
         total = sum(peer.held for peer in by_cost)
@@ -159,7 +159,7 @@ class Peers:
             self._end(peer, f"{peer.held} bytes of it wait, and there is no more room")
 
     def _is_stalled(self, peer: _Peer, now: float) -> bool:
-        """Whether a peer stays in the middle of a message that the server could receive."""
+        """Return whether a peer is stuck in the middle of a message while the server is idle."""
         if peer.client is None:
             shaking_hands = now < peer.heard_at + STALL_SECONDS
             rests = shaking_hands or peer.received == peer.moved
@@ -185,12 +185,12 @@ class Peers:
         self.ended += 1
         if is_logged(self.ended):
             logger.warning("hung up on connection %d: %s", self.ended, why)
-        with connection, suppress(OSError):  # it has gone of itself
+        with connection, suppress(OSError):  # it has disconnected by itself
             connection.shutdown(socket.SHUT_RDWR)
         self._peers.pop(peer.descriptor, None)
 
     def _opened(self, peer: _Peer) -> socket.socket | None:
-        """A duplicate of a connection's socket; None, and it is forgotten, if it has gone."""
+        """Duplicate a connection's socket; if the peer is gone, drop it and return None."""
         with suppress(OSError):
             copy = os.dup(peer.descriptor)
             if os.fstat(copy).st_ino == peer.inode:
@@ -202,12 +202,12 @@ class Peers:
 
 
 def _own_memory() -> int:
-    """Bytes of memory of this process, without pages of files."""
+    """Return this process's memory [bytes], without file-backed pages."""
     resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _give_back_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # other C libraries are left alone
+    if trim is not None:  # missing in other C libraries
         trim(0)
