@@ -1,4 +1,4 @@
-"""The files of an episode dataset: layout, opening, locking, and what damage is reported as."""
+"""The files of an episode dataset: layout, opening, locking, and damage reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.processes.files import check_links, locked, new_folder, why_not_written
 from robot_rl.processes.signals import deferred_signals
 
-if TYPE_CHECKING:  # zarr takes a quarter of a second to import, and most processes open no file
+if TYPE_CHECKING:  # zarr takes a quarter of a second to import; most processes do not need it
     import zarr
 
 _FORMAT = "robot_rl episodes"
@@ -41,7 +41,7 @@ class DatasetError(RobotRLError):
 
 
 class NotADataset(DatasetError):
-    """The path holds no episode dataset."""
+    """The path is not an episode dataset."""
 
 
 class DatasetDamaged(DatasetError):
@@ -49,15 +49,15 @@ class DatasetDamaged(DatasetError):
 
 
 class OutsideDataset(DatasetError):
-    """A dataset names, or links to, a file that is not in its folder."""
+    """A dataset names, or links to, a file outside its folder."""
 
 
 class StorageFull(DatasetError):
-    """No space is left for the episode; the episodes before it are untouched."""
+    """No space is left for the episode; earlier episodes are untouched."""
 
 
 def create(path: Path, schema: RowSchema, metadata: dict[str, Any]) -> None:
-    """Build an empty dataset beside `path` and rename it, so that none is ever half made."""
+    """Build an empty dataset next to `path` and rename it, so that it is never half made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.creating")
     parent = os.open(path.parent, os.O_RDONLY)
@@ -96,7 +96,7 @@ def _fill(path: Path, schema: RowSchema, metadata: dict[str, Any]) -> None:
 
 
 def open_array(path: Path, name: str, mode: Literal["r", "r+"] = "r") -> zarr.Array[Any]:
-    """Open one array of the dataset, `name` with slashes; those of format 2 may run code."""
+    """Open one array of the dataset, `name` with slashes; refuse format 2, which may run code."""
     import zarr.storage
 
     store = zarr.storage.LocalStore(path, read_only=mode == "r")
@@ -105,7 +105,7 @@ def open_array(path: Path, name: str, mode: Literal["r", "r+"] = "r") -> zarr.Ar
 
 
 def committed_ends(array: zarr.Array[Any], path: Path) -> npt.NDArray[np.int64]:
-    """Read the ends of the finished episodes; only one entry may be grown but not committed."""
+    """Read the ends of the finished episodes; at most one entry may be uncommitted."""
     with read_errors(path, ENDS):
         stored = np.asarray(array[:], np.int64)
     ends = stored[: int(np.count_nonzero(stored))]
@@ -134,7 +134,7 @@ def check_chunks(array: zarr.Array[Any], directory: Path, start: int, stop: int)
 
 
 def read_attributes(path: Path) -> tuple[RowSchema, dict[str, Any]]:
-    """Read schema and metadata; refuse what is no dataset of this program, and what is damaged."""
+    """Read schema and metadata; refuse foreign and damaged datasets."""
     if not path.exists():
         hint = "give the directory that `robot-rl collect` wrote"
         raise NotADataset(f"there is no episode dataset at {path}", hint=hint)
@@ -150,7 +150,7 @@ def read_attributes(path: Path) -> tuple[RowSchema, dict[str, Any]]:
 
 
 def importing(path: Path) -> str:
-    """How demonstrations of others are used."""
+    """Hint on how to import foreign demonstrations."""
     out = f"{path.stem}.zarr" if path.suffix != ".zarr" else f"{path.stem}-imported.zarr"
     command = in_shell("robot-rl", "import", path, out)
     return f"if others recorded it, take it in: {command}; then {in_shell(f'dataset={out}')}"
@@ -163,7 +163,7 @@ def is_ours(path: Path) -> bool:
         told = content["attributes"].get("format") == _FORMAT
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         told = False
-    # Of those of others, none says who acted in an episode.
+    # Foreign datasets never record who acted in an episode.
     return told or (path / "meta/source").is_dir()
 
 
@@ -180,13 +180,13 @@ def lock(path: Path) -> int:
 
 
 def is_empty_directory(path: Path) -> bool:
-    """Whether `path` is a directory that holds nothing."""
+    """Whether `path` is an empty directory."""
     return path.is_dir() and not any(path.iterdir())
 
 
 @contextlib.contextmanager
 def write_errors(path: Path) -> Iterator[None]:
-    """Turn what goes wrong while writing into the dataset's errors."""
+    """Convert write failures to the dataset's errors."""
     try:
         with deferred_signals():  # as in `read_errors`
             yield
@@ -202,30 +202,30 @@ def write_errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def read_errors(path: Path, name: str) -> Iterator[None]:
-    """Turn what goes wrong while reading the array `name` into `DatasetDamaged`."""
-    # zarr works in a thread of its own, which no signal ends.
+    """Convert failures to read the array `name` to `DatasetDamaged`."""
+    # zarr works in its own thread, which signals do not interrupt.
     with damage(f"{path}: {name!r}"), deferred_signals():
         yield
 
 
 @contextlib.contextmanager
 def damage(what: object, *, hint: str = RESTORE) -> Iterator[None]:
-    """Turn what goes wrong while reading into `DatasetDamaged`, whatever the reader raises."""
+    """Convert any exception raised while reading to `DatasetDamaged`."""
     try:
         yield
     except RobotRLError:
         raise
-    except Exception as error:  # damaged files bring about any, down to a SyntaxError
+    except Exception as error:  # damaged files cause any error, even a SyntaxError
         got = " ".join(repr(error).split())[:300]
         raise DatasetDamaged(f"{what} cannot be read", got=got, hint=hint) from error
 
 
 def inside(folder: Path, name: str | Path) -> Path:
-    """The path of a file that a dataset names, from its folder or in full, or has as a link.
+    """Resolve a file that a dataset names, by relative or full path, or links to.
 
     Raises:
-        OutsideDataset: It lies elsewhere.
-        DatasetDamaged: No file can have this name.
+        OutsideDataset: It is outside the folder.
+        DatasetDamaged: The name is not a valid file name.
     """
     with damage(f"{folder}: the file {str(name)[:100]!r}", hint="correct the name"):
         path = (folder / name).resolve()

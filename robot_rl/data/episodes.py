@@ -1,4 +1,4 @@
-"""Episodes in zarr 3: one writer, any number of readers, and whole episodes only.
+"""Episode datasets in zarr 3: one writer, any number of readers, only whole episodes.
 
 Layout (n episodes, N rows in all, an episode of T actions has T + 1 rows)::
 
@@ -13,12 +13,12 @@ Layout (n episodes, N rows in all, an episode of T actions has T + 1 rows)::
 
 Commit point. zarr replaces each file as a whole, by a rename, but an append touches several. The
 writer therefore appends the rows to every data array, then the other per-episode columns, and
-`meta/episode_ends` last. That array grows first (new entries read as 0, which no end can be), and
-the rename of its one chunk commits the episode. Readers trust only the non-zero ends; what lies
-behind the last one is left of a killed append, and the next append overwrites it.
+`meta/episode_ends` last. That array grows first (new entries read as 0, which is never a valid
+end), and the rename of its one chunk commits the episode. Readers trust only the non-zero ends;
+data after the last one is left from a killed append, and the next append overwrites it.
 
 This survives the death of the process at any instant, but not a power cut shortly after an append,
-as nothing is synchronised: checksums make that damage visible. The replay store survives it.
+because files are not synchronised: checksums reveal that damage. The replay store survives it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from robot_rl.data.episode_files import is_ours as is_ours
 from robot_rl.data.schema import SOURCE_NAMES, Array, Row, RowSchema
 from robot_rl.processes.signals import deferred_signals
 
-if TYPE_CHECKING:  # zarr takes a quarter of a second to import, and most processes open no file
+if TYPE_CHECKING:  # zarr takes a quarter of a second to import; most processes do not need it
     import zarr
 
 Rows = npt.NDArray[Any]  # structured, with the dtype of a schema
@@ -54,23 +54,23 @@ Rows = npt.NDArray[Any]  # structured, with the dtype of a schema
 class Episode:
     """One whole episode."""
 
-    rows: Rows  # (T + 1,) structured; the last row and no other has `is_last`
+    rows: Rows  # (T + 1,) structured; only the last row has `is_last`
     seed: int  # seed of its reset
-    instruction: str  # the task in words
+    instruction: str  # the task as text
     success: bool  # whether it reached its goal
     source: int  # SOURCE code: 0 demo, 1 policy, 2 intervention
 
 
 class EpisodeWriter:
-    """Appends whole episodes to a dataset, creating it in a directory where there is none.
+    """Appends whole episodes to a dataset, and creates it if there is none.
 
     One writer at a time: the directory is locked until `close`, or until the process dies.
-    `metadata`, JSON values, is kept with a dataset that is created now; an existing one keeps its
+    `metadata`, JSON values, is stored with a newly created dataset; an existing one keeps its
     own.
 
     Raises:
         SchemaMismatch: The existing dataset has another task, rate, version or field.
-        NotADataset: The path exists and holds something else.
+        NotADataset: The path exists and is not a dataset.
         StorageFull: There is no space to create it.
         DatasetError: Another writer has the dataset open.
     """
@@ -86,7 +86,7 @@ class EpisodeWriter:
         stored = files.read_attributes(self.path)[0]
         schema.compare(stored, what=f"the dataset {self.path}")
         self._lock: int | None = files.lock(self.path)
-        for leftover in self.path.rglob("*.partial"):  # of a killed append: we have the lock
+        for leftover in self.path.rglob("*.partial"):  # from a killed append: we hold the lock
             leftover.unlink(missing_ok=True)
         self._ends: npt.NDArray[np.int64]
         self._open_columns()
@@ -97,26 +97,26 @@ class EpisodeWriter:
     def append(
         self, rows: Sequence[Row], *, seed: int, instruction: str = "", success: bool, source: int
     ) -> int:
-        """Add one finished episode; it is committed when this returns. Returns its index.
+        """Add one finished episode; it is committed when this returns. Return its index.
 
-        `rows` are T + 1, T >= 1, of which exactly the final one has `is_last`; for the others see
-        `Episode`.
+        `rows` has T + 1 rows, T >= 1, and exactly the final one has `is_last`. For the other
+        arguments see `Episode`.
 
         Raises:
             SchemaMismatch: A row has a wrong, missing, non-finite or out-of-range field.
             StorageFull: No space is left. Make room and append the same rows again.
-            DatasetError: The rows are no whole episode, the description is not valid, or it could
-                not be written for another reason.
+            DatasetError: The rows are not a whole episode, the description is invalid, or
+                writing failed for another reason.
         """
         packed = b"".join(self.schema.pack(row) for row in rows)
         records = self.schema.unpack(packed) if rows else np.empty(0, self.schema.dtype)
         return self.extend([Episode(records, seed, instruction, success, source)])
 
     def extend(self, episodes: Sequence[Episode]) -> int:
-        """Add finished episodes at once, which is quicker; returns the index of the first.
+        """Add several finished episodes at once, which is faster; return the index of the first.
 
-        For a dataset that is moved into place when it is complete: to be killed in here may damage
-        it, as the ends of several episodes are not committed together.
+        Use it only for a dataset that is moved into place when complete: a kill during this call
+        may damage it, because the ends of several episodes are not committed together.
 
         Raises:
             DatasetError: As `append`.
@@ -139,7 +139,7 @@ class EpisodeWriter:
         columns = self._open_columns()
         first, start = len(self._ends), int(self._ends[-1]) if len(self._ends) else 0
         ends = start + np.cumsum([len(episode.rows) for episode in episodes], dtype=np.int64)
-        with deferred_signals():  # whole episodes or none
+        with deferred_signals():  # all of the episodes, or no change
             for field in self.schema.fields:
                 self._put(columns, f"data/{field.name}", start, records[field.name])
             for name, value in description.items():
@@ -149,7 +149,7 @@ class EpisodeWriter:
         return first
 
     def close(self) -> None:
-        """Release the dataset for other writers; a second call does nothing."""
+        """Release the dataset for other writers; a second call is a no-op."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -164,8 +164,8 @@ class EpisodeWriter:
         import zarr
 
         names = [name for name, _ in META] + [f"data/{f.name}" for f in self.schema.fields]
-        # A chunk of zeros becomes a file too: an absent file is then always a loss, and reported.
-        # Arrays take this setting when they are opened, and `open_array` has no argument for it.
+        # Chunks of zeros are written as files too, so an absent file always means loss, and is
+        # reported. Arrays read this setting on opening; `open_array` has no argument for it.
         with zarr.config.set({"array.write_empty_chunks": True}):
             columns = {name: files.open_array(self.path, name, mode="r+") for name in names}
         self._ends = files.committed_ends(columns[ENDS], self.path)
@@ -174,9 +174,9 @@ class EpisodeWriter:
     def _put(
         self, columns: dict[str, zarr.Array[Any]], name: str, start: int, values: Array
     ) -> None:
-        """Replace everything from `start` on by `values`."""
+        """Replace everything from `start` on with `values`."""
         array, stop = columns[name], start + len(values)
-        # The chunk at the boundary is read, completed and replaced: it must be there and whole.
+        # The chunk at the boundary is read, completed and replaced: it must exist and be whole.
         files.check_chunks(array, self.path / name, start - 1 if start else 0, start)
         with files.read_errors(self.path, name), files.write_errors(self.path):
             array.resize((stop, *values.shape[1:]))
@@ -207,9 +207,9 @@ class EpisodeWriter:
 
 
 def steps_to_success(episodes: Iterable[npt.NDArray[Any]]) -> list[int]:
-    """Steps to the first success of each episode that has one, by their columns (T + 1, ...).
+    """Steps to the first success of each episode that has one, from its columns (T + 1, ...).
 
-    Where success does not end an episode, these are fewer than its length.
+    If success does not end an episode, these are fewer than its length.
     """
     return [int(np.argmax(each)) + 1 for each in episodes if each.any()]
 
@@ -220,14 +220,14 @@ class EpisodeDataset:
     The view is fixed when the dataset is opened.
 
     Attributes:
-        schema: Columns of the rows as they were recorded.
-        stored_schema: These and the annotations that a store's export has added.
-        metadata: What the dataset was created with.
+        schema: Columns of the rows as recorded.
+        stored_schema: These and the annotations that an export of a store has added.
+        metadata: Metadata from the dataset's creation.
         episode_ends: (n,) int64, exclusive and cumulative; T + 1 rows per episode.
         seeds, successes, sources, instructions: (n,) int64, bool, uint8 SOURCE codes, and texts.
 
     Raises:
-        NotADataset: The path is missing or holds something else.
+        NotADataset: The path is missing or is not a dataset.
         SchemaMismatch: The dataset was written with another schema version.
         DatasetDamaged: The per-episode columns cannot be read.
     """
@@ -236,7 +236,7 @@ class EpisodeDataset:
         self.path = Path(path)
         self.stored_schema, self.metadata = files.read_attributes(self.path)
         self.schema = self.stored_schema.without_annotations
-        # The ends come first: what is committed then has its other columns complete.
+        # Read the ends first: the other columns of committed episodes are then complete.
         ends = files.open_array(self.path, ENDS)
         self._show(files.committed_ends(ends, self.path))
 
@@ -249,7 +249,7 @@ class EpisodeDataset:
         return int(self.episode_ends[-1]) if len(self) else 0
 
     def first(self, count: int) -> EpisodeDataset:
-        """Leave only the first `count` episodes in view, and return the dataset."""
+        """Restrict the view to the first `count` episodes, and return the dataset."""
         self._show(self.episode_ends[:count])
         return self
 
@@ -263,7 +263,7 @@ class EpisodeDataset:
         self.instructions = [str(text) for text in columns["meta/instruction"]]
 
     def expect(self, schema: RowSchema) -> EpisodeDataset:
-        """Return the dataset, or raise `SchemaMismatch` where its rows are of another schema."""
+        """Return the dataset, or raise `SchemaMismatch` if its rows have another schema."""
         schema.compare(self.schema, what=f"the dataset {self.path}")
         return self
 

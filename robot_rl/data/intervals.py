@@ -1,4 +1,4 @@
-"""What a count of successes says about a probability, exactly."""
+"""Exact confidence intervals for success probabilities."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _DRAWS = 100_000
 
 
 class StatisticsError(RobotRLError):
-    """Counts or records that describe no evaluation."""
+    """Counts or records that do not describe an evaluation."""
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
     """Exact confidence interval of a success probability: its lower and upper bound.
 
-    The interval of Clopper and Pearson (Biometrika 26, 1934) holds its level for every true
-    probability p. Its bounds solve P(X >= successes | p) = a/2 and P(X <= successes | p) = a/2
+    The Clopper-Pearson interval (Biometrika 26, 1934) has at least its nominal coverage for every
+    true p. Its bounds solve P(X >= successes | p) = a/2 and P(X <= successes | p) = a/2
     for binomial X, with a = 1 - confidence; they are quantiles of beta distributions.
 
     Args:
         successes: Successful episodes, 0 <= successes <= trials.
-        trials: All episodes; with none, nothing is known and the interval is (0, 1).
+        trials: All episodes; with 0 trials the interval is (0, 1).
         confidence: Level in (0, 1).
 
     Raises:
-        StatisticsError: The counts or the level are impossible.
+        StatisticsError: The counts or the level are invalid.
     """
     _check(successes, trials, confidence)
-    from scipy.special import betaincinv  # late: only evaluation and reports pay for its import
+    from scipy.special import betaincinv  # late import: only evaluation and reports need it
 
     tail = (1.0 - confidence) / 2.0
     failures = trials - successes
@@ -44,12 +44,12 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
 
 
 def anytime_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Interval of a success probability that holds whenever one looks, and however one stops.
+    """Interval of a success probability that stays valid under repeated looks and any stopping.
 
-    It holds those p under which what was seen is likely enough: (trials + 1) P(X = successes | p)
-    > 1 - confidence for binomial X. By Ville's inequality a true p is ever left out with
-    probability 1 - confidence at the most (Robbins, Ann. Math. Statist. 41, 1970). All else is as
-    of `clopper_pearson`, which is narrower, and holds for a number of trials that was fixed before.
+    It contains the p under which the observed count is likely enough: (trials + 1) P(X = successes
+    | p) > 1 - confidence for binomial X. By Ville's inequality the true p is ever excluded with
+    probability at most 1 - confidence (Robbins, Ann. Math. Statist. 41, 1970). Otherwise as
+    `clopper_pearson`, which is narrower but needs a number of trials fixed in advance.
     """
     _check(successes, trials, confidence)
     from scipy.optimize import brentq
@@ -69,23 +69,23 @@ def anytime_interval(successes: int, trials: int, confidence: float = 0.95) -> t
 
 
 def interval_over_runs(rates: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Interval of the success rate to expect of a further training seed, on further scenes.
+    """Interval of the expected success rate of another training seed, on new scenes.
 
-    Each run's rate is one draw of an unknown distribution on [0, 1], of which this is the mean. The
-    bounds are quantiles of the mean of the rates and one that is 0, or 1, with weights that are
-    uniform on the simplex (Gaffke 2005; Learned-Miller and Thomas, arXiv 1905.06208). With rates of
-    0 and 1 alone they are those of Clopper and Pearson. That they hold for every distribution is a
-    conjecture, which simulations support.
+    Each run's rate is one draw from an unknown distribution on [0, 1], whose mean is estimated. The
+    bounds are quantiles of the mean of the rates and an extra 0, or 1, with weights that are
+    uniform on the simplex (Gaffke 2005; Learned-Miller and Thomas, arXiv 1905.06208). If all rates
+    are 0 or 1, they equal the bounds of Clopper and Pearson. Validity for every distribution is a
+    conjecture, supported by simulations.
 
     Args:
-        rates: (k,) success rate of each run, each with a training seed of its own, k >= 1.
+        rates: (k,) success rate of each run, each with its own training seed, k >= 1.
         confidence: Level in (0, 1).
 
     Returns:
-        Lower and upper bound, to about 0.002: their quantiles are drawn, always the same.
+        Lower and upper bound, to about 0.002: the quantiles are sampled with a fixed seed.
 
     Raises:
-        StatisticsError: No rates, or impossible ones, or the level is.
+        StatisticsError: No rates, or an invalid rate or level.
     """
     _check(0, 0, confidence)
     if not rates or not all(0.0 <= rate <= 1.0 for rate in rates):
@@ -98,11 +98,11 @@ def interval_over_runs(rates: Sequence[float], confidence: float = 0.95) -> tupl
 
 
 def failures_allowed(trials: int, claim: float, confidence: float = 0.95) -> int:
-    """Most failures with which so many trials prove a success probability of at least `claim`.
+    """Most failures with which `trials` trials prove a success probability of at least `claim`.
 
-    The claim is proved where the lower bound of a one-sided interval of Clopper and Pearson reaches
-    it. The number of trials is fixed before the first of them. -1: even without a failure too
-    little. `StatisticsError` where the claim or the level is not in (0, 1).
+    The claim is proved if the lower bound of a one-sided Clopper-Pearson interval reaches it. The
+    number of trials is fixed in advance. Returns -1 if even zero failures do not suffice. Raises
+    `StatisticsError` if the claim or the level is not in (0, 1).
     """
     _check(0, 0, claim)
     _check(0, trials, confidence)
@@ -113,9 +113,9 @@ def failures_allowed(trials: int, claim: float, confidence: float = 0.95) -> int
 
 
 def trials_needed(claim: float, confidence: float = 0.95, failures: int = 0) -> int:
-    """Fewest trials that prove a success probability with so many failures: see `failures_allowed`.
+    """Fewest trials that prove a success probability with `failures`: see `failures_allowed`.
 
-    Without a failure they are the least n with claim ** n <= 1 - confidence.
+    Without a failure this is the least n with claim ** n <= 1 - confidence.
     """
     enough = range(failures + 1, _MOST_TRIALS)
     proved = bisect_left(

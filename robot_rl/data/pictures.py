@@ -1,6 +1,6 @@
-"""Pictures as others store them, and as a row of ours has them: RGB in uint8, or depth in mm.
+"""Images as other formats store them, and as our rows do: RGB in uint8, or depth in mm.
 
-What a column of numbers is, follows from its shape, dtype and bounds. A picture is converted or
+The meaning of a numeric column follows from its shape, dtype and bounds. An image is converted or
 refused; it never becomes a row of numbers.
 """
 
@@ -16,12 +16,12 @@ import numpy.typing as npt
 from robot_rl.data.schema import Array
 from robot_rl.errors import RobotRLError
 
-FARTHEST = 65.535  # m, the largest depth that uint16 millimetres hold
+FARTHEST = 65.535  # m, the largest depth in uint16 millimetres
 _CHANNELS = (1, 3, 4)  # gray or depth, RGB, RGBA
-# Arrays of floats whose sides are shorter are numbers, such as rotation matrices or objects by
-# their features: sides of a picture with channels, and of one without.
+# Float arrays with sides shorter than this are numbers, such as rotation matrices or objects by
+# features. Minimum side of an image with channels, and of one without.
 _LEAST_SIDE, _LEAST_PLAIN_SIDE = 8, 32
-_TOLERANCE = 1e-3  # of the largest value: rounding beyond it
+_TOLERANCE = 1e-3  # of the largest value: allowed rounding beyond it
 _EXPECTED = (
     "colour: uint8, or floats from 0 to 1 or 0 to 255, (height, width) or with 1, 3 or 4 channels"
     " first or last; depth: uint16 millimetres, (height, width) or with 1 channel"
@@ -29,18 +29,18 @@ _EXPECTED = (
 
 
 class PictureError(RobotRLError):
-    """A picture that cannot be turned into RGB or depth without a guess."""
+    """An image that cannot be turned into RGB or depth without guessing."""
 
 
 @dataclass(frozen=True)
 class PictureForm:
-    """How a picture is stored, and what it becomes.
+    """How an image is stored, and its form in a row.
 
     Attributes:
         shape: As stored: (H, W), (H, W, c) or (c, H, W), with c of 1, 3 or 4.
         stored: Its dtype as stored, as NumPy's name.
-        channel_axis: Which axis of `shape` has the channels, -3 or -1; None: there is none.
-        largest: The value of full brightness, 1 or 255; 0 of depth, in millimetres.
+        channel_axis: Axis of `shape` with the channels, -3 or -1; None if there is none.
+        largest: The value of full brightness, 1 or 255; 0 for depth, in millimetres.
     """
 
     shape: tuple[int, ...]
@@ -50,17 +50,17 @@ class PictureForm:
 
     @property
     def is_depth(self) -> bool:
-        """Whether it is depth; else it is a colour picture."""
+        """Whether it is depth; otherwise it is a colour image."""
         return not self.largest
 
     @property
     def row_dtype(self) -> str:
-        """Dtype of its column: uint8, or uint16 of depth [mm]."""
+        """Dtype of its column: uint8, or uint16 for depth [mm]."""
         return "uint16" if self.is_depth else "uint8"
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Shape of its column: (H, W, 3), or (H, W, 1) of depth."""
+        """Shape of its column: (H, W, 3), or (H, W, 1) for depth."""
         sides = [n for axis, n in enumerate(self.shape, -len(self.shape)) if axis != self._axis]
         return (*sides, 1 if self.is_depth else 3)
 
@@ -69,11 +69,11 @@ class PictureForm:
         return 0 if self.channel_axis is None else self.channel_axis  # axes here are negative
 
     def to_row(self, given: npt.ArrayLike) -> Array:
-        """Convert one or more pictures (..., *shape) to (..., *row_shape).
+        """Convert one or more images (..., *shape) to (..., *row_shape).
 
         Raises:
-            PictureError: Another shape or dtype, a value outside its range, NaN among them, or a
-                fourth channel that is not opaque: such a picture is none of RGBA.
+            PictureError: Another shape or dtype, a value outside its range, including NaN, or a
+                fourth channel that is not opaque, so that the image is not RGBA.
         """
         values = np.asarray(given)
         if values.shape[-len(self.shape) :] != self.shape or not np.can_cast(
@@ -88,7 +88,7 @@ class PictureForm:
             return np.ascontiguousarray(self._channels_last(values))
         if values.dtype != np.uint8 and values.size:
             low, high, slack = values.min(), values.max(), _TOLERANCE * self.largest
-            if not (low >= -slack and high <= self.largest + slack):  # not of NaN either
+            if not (low >= -slack and high <= self.largest + slack):  # false for NaN too
                 raise PictureError(
                     "the picture has values outside its range",
                     got=f"{low:g} to {high:g}",
@@ -119,17 +119,17 @@ class PictureForm:
 def picture_form(
     shape: Sequence[int], dtype: npt.DTypeLike, low: npt.ArrayLike, high: npt.ArrayLike
 ) -> PictureForm | None:
-    """Say what kind of picture a column holds; None where it holds numbers.
+    """Return the form of a column's images; None if it holds numbers.
 
     Args:
-        shape: Of one observation, without the time axis.
+        shape: Shape of one observation, without the time axis.
         dtype: Its dtype.
-        low: Lowest value that may occur, one or of this shape; floats are pictures from 0 to 1 or
+        low: Lowest possible value, a scalar or of this shape; float images range from 0 to 1 or
             from 0 to 255.
-        high: The highest.
+        high: Highest possible value, likewise.
 
     Raises:
-        PictureError: It looks like a picture, and nothing says how to read it.
+        PictureError: It looks like an image, but its format is ambiguous.
     """
     shape, kind = tuple(int(n) for n in shape), np.dtype(dtype)
     if not _looks_like_picture(shape, kind):
@@ -156,7 +156,7 @@ def picture_form(
 
 
 def millimetres(metres: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
-    """Depth as a row has it: from floats [m] to uint16 [mm], 0 beyond 65.535 m."""
+    """Convert depth from floats [m] to a row's uint16 [mm], 0 beyond 65.535 m."""
     near = np.where(metres > FARTHEST, 0.0, metres)
     return (near * 1000.0).round().astype(np.uint16)
 
@@ -173,5 +173,5 @@ def _looks_like_picture(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
 
 
 def _channel_axis(shape: tuple[int, ...]) -> int | None:
-    """The axis with the channels, -1 or -3; None where none can be that."""
+    """The axis with the channels, -1 or -3; None if no axis can be."""
     return next((a for a in (-1, -3) if len(shape) == 3 and shape[a] in _CHANNELS), None)

@@ -1,6 +1,6 @@
-"""What a policy needs of a row, and what it made of it, kept in the store's row beside the rest.
+"""A policy's inputs and features in a row, stored in the store's row next to the other columns.
 
-They tell of one policy: a demonstration does not hold them, and an export leaves them out.
+They belong to one policy: demonstrations do not have them, and an export leaves them out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from robot_rl.errors import RobotRLError
 
 
 def check_fit(behaviour: Behaviour, schema: RowSchema) -> None:
-    """Raise `PolicyError` where a policy was made for another environment, or rows, than these."""
+    """Raise `PolicyError` if a policy was made for another environment or other rows."""
     widths = {f.name: int(np.prod(f.shape)) for f in schema.fields}
     behaviour.expect(
         task=schema.task,
@@ -34,7 +34,7 @@ def check_fit(behaviour: Behaviour, schema: RowSchema) -> None:
 
 
 def stored_schema(schema: RowSchema, behaviour: Behaviour) -> RowSchema:
-    """The schema of the store's rows: the environment's, and what `Behaviour.features` adds."""
+    """The schema of the store's rows: the environment's, plus `Behaviour.features`."""
     added = []
     if (vision := behaviour.vision) is not None:
         added += [Field(ENCODER_ID, "int64"), Field(FEATURES, "float16", (vision.features,))]
@@ -45,7 +45,7 @@ def stored_schema(schema: RowSchema, behaviour: Behaviour) -> RowSchema:
 
 
 def check_features(batch: Mapping[str, Array], behaviour: Behaviour) -> None:
-    """Raise `RobotRLError` where a batch has features of another image encoder."""
+    """Raise `RobotRLError` if a batch has features of another image encoder."""
     if ENCODER_ID not in batch:
         return
     others: Any = batch[ENCODER_ID] != behaviour.encoder_id

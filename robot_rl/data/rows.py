@@ -1,4 +1,4 @@
-"""Builds the rows of an episode: the one place where a step becomes a row."""
+"""Builds the rows of an episode. This is the only place where a step becomes a row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from robot_rl.data.schema import (
 if TYPE_CHECKING:
     from policies.runner import Conclusion, Decision
 
-# Of episodes side by side (slots): which ones (None: all), what was said to each, observations
+# For parallel episodes (slots): selected slots (None: all), their instructions, observations
 # name → (slots, ...), which slots are active, and actions (slots given, d).
 Slots = Sequence[int] | None
 Instructions = Sequence[str] | None
@@ -32,9 +32,9 @@ _FIXED = {field.name for field in SCALAR_FIELDS} | {*ACTION_FIELDS} - {LAST_COMM
 
 
 class RowBuilder:
-    """Makes the rows of one source of data, a `SOURCE_…` code.
+    """Makes the rows of one data source, a `SOURCE_…` code.
 
-    Steps of a policy in which an operator intervened are `SOURCE_INTERVENTION`.
+    A policy's steps with an operator's intervention are `SOURCE_INTERVENTION`.
     """
 
     def __init__(self, schema: RowSchema, source: int) -> None:
@@ -54,19 +54,19 @@ class RowBuilder:
         outcome: tuple[float, bool, bool],
         info: Mapping[str, Any],
     ) -> Row:
-        """The row of one action.
+        """Return the row of one action.
 
         Args:
-            observation: What was seen before the action.
-            stamp_observation: When [ns].
+            observation: Observation before the action.
+            stamp_observation: Its time [ns].
             episode_step: Steps since the reset.
-            decision: What was decided for all slots.
-            slot: The one that this row is of.
+            decision: Decision for all slots.
+            slot: Slot of this row.
             outcome: Reward, terminated, truncated.
-            info: The environment's after the action; `intervened` where an operator acted instead.
+            info: The environment's after the action; `intervened` if an operator acted instead.
         """
         reward, terminated, truncated = outcome
-        # The operator of a demonstration overrides no policy: that action is the intended one.
+        # A demonstration's operator does not override a policy: that action is the intended one.
         by_hand = bool(info.get("intervened", False))
         intervened = by_hand and self._source == SOURCE_POLICY
         intended = decision.action[slot] if intervened or not by_hand else info["executed_action"]
@@ -101,7 +101,7 @@ class RowBuilder:
         conclusion: Conclusion,
         slot: int,
     ) -> Row:
-        """The row of an episode's final observation, and of what `slot` concluded from it."""
+        """Return the row of an episode's final observation, with the conclusion for `slot`."""
         return {
             **observation,
             **{name: values[slot] for name, values in conclusion.features.items()},
@@ -111,7 +111,7 @@ class RowBuilder:
         }
 
     def _fixed(self, episode_step: int, stamp_observation: int) -> Row:
-        """The columns of every schema: zero, but for what is known before the action."""
+        """Columns that every schema has: zero, except those known before the action."""
         return {
             **self._zeros,
             "source": self._source,

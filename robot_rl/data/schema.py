@@ -1,6 +1,6 @@
-"""The row: the one place that says which fields a transition has, with shape and dtype.
+"""The row schema: the single definition of a transition's fields, with shape and dtype.
 
-A row is the observation *before* an action, then the action and what *it caused*. An episode of T
+A row is the observation *before* an action, then the action and *its outcome*. An episode of T
 actions has T + 1 rows; the last has ``is_last``, a zero action, and starts no transition.
 """
 
@@ -21,15 +21,15 @@ from robot_rl.errors import RobotRLError, in_shell
 from robot_rl.processes.resources import choice_file
 
 SCHEMA_VERSION = 3
-# Names of the dtypes that a column may have. A name that came from outside is looked up here before
-# NumPy sees it: for some texts NumPy would call Python's parser.
+# Allowed dtype names for columns. External names are looked up here before NumPy sees them: for
+# some texts NumPy would call Python's parser.
 DTYPES = frozenset(np.dtype(code).name for code in "?bhiqBHIQefd")
 
 _ZERO = np.zeros(1, np.float16)
 
 Array = npt.NDArray[Any]
 Observation = dict[str, Array]
-Row = dict[str, Any]  # arrays, and NumPy scalars where the shape is ()
+Row = dict[str, Any]  # arrays, and NumPy scalars for shape ()
 
 SOURCE_DEMONSTRATION = 0
 SOURCE_POLICY = 1
@@ -38,7 +38,7 @@ SOURCE_NAMES = ("demo", "policy", "intervention")
 
 
 class SchemaMismatch(RobotRLError):
-    """Data whose task, fields, shapes, rate or schema version are not the expected ones."""
+    """Data with an unexpected task, field, shape, rate or schema version."""
 
 
 @dataclass(frozen=True)
@@ -53,48 +53,48 @@ class Field:
     def holds_poses(self) -> bool:
         """Whether it is one pose (7,) or several (k, 7) [m, quaternion xyzw], by its name.
 
-        `tcp_pose`, `object_poses` and whatever else ends in `pose` or `poses`; not the poses of
-        joints.
+        True for `tcp_pose`, `object_poses` and other names ending in `pose` or `poses`; false for
+        poses of joints.
         """
         named = self.name.endswith(("pose", "poses")) and "joint" not in self.name
         return named and self.shape[-1:] == (7,)
 
 
 # The same for every robot and task. `RowBuilder` (robot_rl/data/rows.py) writes them, for actors
-# and for recorders; a comment names its source. In an episode's last row `is_last`, `source`,
-# `episode_step`, `stamp_observation` and `base_action` say something; the others are 0.
+# and for recorders; a comment names the source. In an episode's last row only `is_last`, `source`,
+# `episode_step`, `stamp_observation` and `base_action` are set; the others are 0.
 SCALAR_FIELDS = (
-    # What the action caused: the task's detector says it, or `reward=`, or a person.
+    # Outcome of the action, set by the task's detector, `reward=`, or a person.
     Field("reward", "float32"),  # in the task's own scale; a sparse one is 1 at success, else 0
-    Field("terminated", "bool"),  # the episode ended for good: nothing is bootstrapped
-    Field("truncated", "bool"),  # it was cut, as by the time limit: the next row's value counts
+    Field("terminated", "bool"),  # the episode ended for good: no bootstrapping
+    Field("truncated", "bool"),  # cut, for example by the time limit: the next row's value counts
     Field("is_last", "bool"),  # the final observation: no action follows
-    Field("success", "bool"),  # the goal was reached by this action
-    # Who acted, and what became of the action.
+    Field("success", "bool"),  # this action reached the goal
+    # Who acted, and how the action was executed.
     Field("intervened", "bool"),  # an operator acted in place of the policy
-    Field("clamped", "bool"),  # the robot: one of its limits changed what the action asked for
+    Field("clamped", "bool"),  # the robot: a limit changed the requested action
     Field("source", "uint8"),  # who acted: one of the codes above
-    Field("base_alone", "bool"),  # the policy: its base acted, without noise
-    Field("noiseless", "bool"),  # the policy: nothing was drawn or added to explore
-    Field("chunk_index", "int16"),  # the policy: place of `base_action` in the base's chunk, from 0
+    Field("base_alone", "bool"),  # the policy: only its base acted, without noise
+    Field("noiseless", "bool"),  # the policy: no sampling or exploration noise
+    Field("chunk_index", "int16"),  # the policy: `base_action`'s index in the base's chunk, from 0
     Field("episode_step", "int32"),  # control steps since the reset, from 0
-    Field("reward_version", "int32"),  # the judge: 0 task, 1 person, 2 pose, from 65536 on a model
-    Field("policy_version", "int64"),  # the policy: gradient updates behind its weights
+    Field("reward_version", "int32"),  # judge: 0 task, 1 person, 2 pose, 65536 and up a model
+    Field("policy_version", "int64"),  # the policy: gradient updates of its weights
     # [ns], by the clock of the loop (robot_rl/env/clock.py). In real time that is the system clock;
-    # on the stepped clock it is simulated time since the episode began, whose first stamp is 0.
+    # on the stepped clock it is simulated time since the episode started, with first stamp 0.
     Field("stamp_observation", "int64"),  # the loop had the observation; sensors measured before
     Field("stamp_action", "int64"),  # the loop had sent the action
 )
 ANNOTATION = "annotation/"
 LAST_COMMAND = "last_command"
 OBJECT_POSES = "state/object_poses"  # (k, 7) [m, quaternion xyzw]
-# float32 (d,) each, in [-1, 1], by the columns of `action_names`: an arm's are shares of the
-# largest step in the base frame (`robot.limits`), a gripper's is -1 open to 1 closed.
+# float32 (d,) each, in [-1, 1], in the order of `action_names`. An arm's values are fractions of
+# the largest step in the base frame (`robot.limits`); a gripper's are -1 open to 1 closed.
 ACTION_FIELDS = (
     "action",  # what the environment sent, after safety
-    "policy_action",  # what the policy wanted, an operator's intervention or not
-    "base_action",  # what the frozen base proposed; 0 without one
-    LAST_COMMAND,  # observed: what was sent in the step before
+    "policy_action",  # the policy's intended action, even during an operator's intervention
+    "base_action",  # the frozen base's proposal; 0 without a base
+    LAST_COMMAND,  # observed: the command sent in the previous step
 )
 _NUMPY = (np.ndarray, np.generic)
 
@@ -103,10 +103,10 @@ _NUMPY = (np.ndarray, np.generic)
 class RowSchema:
     """The columns of one task's rows."""
 
-    task: str  # name of the task that the rows were recorded on
+    task: str  # task that the rows were recorded on
     control_rate_hz: float  # steps per second of the recording
     action_names: tuple[str, ...]  # one name per action column
-    # All columns; scalars first so that a reader can take them without the images.
+    # All columns; scalars first so that a reader can read them without the images.
     fields: tuple[Field, ...]
 
     @cached_property
@@ -116,7 +116,7 @@ class RowSchema:
 
     @cached_property
     def observation_names(self) -> tuple[str, ...]:
-        """Names of the observation columns, in order; what was commanded before is one of them."""
+        """Names of the observation columns, in order, including the last command."""
         observed = ("state/", "images/", "points/", LAST_COMMAND)
         return tuple(f.name for f in self.fields if f.name.startswith(observed))
 
@@ -132,18 +132,18 @@ class RowSchema:
         return {f.name: f.shape for f in self.fields if f.name.startswith("points/")}
 
     def with_fields(self, extra: Iterable[Field]) -> RowSchema:
-        """The same schema with further columns, before the images."""
+        """Return the schema with further columns, before the images."""
         images = tuple(f for f in self.fields if f.name.startswith("images/"))
         others = tuple(f for f in self.fields if f not in images)
         return replace(self, fields=(*others, *extra, *images))
 
     @cached_property
     def recorded(self) -> RowSchema:
-        """The same schema without columns that say something of one policy alone."""
+        """Return the schema without the columns specific to one policy."""
         return self._without("features/", "encoder_id", "plan/")
 
     def with_annotations(self, names: Iterable[str]) -> RowSchema:
-        """The same schema with what was said of rows later, for a copy of a recording.
+        """Return the schema with annotations added to rows later, for a copy of a recording.
 
         An annotation becomes three columns, ``annotation/<name>/value``, ``.../valid`` (whether
         the row has one) and ``.../version`` (of the model that made it).
@@ -165,7 +165,7 @@ class RowSchema:
 
     @cached_property
     def without_annotations(self) -> RowSchema:
-        """The same schema as the rows were recorded with."""
+        """Return the schema that the rows were recorded with."""
         return self._without(ANNOTATION)
 
     def _without(self, *prefixes: str) -> RowSchema:
@@ -174,7 +174,7 @@ class RowSchema:
 
     @cached_property
     def annotations(self) -> tuple[str, ...]:
-        """What `with_annotations` was given."""
+        """Annotation names passed to `with_annotations`."""
         found = (f.name for f in self.fields if f.name.startswith(ANNOTATION))
         return tuple(n[len(ANNOTATION) : -len("/value")] for n in found if n.endswith("/value"))
 
@@ -192,7 +192,7 @@ class RowSchema:
         return [f.name for f, dtype in self._columns if dtype.kind == "f"]
 
     def check(self, values: Mapping[str, Array] | Array) -> None:
-        """Check the values of all columns, of one or more rows; raises as `pack`."""
+        """Check the values of all columns, of one or more rows; raises the errors of `pack`."""
         floats = [values[name].reshape(-1) for name in self._floats]
         actions = [values[name].reshape(-1) for name in ACTION_FIELDS if name in self._floats]
         finite = np.isfinite(np.concatenate([_ZERO, *floats])).all()
@@ -202,11 +202,11 @@ class RowSchema:
             _check_values(column, values[column.name])
 
     def pack(self, row: Mapping[str, Any]) -> bytes:
-        """Check a row and turn it into the bytes that go over the wire and into the store.
+        """Check a row and turn it into the bytes for the wire and the store.
 
         Raises:
-            SchemaMismatch: A missing or unknown field, another shape or dtype, a value that is
-                not finite or that the column cannot hold, or an action outside [-1, 1].
+            SchemaMismatch: A missing or unknown field, a wrong shape or dtype, a value that is
+                not finite or out of the column's range, or an action outside [-1, 1].
         """
         if len(row) != len(self.fields):
             raise _wrong_names(self.fields, row)
@@ -248,7 +248,7 @@ class RowSchema:
 
     @classmethod
     def from_json(cls, text: str) -> RowSchema:
-        """Read what `to_json` wrote; raises `SchemaMismatch`, of another version too."""
+        """Parse the result of `to_json`; raises `SchemaMismatch`, also for another version."""
         try:
             content = json.loads(text)
             version = int(content["version"])
@@ -277,7 +277,7 @@ class RowSchema:
         return schema
 
     def compare(self, other: RowSchema, *, what: str = "the data") -> None:
-        """Check that rows of `other`, which `what` has, can be used where this schema is expected.
+        """Check that rows of schema `other`, from `what`, can be used with this schema.
 
         Raises:
             SchemaMismatch: Names the first field that differs, expected and got.
@@ -300,10 +300,10 @@ class RowSchema:
 
 
 def _taking(name: str, value: object) -> str | None:
-    """How a run takes the task, or the rate, of data; None where there is no such task here."""
+    """The setting that makes a run use the data's task or rate; None if the task is unknown."""
     words = in_shell(f"{name}={value}")
     if name == "task" and choice_file("task", str(value)) is None:
-        if re.search(r"-v\d+$", str(value)) is None:  # an id of Gymnasium
+        if re.search(r"-v\d+$", str(value)) is None:  # a Gymnasium id
             return None
         words = in_shell("robot=gym", f"robot.id={value}")
     return None if name == "action_names" else f"{words} takes that of the data"
@@ -345,10 +345,10 @@ def _wrong_names(fields: tuple[Field, ...], row: Mapping[str, Any]) -> SchemaMis
 
 
 def _converted(column: Field, content: object) -> Array:
-    """Check a value that is not yet of the column's dtype, and convert it without loss of range."""
+    """Check a value of another dtype, and convert it to the column's without loss of range."""
     try:
         value = np.asarray(content)
-    except ValueError as error:  # a list of lists of several lengths
+    except ValueError as error:  # a ragged list of lists
         raise _wrong(column, "is no array", content, _describe(column)) from error
     if value.shape != column.shape:
         raise _wrong(column, "has another shape", value.shape, column.shape)

@@ -1,8 +1,8 @@
-"""Whole episodes on their way from one format to another, one at a time.
+"""Transfer of whole episodes between formats, one at a time.
 
-A source gives episodes, a sink takes them; the replay store, episode datasets and the LeRobot
-layout are each one or both. An episode has T + 1 rows. Where the final observation was never
-recorded, `close_episode` says what becomes of the last step.
+Sources yield episodes, sinks write them; the replay store, episode datasets and the LeRobot layout
+are each one or both. An episode has T + 1 rows. If the final observation was never recorded,
+`close_episode` decides what happens to the last step.
 """
 
 from __future__ import annotations
@@ -21,57 +21,57 @@ from robot_rl.data.episodes import DatasetError, Episode, EpisodeDataset, Episod
 from robot_rl.data.schema import LAST_COMMAND, RowSchema
 from robot_rl.processes.files import new_folder
 
-# Episodes are gathered until they are so many rows, or so many bytes.
+# Episodes are buffered up to this many rows, or bytes.
 _BLOCK_ROWS, _BLOCK_BYTES = 1 << 13, 1 << 26
-# What a row keeps when it becomes an episode's final row; all else is zero there.
+# Fields that a row keeps when it becomes an episode's final row; the others become zero.
 _FINAL_ROW_FIELDS = ("source", "episode_step", "stamp_observation", "base_action")
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which episodes to take; None takes all."""
+    """Filter for episodes; None accepts all."""
 
     source: int | None = None  # SOURCE code
     success: bool | None = None  # whether they reached their goal
 
     def takes(self, source: int, success: bool) -> bool:
-        """Whether an episode of this source and outcome is to be taken."""
+        """Whether an episode of this source and outcome is selected."""
         return self.source in (None, source) and self.success in (None, success)
 
 
 class EpisodeSource(Protocol):
-    """Gives whole episodes of one schema; `metadata`, JSON values, describes the recording."""
+    """Yields whole episodes of one schema; `metadata`, JSON values, describes the recording."""
 
     schema: RowSchema
     metadata: Mapping[str, Any]
 
     def __len__(self) -> int:
-        """Return the most episodes that `episodes` may yield."""
+        """Return an upper bound on the number of episodes that `episodes` yields."""
 
     def episodes(self) -> Iterator[Episode]:
         """Yield the episodes, holding one at a time in memory."""
 
 
 class SummarizedEpisodes(EpisodeSource, Protocol):
-    """A dataset that says how much is in it before it is read through."""
+    """A dataset that knows its size before it is read through."""
 
     steps: int
     successes: int
 
 
 class EpisodeSink(Protocol):
-    """Takes whole episodes."""
+    """Writes whole episodes."""
 
     def add(self, episode: Episode) -> None:
         """Write one episode."""
 
 
-# Makes a sink in an empty directory; leaving its context without an error completes the files.
+# Creates a sink in an empty directory; leaving its context without an error completes the files.
 OpenSink = Callable[[Path, RowSchema, Mapping[str, Any]], AbstractContextManager[EpisodeSink]]
 
 
 class DatasetEpisodes:
-    """The chosen episodes of the dataset in a directory; see `EpisodeDataset` for the errors."""
+    """The selected episodes of the dataset in a directory; for errors see `EpisodeDataset`."""
 
     def __init__(self, path: Path, selection: Selection) -> None:
         self._dataset = EpisodeDataset(path)
@@ -88,7 +88,7 @@ class DatasetEpisodes:
         return len(self._indices)
 
     def episodes(self) -> Iterator[Episode]:
-        """Yield them, or raise `DatasetDamaged`."""
+        """Yield the episodes, or raise `DatasetDamaged`."""
         return map(self._dataset.whole, self._indices)
 
 
@@ -101,7 +101,7 @@ class DatasetSink(EpisodeWriter):
         self._rows = self._bytes = 0
 
     def add(self, episode: Episode) -> None:
-        """Write one episode, together with those that come after it."""
+        """Write one episode, batched with later ones."""
         self.schema.check(episode.rows)
         self._waiting.append(episode)
         self._rows += len(episode.rows)
@@ -131,8 +131,8 @@ def write_episodes(
     `on_episode` is called after each.
 
     Raises:
-        DatasetError: There is something at `out`, the source gave no episode, or one could not be
-            read or written.
+        DatasetError: `out` exists, the source yielded no episode, or one could not be read or
+            written.
     """
     taken = DatasetError(
         f"there is something at {out} already",
@@ -159,20 +159,20 @@ def write_episodes(
                     expected="at least one",
                     hint="robot-rl inspect says what there is",
                 )
-        if os.path.lexists(out):  # another process made it since
+        if os.path.lexists(out):  # another process created it meanwhile
             raise taken
 
 
 def close_episode(rows: Rows, observation_names: tuple[str, ...]) -> Rows | None:
-    """Make a whole episode of rows (n,), n >= 1, whose final observation was not recorded.
+    """Turn rows (n,), n >= 1, without a recorded final observation into a whole episode.
 
-    A last step that terminated is kept: its final row repeats the last observation, from which
-    nothing bootstraps, and has `stamp_observation` 0, which no observation after an action has. Of
-    any other last step the outcome is unknown: its observation becomes the final one, and the step
-    before it is truncated.
+    A last step that terminated is kept: its final row repeats the last observation, which is never
+    bootstrapped from, and has `stamp_observation` 0, which no observation after an action has. For
+    any other last step the outcome is unknown: its observation becomes the final one, and the
+    previous step is truncated.
 
     Returns:
-        The rows, ending with one that has `is_last`; None where no step is left.
+        The rows, the last with `is_last`; None if no step is left.
     """
     last = rows[-1]
     final = np.zeros(1, rows.dtype)

@@ -1,6 +1,6 @@
-"""Replay: the server that keeps every transition, its clients, and the learner's sampler.
+"""Replay: the server that stores every transition, its clients, and the learner's sampler.
 
-Here is what can go wrong between them.
+This module defines their errors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from robot_rl.wire import WireError as WireError
 
 
 class ReplayError(RobotRLError):
-    """Base of what goes wrong with rows, weights and mini-batches; `robot_rl.wire` has its own."""
+    """Base of errors about rows, weights and mini-batches; `robot_rl.wire` has its own."""
 
 
 class StoreError(ReplayError):
@@ -19,23 +19,23 @@ class StoreError(ReplayError):
 
 
 class StoreFull(StoreError):
-    """The disk is full, or the capacity with demonstrations; nothing acknowledged is lost."""
+    """The disk is full, or demonstrations fill the capacity; acknowledged rows are safe."""
 
 
 class StoreReplaced(StoreError):
-    """Another store is in the place of the one that a session began in."""
+    """The session's store was replaced by another one."""
 
 
 class FileDamaged(StoreError):
-    """A file in the store's folder is not as it was written, or of another kind."""
+    """A file in the store's folder is damaged or of another kind."""
 
 
 class AnnotationRefused(ReplayError):
-    """Annotations of absent rows, of impossible values, or other than what is stored already."""
+    """Annotations of absent rows, with invalid values, or that contradict the stored ones."""
 
 
 class SequenceGap(ReplayError):
-    """Rows arrived that do not continue their session; the sender goes back and sends again."""
+    """Rows arrived that do not continue their session; the sender rewinds and resends."""
 
 
 class SessionTaken(ReplayError):
@@ -43,7 +43,7 @@ class SessionTaken(ReplayError):
 
 
 class RowRefused(ReplayError):
-    """A row that breaks the order of an episode, or has an impossible flag."""
+    """A row that breaks the order of an episode, or has an invalid flag."""
 
 
 class WeightsRefused(ReplayError):
@@ -51,19 +51,19 @@ class WeightsRefused(ReplayError):
 
 
 class SpoolError(ReplayError):
-    """The file in which rows wait for the server cannot be used, or has no room."""
+    """The file that buffers rows for the server cannot be used, or has no room."""
 
 
 class ServerBusy(ReplayError):
-    """Too many questions wait for an answer; the client asks again."""
+    """Too many requests are waiting for an answer; the client retries."""
 
 
 class NotEnoughData(ReplayError):
-    """The store does not hold what was asked for, or not yet."""
+    """The store does not hold the requested data, or not yet."""
 
 
 def error_from_wire(name: str, text: str) -> RobotRLError:
-    """Rebuild the error that a server answered; an unknown name becomes a `ReplayError`."""
+    """Rebuild an error that the server answered; an unknown name becomes a `ReplayError`."""
     kind = globals().get(name)
     if isinstance(kind, type) and issubclass(kind, RobotRLError):
         return kind(text)

@@ -1,4 +1,4 @@
-"""How the processes of a run reach its replay server."""
+"""Address of a run's replay server."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from robot_rl.replay.client import ReplayClient
 from robot_rl.run import RunDirectory
 from robot_rl.wire import KeysRefused, ServerUnreachable
 
-_SLICE_SECONDS = 0.25  # between two looks at a stop event
-_STARTUP_SECONDS = 60.0  # that a server may take to come
+_SLICE_SECONDS = 0.25  # between two checks of a stop event
+_STARTUP_SECONDS = 60.0  # for a server to start
 _START_HERE = "start it with: robot-rl replay RUN"
 _START_THERE = (
     "on that machine start it with: robot-rl replay RUN replay=network replay.keys=FOLDER,"
@@ -23,28 +23,28 @@ _START_THERE = (
 
 @dataclass(frozen=True)
 class ReplayAddress:
-    """Where the replay server of a run is."""
+    """Location of a run's replay server."""
 
     store: Path  # folder of the store, for a server on this machine
-    # ``tcp://HOST:PORT`` of one on another machine, whose store is not read from here even if there
-    # is such a folder: it would be a copy.
+    # ``tcp://HOST:PORT`` of a server on another machine. Its store is not read from here even if
+    # the folder exists: that would be a copy.
     address: str | None = None
     keys: Path | None = None  # folder of this machine's keys
 
     @classmethod
     def of(cls, run: RunDirectory, connect: str | None, keys: str | None) -> Self:
-        """The server of a run, as ``replay.connect`` and ``replay.keys`` name it."""
+        """Return the server of a run, from ``replay.connect`` and ``replay.keys``."""
         return cls(run.store, connect, Path(keys) if keys else None)
 
     def client(self, **options: Any) -> ReplayClient:
-        """Make a client of the server, with further arguments of `ReplayClient`."""
+        """Make a client of the server; `options` are further arguments of `ReplayClient`."""
         return ReplayClient(self.address or self.store, keys=self.keys, **options)
 
     def wait(self, stop: StopEvent) -> None:
-        """Wait a minute until the server answers.
+        """Wait up to a minute for the server to answer.
 
         Raises:
-            ServerUnreachable: It did not come in time, or refuses this machine's keys.
+            ServerUnreachable: It did not start in time, or refuses this machine's keys.
             Stopped: `stop` was set.
         """
         deadline = time.monotonic() + _STARTUP_SECONDS

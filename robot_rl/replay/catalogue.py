@@ -1,12 +1,12 @@
-"""The catalogue of a store: one small SQLite file beside the rows.
+"""The catalogue of a store: one small SQLite file next to the rows.
 
-It knows the schema, sessions, episodes and annotations. All of it but the annotations is in the row
-files too, and can be rebuilt from them. Readers use it while the server writes (WAL). Its values
-are only believed where they have their types.
+It has the schema, sessions, episodes and annotations. All but the annotations is also in the row
+files, and can be rebuilt from them. Readers use it while the server writes (WAL). Its values are
+validated against their types on reading.
 
-An annotation is a float32 under a row's place, a name (for example of a relabelled reward) and the
-version of the model that made it. A stored version never changes; a newer version is another value
-beside it.
+An annotation is a float32 keyed by a row, a name (for example of a relabelled reward) and the
+version of the model that made it. A stored version never changes; a newer version is stored as a
+separate value.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOCK = "server.lock"
 VERSION = 3
 _BUSY_SECONDS = 30.0
 _LITTLE_ROOM_BYTES = 1 << 20
-# The converters' errors, and those of types, for a value that no catalogue has.
+# Errors of the converters and types for a value that is not valid in a catalogue.
 _FORGED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
 _TABLES = """
 CREATE TABLE about (identity TEXT, made TEXT, schema TEXT, metadata JSON, evicted JSON);
@@ -78,7 +78,7 @@ class _About(NamedTuple):
 
 
 class NewestValues(NamedTuple):
-    """Which of n rows have an annotation, bool (n,); its version, int64; its value, float32."""
+    """For n rows: whether each has an annotation, bool (n,); version, int64; value, float32."""
 
     valid: npt.NDArray[np.bool_]
     versions: npt.NDArray[np.int64]
@@ -86,7 +86,7 @@ class NewestValues(NamedTuple):
 
 
 class WrittenValue(NamedTuple):
-    """A value of an annotation, in the order of writing: its number increases."""
+    """A value of an annotation. Numbers increase in the order of writing."""
 
     number: Count
     name: str
@@ -98,20 +98,20 @@ class WrittenValue(NamedTuple):
 
 
 class Catalogue:
-    """The open catalogue of a store, which has the `identity` of all its copies.
+    """The open catalogue of a store.
 
-    With `write` it is created where absent, else it is only read. With `durable` a call returns
-    when its changes are on the disk. With `still` no file is written beside it either, as SQLite
-    does for readers; later changes may then not be seen.
+    With `write` it is created if absent; otherwise it is read-only. With `durable` a call returns
+    once its changes are on the disk. With `still` no auxiliary files are written next to it, which
+    SQLite does even for readers; later changes may then be missed.
 
     Attributes:
         identity: Name of the store and its copies.
-        made: Name of this catalogue and its copies: one that was rebuilt has another.
+        made: Name of this catalogue and its copies; a rebuilt one gets a new name.
 
     Raises:
         StoreError: There is no store, it is damaged, or of another version; or a link in it leads
-            out of it. So do all calls where SQLite fails, or the catalogue has what it cannot have;
-            `StoreFull` where the disk has no room.
+            out of it. All methods raise it too if SQLite fails or the catalogue has an invalid
+            value; `StoreFull` if the disk has no room.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Catalogue:
         check_links(store, StoreError)
         self.path = store / FILE
         with_rows = _has_rows(store) and identity is None
-        # A new catalogue over rows would be another store's, which knows none of them.
+        # A new catalogue over existing rows would be another store's, and know none of them.
         if not self.path.is_file() and (with_rows or not write):
             raise _absent(store)
         self._opened = contextlib.ExitStack()
@@ -172,7 +172,7 @@ class Catalogue:
 
     @contextlib.contextmanager
     def transaction(self, *, write: bool = True) -> Iterator[Any]:
-        """Run statements together: all or none is done, and a read sees one moment."""
+        """Run statements atomically; reads see one consistent state."""
         with self._errors():
             self._connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             try:
@@ -189,7 +189,7 @@ class Catalogue:
 
     @property
     def schema(self) -> RowSchema | None:
-        """Of the rows; None before the first session."""
+        """Schema of the rows; None before the first session."""
         text = self._about.schema
         return None if text is None else RowSchema.from_json(text)
 
@@ -199,20 +199,20 @@ class Catalogue:
         return self._about.metadata
 
     def set_schema(self, schema: RowSchema, metadata: Mapping[str, object]) -> None:
-        """Put what the rows are, once."""
+        """Set the schema and the metadata, once."""
         values = schema.to_json(), dict(metadata)
         self._write("UPDATE about SET schema = ?, metadata = ?", *values)
 
     def evicted(self) -> Counter[str]:
-        """Return the totals of what was evicted."""
+        """Return the totals of the evicted rows."""
         return Counter(self._about.evicted)
 
     def set_evicted(self, total: Counter[str]) -> None:
-        """Put the totals of what was evicted."""
+        """Set the totals of the evicted rows."""
         self._write("UPDATE about SET evicted = ?", total)
 
     def sessions(self, only: SessionKey | None = None) -> dict[SessionKey, StoredSession]:
-        """Return all sessions, or only one, as they stand behind what was evicted of them."""
+        """Return all sessions, or only one, in their state after the evicted rows."""
         where = "" if only is None else f" WHERE {_SESSION}"
         rows = self._read(
             tuple[Count, Count, str, Count], f"SELECT * FROM sessions{where}", *(only or ())
@@ -220,18 +220,18 @@ class Catalogue:
         return {row[:2]: StoredSession(*row[2:]) for row in rows}
 
     def add_session(self, key: SessionKey, owner: str) -> None:
-        """Put a session."""
+        """Add a session."""
         self._write("INSERT INTO sessions VALUES (?,?,?,0)", *key, owner)
 
     def episodes(self, first: int = 0, most: int = -1) -> list[EpisodeRecord]:
-        """Return so many episodes (-1: all) from an identifier on, in the order of beginning.
+        """Return at most `most` episodes (-1: all) from an identifier on, in order of start.
 
-        Of an open one only its place and metadata hold; the rest is in its rows.
+        For an open episode only its position and metadata are valid; its rows have the rest.
         """
         return self._episodes("identifier >= ? ORDER BY 1 LIMIT ?", first, most)
 
     def episode(self, identifier: int) -> EpisodeRecord | None:
-        """Return one episode, None if it is not there any more."""
+        """Return one episode, None if it no longer exists."""
         return next(iter(self._episodes("identifier = ?", identifier)), None)
 
     def open_episodes(self) -> list[EpisodeRecord]:
@@ -241,23 +241,23 @@ class Catalogue:
     def episodes_of_session(
         self, key: SessionKey, first: int = 0, end: int = 2**63 - 1
     ) -> list[EpisodeRecord]:
-        """Return the episodes of a session that begin in a range of sequences, in order."""
+        """Return a session's episodes that start in a range of sequences, in order."""
         return self._episodes(f"{_STRETCH} ORDER BY first_sequence", *key, first, end)
 
     def next_episode(self) -> int:
-        """Return an identifier above those of all episodes that there ever were."""
+        """Return an identifier above all episodes that ever existed."""
         number = self._last_number("episodes")
         return 0 if number is None else number + 1
 
     def put_episodes(self, records: Iterable[EpisodeRecord]) -> None:
-        """Put episodes, or what they have become."""
+        """Add or update episodes."""
         with self.transaction() as execute:
             _put_episodes(execute, records)
 
     def evict(self, key: SessionKey, first: int, end: int, total: Counter[str]) -> None:
-        """Forget the episodes of a segment, rows `first` to `end`, and their annotations.
+        """Drop the episodes of a segment, rows `first` to `end`, and their annotations.
 
-        What was evicted is then in `total`.
+        `total` is the new evicted total.
         """
         with self.transaction() as execute:
             _forget(execute, key, first, end)
@@ -265,11 +265,11 @@ class Catalogue:
             execute("UPDATE about SET evicted = ?", (total,))
 
     def annotation_counts(self) -> dict[str, int]:
-        """Return the values ever written of each annotation, by its name."""
+        """Return the number of values ever written, by annotation name."""
         return dict(self._read(tuple[str, Count], "SELECT name, written FROM annotation_names"))
 
     def annotations_after(self, number: int, most: int) -> list[WrittenValue]:
-        """Return so many values that were written after one of this number, in order."""
+        """Return at most `most` values written after the given number, in order."""
         return self._read(
             WrittenValue,
             "SELECT number, n.name, actor, session, sequence, version, value FROM annotations"
@@ -279,11 +279,11 @@ class Catalogue:
         )
 
     def last_annotation(self) -> int:
-        """Return the number of the value that was written last, also if it was evicted."""
+        """Return the number of the last value written, even if it was evicted."""
         return self._last_number("annotations") or 0
 
     def newest_values(self, name: str, key: SessionKey, first: int, rows: int) -> NewestValues:
-        """Read the newest version of an annotation of so many rows from a sequence on."""
+        """Read the latest version of an annotation for `rows` rows from sequence `first` on."""
         valid, versions = np.zeros(rows, np.bool_), np.zeros(rows, np.int64)
         values = np.zeros(rows, np.float32)
         for at, version, value in self._read(
@@ -296,7 +296,7 @@ class Catalogue:
         return NewestValues(valid, versions, values)
 
     def annotate(self, new: Annotations) -> int:
-        """Put annotations of rows that are there; see `StoreWriter.annotate`."""
+        """Add annotations of existing rows; see `StoreWriter.annotate`."""
         count = 0
         with self.transaction() as execute:
             number = _number_of(execute, new.name)
@@ -325,9 +325,9 @@ class Catalogue:
         evicted: Mapping[str, int],
         written: Mapping[str, int],
     ) -> None:
-        """Put into a copy what is new in the catalogue of its store, all at once.
+        """Add new data from the store's catalogue to a copy, in one transaction.
 
-        `gone` gives a session, the first sequence and the one behind the last; `written` counts the
+        `gone` has session, first sequence and the sequence after the last; `written` counts the
         values of each annotation.
         """
         with self.transaction() as execute:
@@ -345,8 +345,8 @@ class Catalogue:
             execute("UPDATE about SET evicted = ?", (dict(evicted),))
 
     def take_annotations(self, old: Path) -> int:
-        """Copy the annotations of another catalogue, as far as it can be read; return how many."""
-        with contextlib.suppress(sqlite3.Error, StoreError):  # then it says 0
+        """Copy another catalogue's annotations, as far as it is readable; return how many."""
+        with contextlib.suppress(sqlite3.Error, StoreError):  # then it returns 0
             self._connection.execute("ATTACH ? AS old", (str(old),))
             with self.transaction() as execute:
                 execute("INSERT INTO annotation_names SELECT * FROM old.annotation_names")
@@ -378,7 +378,7 @@ class Catalogue:
         return found[0]
 
     def _last_number(self, table: str) -> int | None:
-        """Return the highest number that a row of a table ever had."""
+        """Return the highest number ever used in a table."""
         newest = f"SELECT max(seq) FROM sqlite_sequence WHERE name = '{table}'"
         number: int | None = self._one(tuple[Count | None], newest)[0]
         return number
@@ -389,7 +389,7 @@ class Catalogue:
         return about
 
     def _write(self, statement: str, *values: object) -> None:
-        """Run one statement, which is a transaction of its own."""
+        """Run one statement as its own transaction."""
         with self._errors():
             self._connection.execute(statement, values).fetchall()
 
@@ -429,7 +429,7 @@ def _forget(execute: Any, key: SessionKey, first: int, end: int) -> None:
 
 
 def _number_of(execute: Any, name: str) -> int:
-    """The number of an annotation's name, which is put where it is new."""
+    """The number of an annotation's name, which is added if it is new."""
     execute("INSERT OR IGNORE INTO annotation_names (name) VALUES (?)", (name,))
     statement = "SELECT identifier FROM annotation_names WHERE name = ?"
     return int(execute(statement, (name,)).fetchone()[0])
@@ -437,13 +437,13 @@ def _number_of(execute: Any, name: str) -> int:
 
 @contextlib.contextmanager
 def _unserved(path: Path) -> Iterator[str]:
-    """Give SQLite the address of a catalogue, so that reading it writes no file beside it."""
+    """Yield a URI with which SQLite reads a catalogue without writing files next to it."""
     log = path.with_name(f"{path.name}-wal")
-    if is_served(path.parent):  # who writes has made all that a reader needs
+    if is_served(path.parent):  # the writer has made all files that a reader needs
         yield f"{path.absolute().as_uri()}?mode=ro"
     elif not log.exists() or not log.stat().st_size:
         yield f"{path.absolute().as_uri()}?immutable=1"
-    else:  # what a killed server has written last is there alone; to read it SQLite moves it
+    else:  # a killed server's last writes are only in the log; SQLite moves it to read it
         memory = Path("/dev/shm")
         with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
             for file in (path, log):
@@ -463,7 +463,7 @@ def schema_of(catalogue: Catalogue) -> RowSchema:
 
 
 def is_served(store: Path) -> bool:
-    """Return whether a server writes a store now."""
+    """Return whether a server is writing a store now."""
     try:
         with (store / LOCK).open("rb") as file:
             return not locked(file.fileno())
@@ -472,7 +472,7 @@ def is_served(store: Path) -> bool:
 
 
 def is_store(path: Path) -> bool:
-    """Return whether a folder is a store, also one without its catalogue."""
+    """Return whether a folder is a store, even without its catalogue."""
     return (path / FILE).exists() or _has_rows(path)
 
 

@@ -1,9 +1,9 @@
 """The client of the replay server, for actors, learners and tools.
 
-`ReplayClient.append` packs and checks a row in the caller's thread, puts it into the spool and
-returns, without a system call. A background thread sends it, and it stays in the spool until the
-server has committed it. The server may go away and come back: after any break the thread asks
-where the session stands, and goes back to there.
+`ReplayClient.append` checks and packs a row in the caller's thread, puts it into the spool and
+returns without a system call. A background thread sends the row, which stays in the spool until the
+server has committed it. The server may go away and come back: after any break the thread asks for
+the session's position and resends from there.
 """
 
 from __future__ import annotations
@@ -55,54 +55,54 @@ from robot_rl.wire.messages import (
     json_text,
 )
 
-_BUSY_SECONDS = 0.05  # between two questions to a server that takes no more
-_SLICE_SECONDS = 0.25  # between two looks at a stop event
-_RESYNC = 0  # request number of the thread's own question; callers' requests count from 1
+_BUSY_SECONDS = 0.05  # between two requests to a busy server
+_SLICE_SECONDS = 0.25  # between two checks of a stop event
+_RESYNC = 0  # request number of the thread's own request; callers' requests count from 1
 _MAXIMUM_PATIENCE_SECONDS = 4.0
 _IDLE_SECONDS = 0.1
 _ACTIVE_SECONDS = 1.0  # longer than the period of any control loop
-# How often the thread looks for new rows while they come. Callers do not wake it for a row, as that
+# How often the thread polls for new rows while they arrive. Callers do not wake it for a row: that
 # would take a system call in the control loop.
 _LOOK_SECONDS = 0.005
-_SPOOL_LOOK_SECONDS = 1.0  # whether the spool is in its place
-_CREDIT_BYTES = 32 << 20  # on their way without acknowledgement
+_SPOOL_LOOK_SECONDS = 1.0  # interval between checks that the spool is in place
+_CREDIT_BYTES = 32 << 20  # in flight without acknowledgement
 _BATCH_BYTES = PIECE_BYTES - 1  # in one message, unless a single row is larger
 _Answer = TypeVar("_Answer", bound=Numbered)
 
 
 @dataclass
 class _Question:
-    """A message that waits for its answer."""
+    """A request waiting for its answer."""
 
     message: Numbered  # without its number, which the thread adds
     payload: Sequence[Frame]
-    held_back: float  # seconds that the answer may take while the connection stands
+    held_back: float  # seconds that a reachable server may delay the answer
     answer: Future[tuple[Numbered, Payload]] = field(default_factory=Future)
     sent_at: float | None = None  # steady time
 
 
 class ReplayClient:
-    """Appends rows to one session at a time, and moves weights.
+    """Appends rows to one session at a time, and transfers weights.
 
-    Calls may come from one thread at a time, but for `close`, which also ends a wait of another
-    thread for an answer. A failure of the background thread is raised by the next call.
+    Only one thread at a time may call it, except for `close`, which also interrupts another
+    thread's wait for an answer. The next call raises any failure of the background thread.
 
     Args:
-        address: ``tcp://HOST:PORT``, or the folder of the store, whose server is then found by its
-            ``endpoint.json`` at every connection.
-        keys: Folder with the client's keys, see `robot_rl.wire.keys`; without them only a
+        address: ``tcp://HOST:PORT``, or the folder of the store. For a folder, each connection
+            looks up the server in its ``endpoint.json``.
+        keys: Folder with the client's keys, see `robot_rl.wire.keys`. Without keys only a
             server on this machine can be reached.
         spool_bytes: Room for unacknowledged rows; the size of the file.
-        spool_path: File in which the unacknowledged rows wait, so that they outlive this process.
-            Those that an earlier one left in it are sent before anything else. None: in memory.
+        spool_path: File for unacknowledged rows, so that they outlive this process. Rows left by
+            an earlier process are sent first. None: in memory.
         request_seconds: How long a request may stay unanswered before it raises.
-        large_seconds: How much longer one for weights may, which are on their way.
+        large_seconds: Extra time for requests that transfer weights.
         batch_rows: Most rows in one message.
-        credit_rows: Most rows on their way without acknowledgement.
-        resend_seconds: Silence after which the background thread connects again and sends again.
+        credit_rows: Most rows in flight without acknowledgement.
+        resend_seconds: Silence after which the background thread reconnects and resends.
 
     Raises:
-        AddressRefused: No address, or one beyond this machine and no keys.
+        AddressRefused: Not an address, or one beyond this machine without keys.
         KeysError: The keys cannot be read.
         SpoolError: The file cannot be used; see `Spool`.
     """
@@ -129,15 +129,15 @@ class ReplayClient:
         self._schema: RowSchema | None = None
         self._in_episode = self._ended = self._closed = False
         self._spool = Spool(spool_path, spool_bytes)
-        # Guards what callers and the thread share; notified of all that a caller may wait for.
+        # Guards the state shared by callers and the thread; notified of all that callers wait for.
         self._changed = threading.Condition()
-        self._failure: RobotRLError | None = None  # what ended the thread
+        self._failure: RobotRLError | None = None  # error that ended the thread
         self._problem: RobotRLError | None = None  # why rows do not get through at the moment
         self._closing = False
         self._questions: dict[int, _Question] = {}
         self._numbers = itertools.count(_RESYNC + 1)
         self._wake_up = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # The thread's own.
+        # Used only by the thread.
         self._decoder = Decoder(*protocol.ANSWERS)
         self._connection: ServerConnection | None = None
         self._sent = self._end_seen = 0
@@ -158,23 +158,23 @@ class ReplayClient:
         owner: str | None = None,
         metadata: Mapping[str, object] | None = None,
     ) -> protocol.Opened:
-        """Begin a session of an actor, or go on with one.
+        """Start a session of an actor, or resume one.
 
-        Rows of the session before, also of an earlier process, are sent first.
+        Rows of the previous session, also of an earlier process, are sent first.
 
         Args:
-            schema: Of the rows. The first session of a store gives it its schema.
+            schema: Schema of the rows. The first session of a store sets the store's schema.
             actor: Number of this writer.
-            session: Number of the session, larger than the actor's before; None takes the next.
-            owner: Token of a session that is to go on, as `Opened.owner` gave it.
-            metadata: Facts about the recording, kept with the schema.
+            session: Number of the session, above the actor's earlier ones; None: the next.
+            owner: Token of a session to resume, from `Opened.owner`.
+            metadata: Facts about the recording, stored with the schema.
 
         Raises:
             SchemaMismatch: The store has another schema; names the field.
             SessionTaken: Another writer started the session.
             StoreReplaced: The client, or its spool, has written to another store.
-            StoreFull: The store has no room for rows of the session before.
-            ServerUnreachable: No answer, or rows of the session before are unacknowledged.
+            StoreFull: The store has no room for rows of the previous session.
+            ServerUnreachable: No answer, or rows of the previous session are unacknowledged.
         """
         flags = RowFlags(schema)
         self.flush(self._request_seconds)
@@ -195,13 +195,13 @@ class ReplayClient:
     def append(self, row: Row, episode: Mapping[str, object] | None = None) -> int:
         """Queue one row and return its sequence in the session.
 
-        It is checked here, and sent and acknowledged in the background. With the first row of an
-        `episode` come its ``task``, ``seed`` and ``instruction``.
+        The row is checked here, then sent and acknowledged in the background. Pass `episode` with
+        an episode's first row: its ``task``, ``seed`` and ``instruction``.
 
         Raises:
             SchemaMismatch: Wrong field, shape, dtype or value.
             RowRefused: The row cannot follow the one before it.
-            SpoolError: No room; ask `has_room` before an episode begins.
+            SpoolError: No room; check `has_room` before an episode starts.
         """
         return self._push(*self._pack(row), metadata_bytes(episode))
 
@@ -215,18 +215,18 @@ class ReplayClient:
     ) -> int:
         """Queue a whole episode (T + 1 rows) and return the sequence of its first row.
 
-        It waits for room, and queues nothing if a row is bad.
+        Waits for room. Queues no rows if one of them is bad.
 
         Args:
-            rows: All of its rows.
+            rows: All rows of the episode.
             episode: As in `append`.
-            timeout: How long no room may come, seconds.
-            stored: How many of its rows an earlier, interrupted try has put into the session.
+            timeout: How long to wait without any room becoming free [s].
+            stored: How many of its rows an earlier, interrupted try has already stored.
 
         Raises:
             SchemaMismatch: A row has a wrong field, shape, dtype or value.
             RowRefused: The rows are not one episode, or another one is open.
-            SpoolError: No room came in time.
+            SpoolError: No room became free in time.
         """
         packed = [self._pack(row) for row in rows]
         closing = [facts.is_last for _, facts in packed]
@@ -245,7 +245,7 @@ class ReplayClient:
         return sequence - len(rows) + 1
 
     def has_room(self, rows: int) -> bool:
-        """Return whether so many more rows of one episode can be appended without waiting."""
+        """Return whether `rows` more rows of one episode can be appended without waiting."""
         with self._changed:
             self._check()
             return self._spool.has_room(rows, begins=True)
@@ -265,12 +265,12 @@ class ReplayClient:
             return self._problem
 
     def flush(self, timeout: float = 30.0, stop: StopEvent | None = None) -> None:
-        """Wait until every row is committed; `timeout` seconds may pass in which none gets through.
+        """Wait until every row is committed, at most `timeout` seconds without progress.
 
         Raises:
-            StoreFull: The store has no room; the rows are still here.
-            ServerUnreachable: No row got through in time; the rows are still here.
-            Stopped: `stop` was set; closing the client still tries for a while.
+            StoreFull: The store has no room; the rows stay in the spool.
+            ServerUnreachable: No row got through in time; the rows stay in the spool.
+            Stopped: `stop` was set; `close` still tries for a while.
         """
         pause = timeout if stop is None else min(_SLICE_SECONDS, timeout)
         first, deadline = self._spool.first, time.monotonic() + timeout
@@ -289,7 +289,7 @@ class ReplayClient:
 
         Raises:
             WeightsRefused: The version is not newer than the stored one.
-            StoreFull: They do not fit.
+            StoreFull: The disk has no room for them.
             ServerUnreachable: No answer.
         """
         weights = protocol.PutWeights(name=name, version=version, metadata=_facts(metadata))
@@ -298,9 +298,9 @@ class ReplayClient:
     def get_weights(
         self, name: str, newer_than: int | None = None, wait_seconds: float = 0.0
     ) -> protocol.WeightsRecord | None:
-        """Return the latest weights; None if none newer than `newer_than` come in `wait_seconds`.
+        """Return the latest weights; None if no version above `newer_than` comes in `wait_seconds`.
 
-        These are at most 60.
+        `wait_seconds` is at most 60.
 
         Raises:
             ServerUnreachable: No answer.
@@ -313,9 +313,9 @@ class ReplayClient:
         return protocol.WeightsRecord(name, answer.version, b"".join(tensors), answer.metadata)
 
     def annotate(self, new: protocol.Annotations) -> int:
-        """Store values beside rows, durably, and return how many were new; the same are accepted.
+        """Store annotations of rows durably; return how many were new. Repeats are accepted.
 
-        Readers use the newest version of each row.
+        Readers use the latest version for each row.
 
         Raises:
             AnnotationRefused: A row is absent, or the version is stored with another value.
@@ -339,15 +339,15 @@ class ReplayClient:
         *,
         held_back: float = 0.0,
     ) -> tuple[_Answer, Payload]:
-        """Send a request and return its answer; it is sent again until there is one.
+        """Send a request, again if needed, and return its answer.
 
-        A server that is there may take `held_back` seconds longer than `request_seconds`.
+        A reachable server may take `held_back` seconds longer than `request_seconds`.
 
         Raises:
             KeysRefused: The server and this client do not accept each other's keys.
             ServerUnreachable: No answer in time, or before the client was closed.
-            ServerBusy: As many others waited all the time.
-            RobotRLError: What the server answered.
+            ServerBusy: The server's queue of waiting requests stayed full.
+            RobotRLError: The error that the server answered.
         """
         patience = held_back + self._request_seconds
         until = time.monotonic() + patience
@@ -387,13 +387,12 @@ class ReplayClient:
         return answer, content
 
     def close(self, timeout: float = 5.0) -> None:
-        """Wait until every row is committed, then end the background thread.
+        """Wait until every row is committed, then end the background thread, even on an error.
 
         Raises:
-            ServerUnreachable: Rows are still unacknowledged after `timeout` seconds. Where the
-                server has said why, it is that error, for example `StoreFull`.
-            RobotRLError: What the thread had failed of.
-            In any case the thread has ended, and rows in a file stay there.
+            ServerUnreachable: Rows are still unacknowledged after `timeout` seconds; rows in a
+                file stay there. If the server gave a reason, that error instead, as `StoreFull`.
+            RobotRLError: The background thread's failure.
         """
         if self._closed:
             return
@@ -417,24 +416,24 @@ class ReplayClient:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # What callers' threads do.
+    # Called by callers' threads.
 
     def _is_empty(self) -> bool:
         return self._spool.first == self._spool.end
 
     def _check(self) -> None:
-        """Raise what ended the thread. Call with the condition held."""
+        """Raise the error that ended the thread. Call with the condition held."""
         if self._failure is not None:
-            # A new one each time: an error that is raised again keeps the frames of every time.
+            # A new one each time: re-raising the same error adds a traceback each time.
             raise type(self._failure)(str(self._failure)) from self._failure
 
     def _wake(self) -> None:
-        """End the thread's wait. Call with the condition held."""
+        """Wake the thread. Call with the condition held."""
         if not self._closing:
             os.eventfd_write(self._wake_up, 1)
 
     def _wait_for(self, done: Callable[[], bool], timeout: float) -> bool:
-        """Wait until something is so, or closing or time ends that; return whether it is."""
+        """Wait until `done`, closed or timed out; return whether it is done."""
         with self._changed:
             if not done():
                 self._wake()
@@ -470,12 +469,12 @@ class ReplayClient:
                     got=f"{spool.end - spool.first} rows in {spool.place}; {self._problem or ''}",
                     hint="wait until has_room(rows of an episode) before an episode begins",
                 )
-            # The thread looks for rows by itself: waking it would take a system call.
+            # The thread polls for rows: waking it would take a system call.
             sequence = spool.push(row, metadata)
         self._in_episode, self._ended = not facts.is_last, facts.ended
         return sequence
 
-    # What the background thread does.
+    # Called by the background thread.
 
     def _run(self) -> None:
         try:
@@ -506,7 +505,7 @@ class ReplayClient:
             self._disconnect()
 
     def _explained(self, failure: BaseException) -> RobotRLError:
-        """Add to the server's answer where the rows are that it does not take."""
+        """Add the location of the refused rows to the server's error."""
         if not isinstance(failure, RobotRLError):
             died = ReplayError("the replay client's thread has died", got=repr(failure))
             died.__cause__ = failure
@@ -521,7 +520,7 @@ class ReplayClient:
         return failure
 
     def _connect(self) -> None:
-        """Open a fresh socket; everything unanswered will be sent again."""
+        """Open a fresh socket; all unanswered messages will be sent again."""
         self._disconnect()
         self._connected_at = time.monotonic()
         self._synced, self._resync_sent_at = False, None
@@ -534,7 +533,7 @@ class ReplayClient:
             self._note(problem)
 
     def _disconnect(self) -> None:
-        """End the connection; afterwards nothing looks at what was on its way."""
+        """Close the connection; answers in flight are dropped."""
         if self._connection is not None:
             self._connection.close()
         self._connection, self._up = None, False
@@ -542,7 +541,7 @@ class ReplayClient:
         self._poller.register(self._wake_up, zmq.POLLIN)
 
     def _wait(self) -> None:
-        """Wait a while for an answer, a wake-up or rows, which come without one."""
+        """Wait a while for an answer, a wake-up, or rows, which come without a wake-up."""
         now = time.monotonic()
         if self._spool.end != self._end_seen:
             self._end_seen, self._rows_at = self._spool.end, now
@@ -552,7 +551,7 @@ class ReplayClient:
             os.eventfd_read(self._wake_up)
 
     def _look_at_connection(self) -> None:
-        """Note why there is none, and go back at once where it broke."""
+        """Note why there is no connection; reconnect at once if it broke."""
         while self._connection is not None and (event := self._connection.event()):
             if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._up = True
@@ -562,7 +561,7 @@ class ReplayClient:
                 if refused is not None:
                     self._note(refused)
                 if isinstance(refused, KeysRefused):
-                    self._disconnect()  # until it is time to try again
+                    self._disconnect()  # until the next try is due
             elif self._up:
                 self._connect()
 
@@ -597,7 +596,7 @@ class ReplayClient:
             self._sent = max(self._sent, spool.first)
 
     def _settle(self, number: int | None, answer: tuple[Numbered, Payload] | RobotRLError) -> None:
-        """Hand a question its answer, unless it is not waited for any more."""
+        """Hand a request its answer, unless the caller has stopped waiting."""
         with self._changed:
             question = self._questions.pop(number or _RESYNC, None)
             if question is None:
@@ -613,14 +612,14 @@ class ReplayClient:
             question.answer.set_result(answer)
 
     def _refuse_all(self, error: RobotRLError) -> None:
-        """Let all questions fail. Call with the condition held."""
+        """Fail all requests. Call with the condition held."""
         for number in list(self._questions):
             self._settle(number, error)
 
     def _on_resync(self, message: protocol.Opened) -> None:
         following, session = message.next_sequence, self._spool.opened
         if session is None or message.owner != session.owner:
-            return  # about the session before, which was the current one when this was asked
+            return  # about the previous session, current when this was asked
         if message.place != session.place:
             raise StoreError(
                 "the server keeps the session under another key: it serves another store",
@@ -635,8 +634,8 @@ class ReplayClient:
                 hint="start the server on the store that it served before",
             )
         if session is self._spool.left:
-            # Nothing is added to it any more. After a power cut the spool may be older than the
-            # store: what the spool does not know is stored like all that it still holds.
+            # This session gets no more rows. After a power cut the spool may be older than the
+            # store: rows that the spool does not know count as stored, like all that it holds.
             following = min(following, self._spool.end)
         self._acknowledge(following)
         self._sent, self._synced, self._resync_sent_at = following, True, None
@@ -648,7 +647,7 @@ class ReplayClient:
             return
         if not isinstance(error, StoreError | SequenceGap) or isinstance(error, StoreReplaced):
             raise error
-        # The rows stay here; after a pause this asks where the session stands and goes back.
+        # The rows stay here. After a pause the thread asks for the session's position and rewinds.
         if isinstance(error, StoreError):
             self._note(error)
         self._pause_until = time.monotonic() + self._resend_seconds
@@ -673,7 +672,7 @@ class ReplayClient:
             message = msgspec.structs.replace(question.message, request=number)
             try:
                 connection.send(encode(message, question.payload))
-            except WireError as error:  # it is too large to be sent to anybody
+            except WireError as error:  # too large to send at all
                 self._settle(number, error)
 
     def _send_rows(self, connection: ServerConnection) -> None:
@@ -701,8 +700,8 @@ class ReplayClient:
             return False
         if on_their_way == 0:
             self._heard_at = time.monotonic()
-        # Of a row that is not acknowledged only one message is on its way at a time, so that its
-        # place in the spool, which is not copied, is not used again before it is sent.
+            # An unacknowledged row is in only one message at a time. The message does not copy its
+            # slot in the spool, so the slot must not be reused before it is sent.
         texts = {at: msgspec.Raw(text) for at, text in episodes.items()}
         append = protocol.Append.of(
             session.place, owner=session.owner, first=self._sent, episodes=texts
@@ -717,7 +716,7 @@ class ReplayClient:
         if self._resync_sent_at is not None:
             return now > self._resync_sent_at + self._patience
         with self._changed:
-            # Only a server that is there holds answers back.
+            # Only a reachable server delays answers.
             sent = [q for q in self._questions.values() if q.sent_at is not None]
             waits = [(q.sent_at or 0.0) + self._up * q.held_back for q in sent]
             if self._synced and self._sent > self._spool.first:

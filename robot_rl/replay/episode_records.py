@@ -1,4 +1,4 @@
-"""How rows make sessions and episodes, and what a packed row says of that.
+"""How rows form sessions and episodes, and the fields of a packed row that determine it.
 
 Actor, session and sequence are a row's exactly-once identity; an episode is a run of consecutive
 sequences of one session.
@@ -29,14 +29,14 @@ from robot_rl.replay import RowRefused
 MAXIMUM_EPISODE_METADATA = 4000  # bytes of JSON
 
 SessionKey = tuple[int, int]  # actor and session
-# What a catalogue may say of numbers and names; msgspec checks it where records are read.
+# Allowed numbers and names in a catalogue; msgspec checks them when records are read.
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Source = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(SOURCE_NAMES)})$")]
 _Steps = Annotated[tuple[Count, ...], msgspec.Meta(min_length=3, max_length=3)]
 
 
 class RowFacts(NamedTuple):
-    """What the store needs to know of a row."""
+    """The fields of a row that the store uses."""
 
     is_last: bool
     ended: bool
@@ -48,12 +48,12 @@ class RowFacts(NamedTuple):
 class EpisodeRecord(msgspec.Struct, frozen=True):
     """One episode: rows ``first_sequence ... first_sequence + rows - 1`` of one session.
 
-    It is `cut` if its actor began a later session before the row with ``is_last`` came. The last
-    row then serves as the final observation, and what it says of an action is not used; but where
-    that row is terminated the episode is whole, without a final observation.
+    An episode is `cut` if its actor started a later session before the row with ``is_last`` came.
+    The last row then serves as the final observation, and its action is not used. If that row is
+    terminated, though, the episode is whole, without a final observation.
     """
 
-    identifier: Count  # increases in the order in which episodes began
+    identifier: Count  # increases in the order in which episodes start
     actor: Count
     session: Count
     first_sequence: Count
@@ -64,13 +64,13 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
     sealed: bool = False  # complete: its row with ``is_last`` is there, or it was cut short
     cut: bool = False
     source: _Source = SOURCE_NAMES[SOURCE_DEMONSTRATION]  # of its first row
-    success: bool = False  # any of its rows says so
-    # What the actor said of it: ``task``, ``seed``, ``instruction``.
+    success: bool = False  # whether any row has it set
+    # Set by the actor: ``task``, ``seed``, ``instruction``.
     metadata: Mapping[str, object] = msgspec.field(default_factory=dict)
 
     @property
     def environment_steps(self) -> int:
-        """Environment steps that were taken in it."""
+        """Number of environment steps in it."""
         return sum(self.steps)
 
     @property
@@ -80,7 +80,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> int:
-        """Sequence behind its last row."""
+        """Sequence after its last row."""
         return self.first_sequence + self.rows
 
     @property
@@ -90,27 +90,27 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
 
     @property
     def is_demonstration(self) -> bool:
-        """Whether it began as a demonstration; such an episode is never evicted."""
+        """Whether it started as a demonstration; such an episode is never evicted."""
         return self.source == SOURCE_NAMES[SOURCE_DEMONSTRATION]
 
     @property
     def overall_source(self) -> int:
-        """SOURCE code of the whole, whose steps may have several.
+        """SOURCE code of the whole episode, whose steps may have several.
 
-        Demonstration if it began as one, intervention if anybody intervened, else policy.
+        Demonstration if it started as one, intervention if an operator intervened, else policy.
         """
         if self.is_demonstration:
             return SOURCE_DEMONSTRATION
         return SOURCE_INTERVENTION if self.steps[SOURCE_INTERVENTION] else SOURCE_POLICY
 
     def restarted(self) -> EpisodeRecord:
-        """Return the record as it was before its first row, to be worked out again."""
+        """Return the record as it was before its first row, to be recomputed."""
         return EpisodeRecord(
             self.identifier, *self.session_key, self.first_sequence, metadata=self.metadata
         )
 
     def with_row(self, row: RowFacts, finished: int | None) -> EpisodeRecord:
-        """Return the record after a further row, which completes a step of source `finished`."""
+        """Return the record after another row, which completes a step of source `finished`."""
         return msgspec.structs.replace(
             self,
             rows=self.rows + 1,
@@ -121,7 +121,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
         )
 
     def cut_short(self, last: RowFacts | None) -> EpisodeRecord:
-        """Return the record of the episode closed behind its last row, if that is known."""
+        """Return the record of the episode closed after its last row, if that row is known."""
         finished = last.source if last is not None and last.terminated else None
         steps = self._steps_with(finished)
         return msgspec.structs.replace(self, steps=steps, sealed=True, cut=True)
@@ -130,7 +130,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
         return tuple(count + (source == finished) for source, count in enumerate(self.steps))
 
     def totals(self) -> Counter[str]:
-        """What it adds to the totals of the store."""
+        """Its contribution to the store's totals."""
         return Counter(
             episodes=1,
             rows=self.rows,
@@ -141,14 +141,14 @@ class EpisodeRecord(msgspec.Struct, frozen=True):
         )
 
 
-MAXIMUM_ROW_BYTES = 64 << 20  # each goes in one message
+MAXIMUM_ROW_BYTES = 64 << 20  # each row fits in one message
 
 
 class RowFlags:
-    """The bytes of a packed row that give an episode its shape.
+    """Reader of the bytes of a packed row that determine the episode structure.
 
     Raises:
-        SchemaMismatch: A field is no plain number, too large, or a flag is absent.
+        SchemaMismatch: A field is not a plain number, is too large, or a flag is absent.
     """
 
     def __init__(self, schema: RowSchema) -> None:
@@ -178,7 +178,7 @@ class RowFlags:
             self._offsets.append(offset)
 
     def read(self, row: memoryview | bytes) -> RowFacts:
-        """Check and read them of a packed row; raises `RowRefused`."""
+        """Read and check the facts of a packed row; raises `RowRefused`."""
         is_last, terminated, truncated, success, source = (row[at] for at in self._offsets)
         booleans = is_last, terminated, truncated, success
         if max(booleans) > 1 or source >= len(SOURCE_NAMES):
@@ -191,13 +191,13 @@ class RowFlags:
         return RowFacts(bool(is_last), ended, bool(terminated), bool(success), source)
 
     def read_all(self, rows: npt.NDArray[np.void]) -> list[RowFacts]:
-        """Check and read them of mapped rows; raises `RowRefused`."""
+        """Read and check the facts of mapped rows; raises `RowRefused`."""
         size, data = rows.itemsize, rows.view(np.uint8).data
         return [self.read(data[at : at + size]) for at in range(0, len(data), size)]
 
 
 def check_order(row: RowFacts, *, begins: bool, ended: bool) -> None:
-    """Check that a row may begin an episode, or follow one that `ended`; raises `RowRefused`."""
+    """Check that a row may start an episode, or follow one that `ended`; raises `RowRefused`."""
     if begins and row.is_last:
         raise RowRefused(
             "an episode cannot begin with its last row",
@@ -212,11 +212,11 @@ def check_order(row: RowFacts, *, begins: bool, ended: bool) -> None:
 
 @dataclass
 class StoredSession:
-    """Where a session stands: what its next row must be."""
+    """State of a session, which determines the valid next rows."""
 
-    owner: str  # token of the one writer that may add rows
+    owner: str  # token of the only writer that may add rows
     next_sequence: int = 0  # all rows before it are stored
-    episode: EpisodeRecord | None = None  # the open one
+    episode: EpisodeRecord | None = None  # the open episode
     ended_by: int | None = None  # source of the last row if ``is_last`` must follow it
     closed: bool = False  # the actor has started a later session
 
@@ -227,13 +227,13 @@ class StoredSession:
         metadata: Mapping[int, Mapping[str, object]],
         next_episode: int,
     ) -> tuple[StoredSession, dict[int, EpisodeRecord]]:
-        """Work out where the session `key` stands after further rows; raises `RowRefused`.
+        """Compute the state of session `key` after further rows; raises `RowRefused`.
 
-        Of the episodes that begin here the metadata are given by sequence, and the identifier of
-        the first.
+        Metadata of the episodes that start here is given by sequence, with the identifier of the
+        first.
 
         Returns:
-            The session then, and the episodes that are touched, by identifier.
+            The new state, and the affected episodes by identifier.
         """
         state = replace(self)
         episodes: dict[int, EpisodeRecord] = {}

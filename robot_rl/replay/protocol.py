@@ -1,6 +1,6 @@
-"""The messages between replay's clients and its server, and what stands between them and rows.
+"""The messages between replay's clients and its server, and their conversion to rows.
 
-The server answers each request with the kind that stands behind it here, or with `Refused`.
+The server answers each request with the kind defined after it here, or with `Refused`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ActorNumber = Annotated[int, Meta(ge=0, lt=2**32)]
 
 @dataclass(frozen=True)
 class Annotations:
-    """Values float32 (n,) of one name and version for rows of a session, sequences int64 (n,)."""
+    """Float32 values (n,) of one name and version, for the session's rows int64 (n,)."""
 
     session: SessionKey
     name: str
@@ -50,25 +50,25 @@ class Annotations:
 class WeightsRecord:
     """The latest weights under a name."""
 
-    name: str  # whose weights, for example ``"policy"``
-    version: int  # gradient updates behind them; strictly increasing
-    tensors: bytes  # a safetensors file; the replay path never looks into it
+    name: str  # for example ``"policy"``
+    version: int  # gradient updates so far; strictly increasing
+    tensors: bytes  # a safetensors file, never parsed by the replay path
     metadata: Mapping[str, object] = field(default_factory=dict)  # JSON-able
 
 
 class Open(Numbered):
-    """Begin a session, or go on with one: in `store`, where the client knows one."""
+    """Start a session or resume one, in `store` if the client knows it."""
 
     schema: Annotated[str, Meta(min_length=1, max_length=2**16)]
     actor: ActorNumber
     owner: Name
-    session: Annotated[int, Meta(ge=0, lt=2**62)] | None = None  # the next one is a number too
+    session: Annotated[int, Meta(ge=0, lt=2**62)] | None = None  # leaves room for the next number
     metadata: Facts = msgspec.field(default_factory=dict)
     store: Name | None = None
 
 
 class InSession(Numbered):
-    """What is about one session."""
+    """A message about one session."""
 
     actor: ActorNumber
     session: Natural
@@ -86,19 +86,19 @@ class InSession(Numbered):
 
 
 class Opened(InSession):
-    """Where the session that a client writes stands."""
+    """State of the session that a client writes."""
 
-    owner: Name  # token with which it can be gone on with
-    store: Name  # identity of the store that it is in
-    next_sequence: Natural  # rows that it had when it was opened
-    in_episode: bool  # an episode was open then
+    owner: Name  # token for resuming it
+    store: Name  # identity of its store
+    next_sequence: Natural  # number of its rows when it was opened
+    in_episode: bool  # an episode was open at that time
     ended: bool  # only that episode's row with ``is_last`` was missing
 
 
 class Append(InSession):
     """Rows of a session from sequence `first` on.
 
-    Of the episodes that begin here, their metadata are given by sequence.
+    `episodes` maps the first sequence of each episode that starts here to its metadata.
     """
 
     payload_frames: ClassVar[tuple[int, int]] = (1, MAXIMUM_PAYLOAD_FRAMES)
@@ -114,7 +114,7 @@ class Acknowledged(InSession):
 
 
 class PutWeights(Numbered):
-    """Weights to keep as the latest ones of this name."""
+    """Weights to store as the latest under this name."""
 
     payload_frames: ClassVar[tuple[int, int]] = (1, 1)
     name: Name
@@ -123,26 +123,26 @@ class PutWeights(Numbered):
 
 
 class Stored(Numbered):
-    """Weights or annotations are durable; of these, so many were new."""
+    """Weights or annotations are durable; `new` of them were not stored before."""
 
     new: Natural = 1
 
 
 class GetWeights(Numbered):
-    """Ask for weights that are newer than a version, and wait for them."""
+    """Request weights newer than a version, and wait for them."""
 
     name: Name
     newer_than: Natural | None = None
     wait: Annotated[float, Meta(ge=0, le=60)] = 0.0  # s
 
     def is_answered_by(self, weights: WeightsRecord | None) -> bool:
-        """Whether these are of its name, and newer."""
+        """Whether these have the requested name and are newer."""
         newer_than = -1 if self.newer_than is None else self.newer_than
         return weights is not None and weights.name == self.name and weights.version > newer_than
 
 
 class Weights(Numbered):
-    """The latest weights; version None where there are none newer."""
+    """The latest weights; version None if there are none newer."""
 
     payload_frames: ClassVar[tuple[int, int]] = (0, 1)
     version: Natural | None = None
@@ -150,17 +150,17 @@ class Weights(Numbered):
 
 
 class GetStatistics(Numbered):
-    """Ask for the server's counters and the totals of its store."""
+    """Request the server's counters and the totals of its store."""
 
 
 class Statistics(Numbered):
-    """Those counters and totals."""
+    """The server's counters and the totals of its store."""
 
     statistics: Facts
 
 
 class Annotate(InSession):
-    """Values beside rows of a session: two frames, their sequences, int64, and float32 values."""
+    """Annotations of a session's rows: two frames, int64 sequences and float32 values."""
 
     payload_frames: ClassVar[tuple[int, int]] = (2, 2)
     name: Name
@@ -168,10 +168,10 @@ class Annotate(InSession):
 
 
 class GetChanges(Numbered):
-    """Ask for what a replica's catalogue lacks.
+    """Request the changes that a replica's catalogue lacks.
 
     It has the episodes below `next_episode`, those in `open` unsealed, and the annotations up to
-    number `last_annotation`. Where `token` is that of the server's last answer, nothing has come.
+    number `last_annotation`. A `token` that matches the server's last answer means no changes.
     """
 
     token: Annotated[str, Meta(max_length=64)] = ""
@@ -183,16 +183,16 @@ class GetChanges(Numbered):
 
 
 class Changes(Numbered):
-    """What has come: JSON of `EpisodeRecord`s and of `WrittenValue`s, and the segments there are.
+    """JSON of new `EpisodeRecord`s and `WrittenValue`s, and the list of segments.
 
-    These are int64 (n, 4): actor, session, sequence of the first row, rows. Without frames nothing
-    has come. With `more` the next question gets further episodes and annotations.
+    Segments are int64 (n, 4): actor, session, sequence of the first row, rows. No frames means no
+    changes. If `more` is set, the next request returns further episodes and annotations.
     """
 
     payload_frames: ClassVar[tuple[int, int]] = (0, 3)
     token: str
     store: Name  # identity
-    catalogue: Name  # which is another one once the store was rebuilt
+    catalogue: Name  # changes when the store's catalogue is rebuilt
     schema: str | None = None  # None before the first session
     more: bool = False
     evicted: dict[str, Natural] = msgspec.field(default_factory=dict)
@@ -200,14 +200,14 @@ class Changes(Numbered):
 
 
 class GetRows(InSession):
-    """Ask for rows of the segment whose first row is `first`, from sequence `start` on."""
+    """Request rows of the segment whose first row is `first`, from sequence `start` on."""
 
     first: Natural
     start: Natural
 
 
 class SegmentRows(InSession):
-    """Those rows, as many as a message takes."""
+    """The requested rows, as many as fit in a message."""
 
     payload_frames: ClassVar[tuple[int, int]] = (1, 1)
 
@@ -216,7 +216,7 @@ ANSWERS = (Opened, Acknowledged, Stored, Weights, Statistics, Changes, SegmentRo
 
 
 def split_rows(payload: Payload, schema: RowSchema) -> list[memoryview]:
-    """Cut payload frames into rows, checked and without another copy; raises `SchemaMismatch`."""
+    """Split payload frames into checked rows without copying; raises `SchemaMismatch`."""
     size = schema.dtype.itemsize
     rows: list[memoryview] = []
     for frame in payload:
@@ -226,7 +226,7 @@ def split_rows(payload: Payload, schema: RowSchema) -> list[memoryview]:
 
 
 def annotate_requests(new: Annotations) -> Iterator[tuple[Annotate, list[Frame]]]:
-    """Yield the requests, each of a bounded size, that store annotations."""
+    """Yield size-limited requests that store annotations."""
     sequences, values = np.asarray(new.sequences), np.asarray(new.values)
     fits = sequences.dtype == np.int64 and values.dtype == np.float32
     if not fits or sequences.ndim != 1 or values.shape != sequences.shape:

@@ -1,9 +1,9 @@
-"""A copy of a store on the machine of a learner that is not beside it.
+"""A local copy of a store for a learner on another machine.
 
-The folder is read like a store: it has the same rows in the same segments, bit for bit. Pulling
-copies what has come since the last time: rows first, then the catalogue in one transaction, so that
-a reader finds the rows of all that it knows. What the server has evicted goes here too. A pull that
-is cut off, also by a kill, goes on where it was.
+The folder reads like a store: it has the same rows in the same segments, bit for bit. A pull copies
+new data: rows first, then the catalogue in one transaction, so that every row in the catalogue is
+there for a reader. Segments that the server evicted are removed here too. A pull that was
+interrupted, even by a kill, resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ from robot_rl.replay.store_files import Segment, lock_store, segments_of
 from robot_rl.wire import WireError
 
 _TRIES = 16  # of a pull, while the server evicts
-_PAUSE_SECONDS = 0.02  # between two pulls: a learner that waits for data looks again and again
+_PAUSE_SECONDS = 0.02  # between two pulls: a learner waiting for data polls continuously
 
 
 class Replica:
-    """The copy, in a folder that is made where absent; one process at a time has it.
+    """The copy, in a folder that is created if absent; one process at a time may use it.
 
-    The client is one of the server, and stays its owner's.
+    The caller owns `client`, which must be connected to the store's server.
 
     Raises:
         StoreReplaced: It is of another store, or the store's catalogue was rebuilt.
         StoreError: The store is empty, or lacks rows that are here; or the folder is damaged, used
-            by another process, or cannot be written. `StoreFull` where the disk has no room.
-        ServerUnreachable: The server does not answer. What was copied stays.
+            by another process, or cannot be written. `StoreFull` if the disk has no room.
+        ServerUnreachable: The server does not answer. Copied data stays.
     """
 
     def __init__(self, folder: Path, client: ReplayClient) -> None:
         self.folder, self._client = folder, client
         self._token, self._rest_until = "", 0.0
-        self._rows: dict[Segment, int] = {}  # of those that were compared, how many are here
+        self._rows: dict[Segment, int] = {}  # rows that are here, of segments already compared
         about, _ = client.ask(GetChanges(), Changes)
         with ExitStack() as opened:
             opened.enter_context(lock_store(folder))
-            names = about.store, about.catalogue  # where it is made
+            names = about.store, about.catalogue  # if the copy is new
             self._catalogue = Catalogue(folder, write=True, identity=names[0], made=names[1])
             opened.callback(self._catalogue.close)
             if self._catalogue.schema is None and about.schema is not None:
@@ -69,10 +69,10 @@ class Replica:
             self._opened = opened.pop_all()
 
     def pull(self) -> None:
-        """Copy what has come, and remove what was evicted; raises as the class."""
+        """Copy new data and remove evicted data; raises the errors of the class."""
         time.sleep(max(0.0, self._rest_until - time.monotonic()))
         for _ in range(_TRIES):
-            with suppress(NotEnoughData):  # evicted before it was copied: look again
+            with suppress(NotEnoughData):  # evicted before it was copied: try again
                 self._pull()
                 self._rest_until = time.monotonic() + _PAUSE_SECONDS
                 return
@@ -83,7 +83,7 @@ class Replica:
         )
 
     def close(self) -> None:
-        """Release the folder, which stays."""
+        """Release the folder, without removing it."""
         self._opened.close()
 
     def _pull(self) -> None:
@@ -105,7 +105,7 @@ class Replica:
                     hint="put the former store back; or remove the replica and begin a new run",
                 )
             if not payload:
-                return  # nothing has come
+                return  # no changes
             try:
                 new = msgspec.json.decode(payload[0], type=list[EpisodeRecord])
                 written = msgspec.json.decode(payload[1], type=list[WrittenValue])
@@ -126,7 +126,7 @@ class Replica:
         }
         self._copy(there)
         gone = [segment for segment in segments_of(self.folder) if segment not in there]
-        # Of what was evicted while the parts of the answer came nothing is kept.
+        # Drop what was evicted while the parts of the answer arrived.
         spans: dict[SessionKey, list[range]] = {}
         for segment, rows in there.items():
             spans.setdefault(segment.key, []).append(range(segment.first, segment.first + rows))
@@ -143,12 +143,12 @@ class Replica:
         ]
         catalogue.follow(kept, values, stretches, answer.evicted, answer.written)
         for segment in gone:
-            segment.remove()  # who has mapped it goes on reading
+            segment.remove()  # processes that mapped it can still read it
             self._rows.pop(segment, None)
         self._token = answer.token
 
     def _copy(self, there: Mapping[Segment, int]) -> None:
-        """Copy the rows that are missing of segments, of which so many are there."""
+        """Copy the missing rows of segments; `there` maps each to its number of rows."""
         for segment, rows in there.items():
             if self._rows.get(segment) == rows:
                 continue
@@ -171,7 +171,7 @@ class Replica:
             self._rows[segment] = rows
 
     def _copy_rows(self, segment: Segment, file: RowFile, rows: int) -> None:
-        """Copy what is missing of one; the last row of an earlier start is compared."""
+        """Copy a segment's missing rows; the last row of an earlier run is compared."""
         have, size = file.rows, self._row_bytes
         compared = segment in self._rows or not have
         if have > rows:

@@ -1,14 +1,14 @@
-"""Row files: rows of one fixed size behind a header. The store's segments and an actor's spool.
+"""Row files: rows of one fixed size after a header. Used for store segments and actors' spools.
 
-    0     magic, version, bytes of all that precedes the rows, bytes of a row, length and checksum
-          of the description
+    0     magic, version, bytes before the rows, bytes of a row, length and checksum of the
+          description
     32    counters, for a spool
     64    the description: JSON, padded to whole pages
-    ...   room that the owner asked for, then the rows
+    ...   room that the owner requested, then the rows
 
-Numbers are little-endian. A segment grows at its end, and its length says how many rows it has;
-a row that was cut off in writing is no row. A spool has all its room from the beginning.
-``numpy.memmap(file, schema.dtype, offset=header_bytes)`` shows the rows.
+Numbers are little-endian. A segment grows at its end, and its length gives the number of rows; a
+partly written row does not count. A spool has its full size from the start.
+``numpy.memmap(file, schema.dtype, offset=header_bytes)`` maps the rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Buffer = bytes | memoryview
 
 
 class RowFile:
-    """An open row file, made with `create` or `open`: `about` says what its rows are."""
+    """An open row file, from `open`; `about` describes its rows."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path, self._descriptor = path, descriptor
@@ -52,7 +52,7 @@ class RowFile:
 
     @classmethod
     def create(cls, path: Path, about: Mapping[str, object], row_bytes: int) -> None:
-        """Make an empty segment, or make one again whose making was cut off; raises `OSError`."""
+        """Create an empty segment, or redo an interrupted creation; raises `OSError`."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         with closing(cls(path, descriptor)) as file:
             if os.pread(descriptor, len(_MAGIC), 0) == _MAGIC:
@@ -61,11 +61,11 @@ class RowFile:
 
     @classmethod
     def open(cls, path: Path, *, write: bool = False) -> RowFile:
-        """Open a file that was made before. Where it is opened to write, a torn last row is cut.
+        """Open an existing file. Opening it for writing cuts off a torn last row.
 
         Raises:
             FileNotFoundError: There is none.
-            FileDamaged: It is no row file, or its header is not as it was written.
+            FileDamaged: It is not a row file, or its header is damaged.
             OSError: It cannot be read.
         """
         flags = os.O_RDWR if write else os.O_RDONLY
@@ -81,18 +81,18 @@ class RowFile:
 
     @property
     def rows(self) -> int:
-        """How many rows fit into its present length."""
+        """Number of whole rows in its present length."""
         size = os.fstat(self._descriptor).st_size
         return max(size - self.header_bytes, 0) // self.row_bytes
 
     def append(self, rows: Sequence[Buffer]) -> int:
         """Write rows at the end, and return how many are whole.
 
-        Fewer than were given mean that the disk took no more; the rest of a torn row is cut off.
-        Rows that are whole stay, because a reader may have seen them.
+        A number below ``len(rows)`` means that the disk is full; a torn row is cut off. Whole rows
+        stay, because a reader may have seen them.
 
         Raises:
-            OSError: Not one could be written, and why.
+            OSError: Not even one row could be written.
         """
         before = self.rows
         end = at = self._size_of(before)
@@ -113,7 +113,7 @@ class RowFile:
         return done
 
     def view(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Map the rows that are there now, read-only, shape (rows,); it outlives this object."""
+        """Map the present rows, read-only, shape (rows,); the map outlives this object."""
         rows = self.rows
         if rows == 0:
             return np.empty(0, dtype)
@@ -125,16 +125,16 @@ class RowFile:
         size = os.fstat(self._descriptor).st_size
         mapped = mmap.mmap(self._descriptor, size)
         pages = np.frombuffer(mapped, np.uint8)[:: mmap.PAGESIZE]
-        pages |= 0  # a store that changes nothing, in each page
+        pages |= 0  # touch each page with a write that changes nothing
         return memoryview(mapped)
 
     def format(
         self, about: Mapping[str, object], row_bytes: int, room: int = 0, rows: int = 0
     ) -> None:
-        """Make the file again; it counts once it has its magic, which is written last.
+        """Rewrite the file; it is valid once it has its magic, which is written last.
 
-        Between description and rows there are `room` bytes. For so many rows the disk gives its
-        room at once: one that fills up later would end who writes to the map, by SIGBUS.
+        Leaves `room` bytes between description and rows. Disk space for `rows` rows is allocated
+        at once: on a disk that fills up later, SIGBUS would kill a process writing to the map.
 
         Raises:
             OSError: The disk has no room for it, or it cannot be written.
@@ -158,7 +158,7 @@ class RowFile:
         self.about, self.header_bytes, self.row_bytes = dict(about), header, row_bytes
 
     def read_header(self) -> None:
-        """Read what the rows are; raises `FileDamaged`."""
+        """Read the header; raises `FileDamaged`."""
         head = os.pread(self._descriptor, _HEAD.size, 0)
         if len(head) < _HEAD.size or head[: len(_MAGIC)] != _MAGIC:
             raise self.damaged("another kind of file")
@@ -171,17 +171,17 @@ class RowFile:
         self.about, self.header_bytes, self.row_bytes = json.loads(text), header, row_bytes
 
     def fileno(self) -> int:
-        """Return the descriptor."""
+        """Return the file descriptor."""
         return self._descriptor
 
     def damaged(self, what: str) -> FileDamaged:
-        """Make the error for a file that cannot be trusted."""
+        """Return the error for a damaged file."""
         return FileDamaged(f"{self.path} is damaged, or no row file of robot_rl", got=what)
 
     def close(self) -> None:
-        """Release the file; what was mapped stays mapped as long as it is looked at."""
+        """Release the file; maps stay valid as long as they are used."""
         if self._descriptor >= 0:
-            # A map keeps the file open, and so it would keep a lock.
+            # A map keeps the file open, and that would keep the lock.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = -1
@@ -191,18 +191,18 @@ class RowFile:
 
 
 def is_blank(path: Path) -> bool:
-    """Return whether a file is new, or its making was cut off before its magic."""
+    """Return whether a file is new, or its creation was cut off before its magic."""
     with path.open("rb") as file:
         return not any(file.read(len(_MAGIC)))
 
 
 def rebuilding(store: Path) -> str:
-    """The command that makes the catalogue of a store from its rows."""
+    """The command that rebuilds a store's catalogue from its rows."""
     return in_shell("robot-rl", "inspect", store, "rebuild=true")
 
 
 def write_error(error: OSError, store: Path) -> StoreError:
-    """Say what a failed write to a store means."""
+    """Convert a failed write to a store into a `StoreError`."""
     problem, got, hint, passes = why_not_written(error, store)
     if passes:
         problem, hint = f"{problem}: {store} cannot be written", f"{hint}; nothing that was"

@@ -1,6 +1,6 @@
-"""Where a sampler's rows are: in a store, which may be growing, or in datasets in memory.
+"""Row sources for a sampler: a store, which may be growing, or datasets in memory.
 
-A row has an address, and the rows of an episode have consecutive ones.
+Every row has an address; the rows of an episode have consecutive addresses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from robot_rl.replay.episode_records import EpisodeRecord
 from robot_rl.replay.store_files import Segment, holding, lacks_rows, not_there, segments_of
 from robot_rl.replay.windows import SCALARS, Integers, News, Ranges, scalars_of
 
-if TYPE_CHECKING:  # zarr takes a third of a second, and a replay server needs none
+if TYPE_CHECKING:  # zarr takes a third of a second to import; a replay server does not need it
     from robot_rl.data.episodes import EpisodeDataset
 
 _INDEX_BITS = 32
@@ -33,14 +33,14 @@ _TRIES = 16
 
 
 def of_one_episode(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], bool]:
-    """Return the rows up to the one with ``is_last``, and whether that is there."""
+    """Return the rows up to the one with ``is_last``, and whether that one is there."""
     lasts = np.flatnonzero(rows["is_last"])
     return (rows[: lasts[0] + 1], True) if len(lasts) else (rows, False)
 
 
 @dataclass
 class _Mapped:
-    """A segment, the address of its first row, its rows so far, their bytes, its size as a file."""
+    """A segment, the address of its first row, its rows so far, their bytes, its file size."""
 
     segment: Segment
     address: int
@@ -51,19 +51,19 @@ class _Mapped:
 
     @property
     def end(self) -> int:
-        """Sequence behind its last row."""
+        """Sequence after its last row."""
         return self.segment.first + len(self.rows)
 
 
 class StoreRows:
-    """Follows a store; what was given stays readable, also after its eviction, until `forget_gone`.
+    """Follows a store. Returned rows stay readable, even after eviction, until `forget_gone`.
 
-    Before each look it calls `pull`, which brings a replica up to its store.
+    Before each look it calls `pull`, which updates a replica from its store.
 
     Attributes:
         identity: Name of the store and its copies.
-        dtype: Of a row.
-        evicted: Totals of what was evicted from it, as of the last look.
+        dtype: Dtype of a row.
+        evicted: Totals of the evicted rows, as of the last look.
 
     Raises:
         StoreError: No such store, or no session has been started in it.
@@ -79,15 +79,15 @@ class StoreRows:
             raise
         self.identity = self._catalogue.identity
         self.evicted: Counter[str] = Counter()
-        self._numbers: dict[Segment, int] = {}  # also of those that are gone
+        self._numbers: dict[Segment, int] = {}  # evicted ones included
         self._mapped: dict[int, _Mapped] = {}
-        self._given: dict[int, int] = {}  # of open episodes: how many of their rows were given
+        self._given: dict[int, int] = {}  # rows returned so far, by open episode
         self._next_episode = 0
         self._seen_version: int | None = None
-        self._unseen: list[EpisodeRecord] = []  # of which rows may come
+        self._unseen: list[EpisodeRecord] = []  # may have new rows
 
     def look(self) -> list[News]:
-        """Return what has come since the last look, in the order in which episodes began."""
+        """Return the data added since the last look, in the order in which episodes started."""
         self._pull()
         for _ in range(_TRIES):
             try:
@@ -101,7 +101,7 @@ class StoreRows:
         )
 
     def gone(self) -> Ranges:
-        """Return the address ranges (first, end) of what was evicted and not forgotten yet."""
+        """Return the address ranges [first, end) of evicted rows not yet forgotten."""
         return [
             (mapped.address, mapped.address + len(mapped.rows))
             for mapped in self._mapped.values()
@@ -109,11 +109,11 @@ class StoreRows:
         ]
 
     def forget_gone(self) -> None:
-        """Let go of the rows that `gone` returned."""
+        """Release the rows that `gone` returned."""
         self._mapped = {n: mapped for n, mapped in self._mapped.items() if not mapped.gone}
 
     def rewind(self) -> None:
-        """Let the next look begin again at the first episode."""
+        """Make the next look start again at the first episode."""
         self._next_episode, self._seen_version, self._given = 0, None, {}
 
     def take(self, addresses: Integers, out: Mapping[str, Array]) -> None:
@@ -125,7 +125,7 @@ class StoreRows:
         data = {number: mapped.data for number, mapped in self._mapped.items()}
 
         def copy(target: memoryview, offset: int, size: int) -> None:
-            """Copy so many bytes of each row, once; NumPy's indexing of a map would do it twice."""
+            """Copy `size` bytes of each row once; NumPy's indexing of a map would copy twice."""
             places = range(0, len(target), size)
             starts = (rows + offset).tolist()
             for at, number, start in zip(places, numbers, starts, strict=True):
@@ -135,7 +135,7 @@ class StoreRows:
         for name in set(out).difference(small):
             dtype, offset = columns[name][:2]
             copy(out[name].reshape(-1).view(np.uint8).data, offset, dtype.itemsize)
-        if small:  # they lie close together, and are spread from the head of each row
+        if small:  # they are adjacent: copy the head of each row, then spread it
             first = min(columns[name][1] for name in small)
             end = max(columns[name][1] + columns[name][0].itemsize for name in small)
             layout = {
@@ -150,11 +150,11 @@ class StoreRows:
                 out[name][...] = heads[name]
 
     def annotation_count(self, name: str) -> int:
-        """Return how many values were ever written of an annotation."""
+        """Return how many values of an annotation were ever written."""
         return self._catalogue.annotation_counts().get(name, 0)
 
     def annotated(self, name: str, address: int, rows: int) -> NewestValues:
-        """Read the newest values of an annotation of consecutive rows."""
+        """Read the latest values of an annotation for consecutive rows."""
         mapped = self._mapped[address >> _INDEX_BITS]
         first = mapped.segment.first + (address & _INDEX_MASK)
         return self._catalogue.newest_values(name, mapped.segment.key, first, rows)
@@ -178,7 +178,7 @@ class StoreRows:
         return news
 
     def _read_catalogue(self) -> None:
-        """Take what is to be looked at: what was evicted, open episodes and new ones."""
+        """Read the evicted totals, the open episodes and the new ones."""
         with self._catalogue.transaction(write=False):
             for mapped in self._mapped.values():  # a segment begins with an episode
                 key, first = mapped.segment.key, mapped.segment.first
@@ -187,7 +187,7 @@ class StoreRows:
             known = (self._catalogue.episode(identifier) for identifier in sorted(self._given))
             there = [record for record in known if record is not None]
             self._unseen = [*there, *self._catalogue.episodes(self._next_episode)]
-        self._segments = segments_of(self._store)  # those of all these episodes
+        self._segments = segments_of(self._store)  # covers all these episodes
         self._given = {record.identifier: self._given[record.identifier] for record in there}
 
     def _news(self) -> Iterator[News]:
@@ -222,7 +222,7 @@ class StoreRows:
             return mapped
         size = segment.path.stat().st_size
         if mapped is None or size != mapped.file_bytes:
-            # What comes between the size and the mapping is found with the next look.
+            # The next look finds rows written between reading the size and mapping.
             rows = segment.view(self.identity, self.dtype)
             data = rows.view(np.uint8).data
             mapped = _Mapped(segment, number << _INDEX_BITS, rows, data, size)
@@ -231,15 +231,15 @@ class StoreRows:
 
 
 class EpisodeRows:
-    """Whole episodes in memory; what `StoreRows` is for a store.
+    """Whole episodes in memory, with the interface of `StoreRows`.
 
     Args:
         arrays: Columns of shape (rows, ...), final rows included; more may be added later.
         episode_ends: (episodes,) exclusive, cumulative; T + 1 rows per episode.
-        episodes: (episodes,) bool, which episodes are given; default all.
-        left_out: (rows,) bool, actions that are not given: what is between them is an episode of
-            its own, with the observation behind it; default none.
-        as_recorded: Whether the column ``source`` says who acted; else all are demonstrations.
+        episodes: (episodes,) bool, which episodes to return; default all.
+        left_out: (rows,) bool, actions to leave out. Each stretch between them becomes an episode,
+            with the observation after it; default none.
+        as_recorded: Whether the column ``source`` tells who acted; else all are demonstrations.
 
     Attributes:
         indices: (steps,) int64, the rows that have an action, in the order of recording.
@@ -286,13 +286,13 @@ class EpisodeRows:
         only_successful: bool = False,
         left_out: npt.NDArray[np.bool_] | None = None,
     ) -> EpisodeRows:
-        """Read columns of datasets into memory, one behind the other.
+        """Read columns of datasets into memory, concatenated.
 
         Args:
             datasets: The episodes in their present view.
-            fields: Columns to read; `instruction` gives each row the text of its episode.
-            only_successful: Whether failed episodes are left out.
-            left_out: (rows,) bool, actions that are left out of the others.
+            fields: Columns to read; `instruction` sets each row to its episode's text.
+            only_successful: Whether to leave out failed episodes.
+            left_out: (rows,) bool, actions to leave out of the remaining episodes.
 
         Raises:
             NotEnoughData: There is no (successful) episode.
@@ -314,36 +314,36 @@ class EpisodeRows:
         return np.dtype([(name, a.dtype, a.shape[1:]) for name, a in self.arrays.items()])
 
     def look(self) -> list[News]:
-        """Return all episodes, the first time."""
+        """Return all episodes the first time, then no more."""
         looked, self._looked = self._looked, True
         return [] if looked else list(itertools.starmap(self._news, enumerate(self._episodes)))
 
     def rewind(self) -> None:
-        """Let the next look return all again."""
+        """Make the next look return all episodes again."""
         self._looked = False
 
     def gone(self) -> Ranges:
-        """Nothing."""
+        """Return no ranges: rows in memory are never evicted."""
         return []
 
     def forget_gone(self) -> None:
-        """Nothing is ever gone."""
+        """Do nothing: no rows are ever evicted."""
 
     def take(self, addresses: Integers, out: Mapping[str, Array]) -> None:
-        """Copy fields of the rows at (n,) addresses, which are their numbers."""
+        """Copy fields of the rows at (n,) addresses, which are row indices."""
         for name, array in out.items():
             self.arrays[name].take(addresses, axis=0, out=array, mode="clip")
 
     def annotation_count(self, name: str) -> int:
-        """There are none."""
+        """Return 0: there are no annotations."""
         return 0
 
     def annotated(self, name: str, address: int, rows: int) -> NewestValues:
-        """There are none to ask for."""
+        """Raise `NotImplementedError`: there are no annotations."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """The columns stay their owner's."""
+        """Do nothing: the caller owns the columns."""
 
     def _news(self, number: int, episode: tuple[int, int]) -> News:
         start, end = episode
@@ -351,7 +351,7 @@ class EpisodeRows:
         for name in SCALARS.names or ():
             if name in self.arrays:
                 scalars[name] = self.arrays[name][start:end]
-        # Whatever recorded it: what is given as a demonstration counts as one.
+        # Episodes passed as demonstrations count as such, whatever recorded them.
         if not self._as_recorded:
             scalars["source"] = SOURCE_DEMONSTRATION
         scalars["is_last"] = np.arange(start, end) == end - 1
@@ -360,7 +360,7 @@ class EpisodeRows:
 
 
 def _kept(start: int, end: int, left_out: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """The stretches of an episode whose actions are kept, each with the row behind it."""
+    """The kept stretches of an episode's actions, each with the row after it."""
     kept = ~left_out[start : end - 1]
     edges = start + np.flatnonzero(np.diff(kept, prepend=False, append=False))
     return [(int(first), int(stop) + 1) for first, stop in edges.reshape(-1, 2)]

@@ -1,4 +1,4 @@
-"""What a learner draws mini-batches with, and draws them ahead with.
+"""The learner's mini-batch sampler, and a prefetcher for it.
 
 The rows are on this machine: memory maps of a store or of its replica, or datasets in memory. A
 sampler keeps a small record of every window in memory (50 bytes each) and copies rows when a batch
@@ -34,29 +34,29 @@ from robot_rl.replay.windows import (
     is_observation,
 )
 
-# For each array its dtype and the shape of one item.
+# The dtype and the shape of one item, for each array.
 Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
 class Visible(NamedTuple):
-    """What a sampler draws from since its last refresh: numbers of windows, but for the first."""
+    """Data visible to a sampler since its last refresh: window counts, except for the first."""
 
-    available: int = 0  # online environment steps that the store had then, visible or not
+    available: int = 0  # online environment steps in the store at that time, visible or not
     demonstrations: int = 0
-    online: int = 0  # of actors, those of interventions included
+    online: int = 0  # of actors, interventions included
     interventions: int = 0
 
 
 class Sampler:
-    """Draws the mini-batches that a `SampleSpec` describes from rows, which are closed with it.
+    """Draws the mini-batches that a `SampleSpec` describes from rows. Closing it closes the rows.
 
-    What is visible depends on the number of steps that `refresh` was given alone, as long as one
-    actor writes at a time; with `capacity_rows` the rows by which the learner is behind and the
-    longest episode must fit into an eighth of them. Kinds of data are interleaved, so that every
-    contiguous part of a batch keeps the shares. Not safe for use from several threads at a time.
+    What is visible depends only on the number of steps given to `refresh`, as long as one actor
+    writes at a time. With `capacity_rows`, the learner's lag in rows plus the longest episode must
+    fit into an eighth of them. Kinds of data are interleaved, so that every contiguous part of a
+    batch keeps their fractions. Not thread-safe.
 
     Raises:
-        ReplayError: Unknown field, or a share out of range.
+        ReplayError: Unknown field, or a fraction out of range.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class Sampler:
             failed.pop_all()
 
     def transitions_available(self) -> int:
-        """Look at the rows and return their number of online environment steps.
+        """Read new rows and return the total number of online environment steps.
 
         Evicted steps count: the number never decreases. The last step of an ended episode counts
         once its ``is_last`` row is there.
 
         Raises:
-            ServerUnreachable: Of a store elsewhere: its server does not answer.
+            ServerUnreachable: The server of a remote store does not answer.
         """
         news = self._rows.look()
         evicted = self._rows.evicted
@@ -94,14 +94,14 @@ class Sampler:
     def refresh(self, environment_steps: int | None = None) -> None:
         """Make exactly the first `environment_steps` online steps visible; None means all.
 
-        "First" is the order of rows for one actor, and the order of arrival for several; what is
-        complete because an episode was cut short comes with the step after. Demonstrations are
-        always all visible. Evicted rows and those beyond the capacity are left out. Where there are
-        newer rewards, all rows are read again.
+        "First" means row order for one actor, and order of arrival for several. Data completed
+        because an episode was cut short comes with the step after. Demonstrations are always all
+        visible. Evicted rows and rows beyond the capacity are left out. If there are newer
+        rewards, all rows are read again.
 
         Raises:
             NotEnoughData: There are fewer; wait for `transitions_available` first.
-            ServerUnreachable: Of a store elsewhere: its server does not answer.
+            ServerUnreachable: The server of a remote store does not answer.
         """
         available = self.transitions_available()
         if self._rewards_there() != self._rewards_seen:
@@ -116,7 +116,7 @@ class Sampler:
                 " put the former back from a copy, or begin a new run",
             )
         self._steps = environment_steps
-        # What arrives later stays invisible until the next refresh.
+        # Rows that arrive later stay invisible until the next refresh.
         self._limit = available if environment_steps is None else environment_steps
         if gone := self._rows.gone():
             self._index.forget(gone)
@@ -138,14 +138,14 @@ class Sampler:
         """Draw one batch into `out`, from `allocate`, or into new arrays.
 
         Raises:
-            NotEnoughData: Nothing to draw from is visible.
+            NotEnoughData: No data is visible.
         """
         batch = self.allocate() if out is None else out
         self._fill(batch, self._draw())
         return batch
 
     def every_window(self) -> Batch:
-        """Give each visible window once, in order, as a batch of so many: demonstrations first."""
+        """Return each visible window once, in order, as one batch: demonstrations first."""
         kinds = DataKind.DEMONSTRATION, DataKind.ONLINE
         pools, spans = self._index.pools, self._spans
         windows = np.concatenate(
@@ -158,19 +158,19 @@ class Sampler:
     def episodes(
         self, fields: Sequence[str], after: int = -1, *, demonstrations: bool = False
     ) -> Iterator[tuple[int, Batch]]:
-        """Yield the visible episodes that have ended, in the order in which they began.
+        """Yield the visible episodes that have ended, in order of start.
 
-        One that has not ended, or is not visible as a whole, holds those behind it back. They are
-        those of actors, or `demonstrations`.
+        An episode that has not ended, or is only partly visible, hides all later ones. Yields
+        episodes of actors, or the `demonstrations`.
 
         Args:
             fields: Columns of the rows.
-            after: Identifier of the episode behind which to begin.
-            demonstrations: Which ones.
+            after: Identifier of the episode after which to start.
+            demonstrations: Whether to yield demonstrations instead of actors' episodes.
 
         Yields:
             The identifier, and columns of T + 1 rows: the fields, and ``reward`` and ``terminated``
-            as the spec asks for them; a reward that is not known is NaN.
+            as the spec defines them; an unknown reward is NaN.
         """
         found = self._index.visible_episodes(
             self._limit, self._oldest, of_actors=not demonstrations
@@ -199,12 +199,12 @@ class Sampler:
             yield number, {name: columns[name] for name in (*fields, "reward", "terminated")}
 
     def allocate(self, size: int | None = None) -> Batch:
-        """Return arrays for a batch, or for one of so many windows."""
+        """Return arrays for a batch, or for one of `size` windows."""
         size = self.spec.batch_size if size is None else size
         return {name: np.empty((size, *shape), kind) for name, (kind, shape) in self.layout.items()}
 
     def state_dict(self) -> dict[str, object]:
-        """Return the random stream's state and what is visible, JSON-able."""
+        """Return the random stream's state and the visible amounts, JSON-able."""
         return {
             "rng": cast("dict[str, object]", self.rng.bit_generator.state),
             "environment_steps": self._steps,
@@ -212,7 +212,7 @@ class Sampler:
         }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on where `state_dict` was taken.
+        """Resume from a `state_dict`.
 
         Raises:
             ReplayError: The state is not one of this kind of generator.
@@ -240,7 +240,7 @@ class Sampler:
         self._rows.close()
 
     def _rewards_there(self) -> int:
-        """Return how many values of the annotation that gives the rewards were written so far."""
+        """Return how many values of the reward annotation have been written so far."""
         return 0 if self.spec.rewards is None else self._rows.annotation_count(self.spec.rewards)
 
     def _begin_index(self) -> None:
@@ -251,7 +251,7 @@ class Sampler:
         self._index = WindowIndex(self.spec, relabel)
 
     def _relabel(self, address: int, scalars: Records) -> None:
-        """Put the rewards that the spec asks for into the scalars of consecutive rows."""
+        """Write the rewards that the spec selects into the scalars of consecutive rows."""
         name = self.spec.rewards
         assert name is not None
         if name != LABELS:
@@ -314,7 +314,7 @@ class Sampler:
 
 
 def _layout(spec: SampleSpec, row: np.dtype[Any]) -> Layout:
-    """Work out the arrays of a batch."""
+    """Compute the arrays of a batch."""
     flag, number = (np.dtype(np.bool_), ()), (np.dtype(np.float32), ())
     layout: Layout = {
         "reward": number,
@@ -353,18 +353,18 @@ def _column(
     return row[name].base, (*lead, *row[name].shape)
 
 
-# What stands in for a kind that has no data yet, if it has a share itself.
+# Substitutes for a kind that has no data yet, if they have a fraction themselves.
 _REPLACEMENTS = DataKind.DEMONSTRATION, DataKind.ONLINE
 
 
 class Quotas:
-    """Gives each slot of a batch its kind, interleaved.
+    """Assigns each slot of a batch its kind, interleaved.
 
-    Every contiguous part of a batch keeps the share of demonstrations to within one row, and
-    those of the others to within two.
+    Every contiguous part of a batch keeps the fraction of demonstrations to within one row, and
+    the other fractions to within two.
 
     Raises:
-        ReplayError: A share is out of range.
+        ReplayError: A fraction is out of range.
     """
 
     def __init__(
@@ -393,7 +393,7 @@ class Quotas:
         A kind that has no windows `available` is replaced by another.
 
         Raises:
-            NotEnoughData: There is nothing to replace it.
+            NotEnoughData: No other kind can replace it.
         """
         kinds = self._kinds
         for kind in DataKind:
@@ -413,17 +413,16 @@ class Quotas:
 
 
 def _every(count: int, share: float) -> npt.NDArray[np.bool_]:
-    """Spread a share evenly over so many slots, shape (count,)."""
+    """Spread a fraction evenly over `count` slots, shape (count,)."""
     steps: npt.NDArray[np.float64] = np.diff(np.floor(np.arange(count + 1) * share + 1e-9))
     return steps.astype(np.bool_)
 
 
 def end_at_success(scalars: Records, labelled: npt.NDArray[np.bool_]) -> None:
-    """Let episodes that were labelled as a success terminate with their last action.
+    """Terminate episodes labelled as a success at their last action.
 
-    A label of success that comes before an episode's end terminates it. One that comes later means
-    the same: what would have come after the time limit counts for nothing. Labels of other actions,
-    and of failure, end nothing.
+    A success label given during an episode terminates it. One given later does the same: nothing is
+    bootstrapped beyond the time limit. Labels of other actions, and of failure, end no episode.
 
     Args:
         scalars: Shape (rows,), dtype `SCALARS`, consecutive rows; changed in place.
@@ -436,22 +435,22 @@ def end_at_success(scalars: Records, labelled: npt.NDArray[np.bool_]) -> None:
 
 
 class Prefetcher:
-    """Draws each batch in a thread while the one before it is used."""
+    """Draws each batch in a thread while the previous one is used."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self._thread = ThreadPoolExecutor(1, "replay-prefetch")
-        # One set of arrays in the caller's hands, the other being filled.
+        # One set of arrays is with the caller, the other is being filled.
         self._arrays = itertools.cycle([sampler.allocate(), sampler.allocate()])
 
     def batches(self, count: int) -> Iterator[Batch]:
-        """Yield so many batches; the arrays of each are valid until the next.
+        """Yield `count` batches; the arrays of each are valid until the next.
 
-        No more are drawn, so that none is drawn across a refresh: until the last is yielded, the
-        sampler is the thread's.
+        No further batch is prefetched, so no draw spans a refresh. Until the last one is yielded,
+        only the thread may use the sampler.
 
         Raises:
-            NotEnoughData: Nothing to draw from is visible.
+            NotEnoughData: No data is visible.
         """
         drawing = self._draw() if count else None
         try:

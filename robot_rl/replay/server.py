@@ -1,7 +1,7 @@
-"""The replay server: the only writer of a store, and the mailbox of weights.
+"""The replay server: the only writer of a store, and the mailbox for weights.
 
-One thread, one socket. Rows of all messages that wait on the socket are committed together, and
-only then acknowledged; so a client may forget what was acknowledged.
+It uses one thread and one socket. The rows of all waiting messages are committed together and only
+then acknowledged, so a client may discard acknowledged rows.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.1
-LOOK_SECONDS = 1.0  # whether the store is in its place
+LOOK_SECONDS = 1.0  # interval between checks that the store is in place
 MAXIMUM_WAITING = 1024  # for weights
 DRAIN_MESSAGES = 128
-# Most commits stay below 2 MiB: for a larger write Linux takes pages of 2 MiB for its cache, which
-# on a virtual machine may cost five times as much as small ones that were in use before.
+# Most commits stay below 2 MiB. For larger writes Linux allocates 2 MiB page-cache pages, which on
+# a virtual machine may cost five times as much as reusing small pages.
 DRAIN_BYTES = 1 << 20
-# What waits for the disk as well is worth more rows at a time.
+# When each commit also waits for the disk, larger batches pay off.
 DURABLE_DRAIN_BYTES = 4 << 20
-# What the server may use of its own, maps of files aside: the largest message while it waits, while
-# it is put together and while its answer is made and waits; and so much for all else, such as the
-# pieces that `MOST_CONNECTIONS` announce. Beyond that connections are ended, well before the limit
-# at which the system gives no more: there ZeroMQ would end the process.
+# Limit on the server's own memory, not counting file maps: the largest message while it waits,
+# while it is assembled, and while its answer is built and waits; plus the same for the rest, such
+# as message parts announced by `MOST_CONNECTIONS`. Above it, connections are closed, well before
+# the system refuses memory: ZeroMQ would abort the process there.
 _LARGE_MESSAGES = 4
 _OTHER_BYTES = 1 << 30
 _DESCRIPTORS = 16384
@@ -64,24 +64,24 @@ class ReplayServer:
     """Serves one store.
 
     Args:
-        path: Folder of the store; created where absent.
-        address: ``tcp://HOST:PORT``. Port 0 takes the port of the server that was killed on this
-            store, so that its clients find it again, or else any free one.
-        keys: Folder with the server's keys, see `robot_rl.wire.keys`. With them every client
+        path: Folder of the store; created if absent.
+        address: ``tcp://HOST:PORT``. Port 0 reuses the port of a server that was killed on this
+            store, so that its clients find it again, or else picks any free port.
+        keys: Folder with the server's keys, see `robot_rl.wire.keys`. With keys, every client
             must have keys too; without, only clients on this machine are served.
         fsync: ``"none"``: acknowledged rows survive kill -9 of any process. ``"group"``: they
             survive a power cut too.
-        message_bytes: Largest message, which weights are.
+        message_bytes: Size of the largest message. Weights are the largest messages.
         capacity_rows: See `StoreWriter`.
 
     Attributes:
-        address: Where a client on this machine reaches it, with the port it really got.
+        address: Address for clients on this machine, with the actual port.
 
     Raises:
         AddressRefused: Not an address of this machine, beyond loopback without keys, or in use.
         KeysError: The keys cannot be read.
         ReplayError: The capacity is out of range.
-        StoreError: The store cannot be opened, or another server writes it.
+        StoreError: The store cannot be opened, or another server is writing it.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class ReplayServer:
         self._decoder = Decoder(*self._handlers, payload_bytes=message_bytes)
 
     def run(self, stop: StopEvent) -> None:
-        """Serve until `stop` is set; then commit what was received and close.
+        """Serve until `stop` is set, then commit what was received and close.
 
         Raises:
-            StoreError: The store is not in its place any more.
+            StoreError: The store is no longer in place.
         """
         looked_at = time.monotonic()
         try:
@@ -148,11 +148,11 @@ class ReplayServer:
             self.close()
 
     def close(self) -> None:
-        """Stop listening and release the store; `run` does it at its end."""
+        """Stop listening and release the store; `run` calls it at its end."""
         self._opened.close()
 
     def _drain(self) -> None:
-        """Handle what waits on the socket, up to a bound that keeps commits short."""
+        """Handle the messages waiting on the socket, up to a bound that keeps commits short."""
         size = 0
         for _ in range(DRAIN_MESSAGES):
             received = self._listener.receive()
@@ -168,7 +168,7 @@ class ReplayServer:
         try:
             message, payload = self._decoder.decode(frames)
             self._handlers[type(message)](client, message, payload)
-        except Exception as error:  # one message must never end the server for everybody else
+        except Exception as error:  # one message must never stop the server for other clients
             if isinstance(error, WireError):
                 self._counters["bad_messages"] += 1
                 if is_logged(self._counters["bad_messages"]):
@@ -224,7 +224,7 @@ class ReplayServer:
         self._waiting.append((client, message, time.monotonic() + message.wait))
 
     def _answer_waiting(self, new: protocol.WeightsRecord | None) -> None:
-        """Answer those who asked for these weights, or have waited long enough."""
+        """Answer requests that wait for these weights or whose wait has expired."""
         asked, self._waiting = self._waiting, []
         for client, question, until in asked:
             if question.is_answered_by(new):
@@ -273,7 +273,7 @@ class ReplayServer:
             return
         pending, self._pending = self._pending, []
         results = self._store([batch for _, batch in pending])
-        acknowledged: dict[tuple[bytes, SessionKey], None] = {}  # in order, each once
+        acknowledged: dict[tuple[bytes, SessionKey], None] = {}  # ordered, without duplicates
         for (client, (message, _)), error in zip(pending, results, strict=True):
             if error is None:
                 acknowledged[client, message.place] = None
@@ -290,10 +290,10 @@ class ReplayServer:
             if not isinstance(failure, StoreFull):
                 logger.error("commit failed: %s", failure)
             return [failure] * len(batches)
-        except MemoryError:  # a client gone mad has taken it; the honest ones try again
+        except MemoryError:  # one client used it up; the others retry
             return [StoreError("the server has no memory left for these rows")] * len(batches)
         except Exception as error:
-            # A batch that fails unexpectedly must not cost the others theirs.
+            # A batch that fails unexpectedly must not lose the other batches.
             if len(batches) > 1:
                 return [self._store([batch])[0] for batch in batches]
             self._counters["internal_errors"] += 1
@@ -302,8 +302,8 @@ class ReplayServer:
 
     def _send(self, client: bytes, answer: Message | list[Frame]) -> None:
         frames = encode(answer) if isinstance(answer, Message) else answer
-        # Where the client is gone or does not read, nothing depends on this one reply:
-        # acknowledgements are cumulative, and requests are repeated.
+        # If the client is gone or does not read, this reply can be dropped: acknowledgements are
+        # cumulative, and requests are repeated.
         self._listener.send(client, frames)
 
 
@@ -314,7 +314,7 @@ def serve(
     note: Callable[[str], None] = lambda _: None,
     **options: Any,
 ) -> None:
-    """Run a `ReplayServer` as the whole business of this process, until SIGTERM or SIGINT."""
+    """Run a `ReplayServer` as this process's only task until SIGTERM or SIGINT."""
     _allow_descriptors()
     memory_bytes = _LARGE_MESSAGES * message_bytes + 2 * _OTHER_BYTES
     with _limited_memory(memory_bytes), stop_event() as stop:
@@ -341,7 +341,7 @@ def run(config: DictConfig) -> None:
 
 @contextmanager
 def _limited_memory(size: int) -> Iterator[None]:
-    """Let this process have at most so many bytes of its own meanwhile."""
+    """Limit this process's own memory to `size` bytes inside the context."""
     before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limits = [size, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
@@ -352,7 +352,7 @@ def _limited_memory(size: int) -> Iterator[None]:
 
 
 def _allow_descriptors() -> None:
-    """Let those who come faster than they are hung up on take none that the store needs."""
+    """Raise the descriptor limit so that a burst of connections cannot starve the store."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -360,12 +360,12 @@ def _allow_descriptors() -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc keep what rows free for the next rows, instead of faulting it in again.
+    """Make glibc keep memory freed by rows for the next rows, instead of faulting it in again.
 
-    Without this a third of the server's time goes into the kernel's clearing of pages.
+    Without this the kernel spends a third of the server's time clearing pages.
     """
     trim_threshold, mmap_threshold = -1, -3  # from glibc's malloc.h
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # other C libraries are left alone
+    if mallopt is not None:  # other C libraries keep their defaults
         mallopt(trim_threshold, 256 << 20)
         mallopt(mmap_threshold, 4 << 20)

@@ -1,11 +1,11 @@
-"""Where an actor's rows wait until the server has committed them: a row file used as a ring.
+"""Buffer for an actor's rows until the server has committed them: a row file used as a ring.
 
-A row is copied into the mapped file and counts from the moment at which the counter of rows moves
-past it: no system call, and a kill -9 loses at most the row that is being copied. A later process
-finds the rows that were not acknowledged, and whose they are.
+A row is copied into the mapped file and counts as soon as the row counter moves past it. That takes
+no system call, and a kill -9 loses at most the row being copied. A later process finds the
+unacknowledged rows and the session they belong to.
 
     counters    sequence of the oldest row, of the next row, of slot 0; episodes so far
-    room        a checksum for each slot; metadata of the newest episodes
+    room        a checksum for each slot; metadata of the latest episodes
     rows        sequence q lies in slot (q - sequence of slot 0) % slots
 """
 
@@ -42,7 +42,7 @@ _EPISODE = np.dtype(
 )
 _DESCRIPTION_BYTES = 1 << 17  # of the session, with its schema
 _FIRST, _END, _BASE, _EPISODES = range(4)
-# Above 5 KB zlib lets go of the interpreter, and the control loop would have to wait for it.
+# Above 5 KB zlib releases the GIL, and the control loop would have to wait to get it back.
 _CHECKSUM_STEP = 4096
 
 
@@ -50,20 +50,20 @@ class Spool:
     """Unacknowledged rows of one session, with consecutive sequences.
 
     One thread pushes; another reads and acknowledges. Callers share a lock over all calls, but
-    what `rows_from` returned may be read without it until those rows are acknowledged. The file is
-    made with its folder where absent, and removed when it is closed with no row in it. Without a
-    path the rows are kept in memory, and end with the process.
+    the result of `rows_from` may be read without it until those rows are acknowledged. The file
+    and its folder are created if absent; the file is removed if it is empty on close. Without a
+    path the rows are in memory, and end with the process.
 
     Attributes:
-        opening: What has opened the session, and opens it again after a break.
+        opening: Request that opened the session, and reopens it after a break.
         opened: The session, None before the first one.
         left: The session, if an earlier process left rows of it here; until another starts.
         first: Sequence of the oldest row.
         end: Sequence of the next row.
 
     Raises:
-        SpoolError: Another process has the file open; it is no spool file, or a row in it is not
-            as it was written; it cannot be made or written.
+        SpoolError: Another process has the file open; it is not a spool file, or a row in it is
+            damaged; it cannot be made or written.
     """
 
     def __init__(self, path: Path | None, size_bytes: int) -> None:
@@ -83,7 +83,7 @@ class Spool:
             raise
 
     def begin(self, opening: Open, opened: Opened) -> None:
-        """Begin another session in the empty spool; raises `SpoolError`."""
+        """Start another session in the empty spool; raises `SpoolError`."""
         assert self.first == self.end
         self.left = None
         row_bytes = _row_bytes(opening)
@@ -108,23 +108,23 @@ class Spool:
         self._counters[_FIRST] = self._counters[_END] = self._counters[_BASE] = self.first
 
     def has_room(self, rows: int, *, begins: bool) -> bool:
-        """Return whether so many more rows of one episode fit, and its metadata if it begins."""
+        """Return whether `rows` rows of one episode fit, with its metadata if it begins."""
         fits = self.end - self.first + rows <= self._slots
         return fits and not (begins and len(self._facts) >= EPISODES)
 
     def push(self, row: Frame, episode: bytes) -> int:
         """Add a packed row for which there is room, and return its sequence.
 
-        `episode` is JSON: the metadata of the episode that it begins, if it does.
+        `episode` is the JSON metadata of an episode that starts with this row, else empty.
         """
         sequence = self.end
         if self.first == sequence:
-            # Begin at the first slot again: the same few pages are then written, which spares the
-            # disk too. There is no row whose place it changes.
+            # Restart at slot 0: rewriting the same few pages also saves disk writes. The spool is
+            # empty, so no row moves.
             self._counters[_BASE] = sequence
         slot = self._slot(sequence)
         self._rows[slot * self.row_bytes : (slot + 1) * self.row_bytes] = row
-        if self._file is not None:  # memory ends with this process: no other one reads it
+        if self._file is not None:  # memory ends with this process: it is never read by another
             self._checksums[slot] = _checksum(row)
         if episode:
             number = int(self._counters[_EPISODES])
@@ -140,10 +140,10 @@ class Spool:
     def rows_from(
         self, sequence: int, rows: int, size: int
     ) -> tuple[int, list[Frame], dict[int, bytes]]:
-        """Take up to so many rows from `sequence` on, with at most `size` bytes or only one.
+        """Return up to `rows` rows from `sequence` on, at most `size` bytes or else one row.
 
         Returns:
-            How many, their bytes, and metadata of the episodes that begin there, by sequence.
+            Their number, their bytes, and metadata of the episodes that start there, by sequence.
         """
         end = min(self.end, sequence + min(rows, max(size // self.row_bytes, 1)))
         episodes = {s: text for s, text in self._facts.items() if sequence <= s < end}
@@ -157,7 +157,7 @@ class Spool:
         return at - sequence, frames, episodes
 
     def acknowledge(self, following: int) -> bool:
-        """Forget the rows below `following`; return whether there were any."""
+        """Drop the rows below `following`; return whether there were any."""
         if following <= self.first:
             return False
         self.first = following
@@ -167,7 +167,7 @@ class Spool:
         return True
 
     def check_in_place(self) -> None:
-        """Raise `SpoolError` where the file is not at its path any more."""
+        """Raise `SpoolError` if the file is no longer at its path."""
         if self._file is not None and not is_in_place(self._file.path, self._file.fileno()):
             raise SpoolError(
                 f"{self.place} was moved, removed or replaced while it was used",
@@ -176,7 +176,7 @@ class Spool:
             )
 
     def close(self) -> None:
-        """Release it; raises `SpoolError` if the rows that are left cannot get to the disk."""
+        """Release the spool; raises `SpoolError` if remaining rows cannot be flushed to disk."""
         try:
             if self._file is not None and self.first == self.end:
                 self._file.path.unlink(missing_ok=True)
@@ -191,7 +191,7 @@ class Spool:
         return (sequence - int(self._counters[_BASE])) % self._slots
 
     def _take(self, data: memoryview, rows: int, row_bytes: int, slots: int) -> None:
-        """Use mapped memory, in which the rows begin at this place, and the room ends."""
+        """Use mapped memory, whose rows start at byte `rows`, the end of the room."""
         room, entries = rows - _room(slots), rows - _room(slots) + _room(0)
         self._counters = np.frombuffer(data[COUNTERS], "<u8")
         self._entries = np.frombuffer(data[room:entries], _EPISODE)
@@ -201,7 +201,7 @@ class Spool:
         self._facts: dict[int, bytes] = {}
 
     def _recover(self, file: RowFile) -> None:
-        """Find the rows that were not acknowledged, all of which must be as they were written."""
+        """Find the unacknowledged rows and verify that all are intact."""
         try:
             file.read_header()
             opening = msgspec.convert(file.about["opening"], Open)
@@ -243,7 +243,7 @@ class Spool:
         )
 
     def _unmap(self) -> None:
-        """Let go of the memory; it ends with the last view of a row in it."""
+        """Release the memory; it is unmapped with the last view of a row in it."""
         empty = np.empty(0, "<u8")
         self._counters, self._entries, self._checksums = empty, empty, empty
         self._rows = memoryview(b"")
@@ -266,12 +266,12 @@ def _row_bytes(opening: Open) -> int:
 
 
 def size_for(rows: int, row_bytes: int) -> int:
-    """Return the size of a spool with room for so many rows of one episode."""
+    """Return the size of a spool with room for `rows` rows of one episode."""
     return _DESCRIPTION_BYTES + mmap.PAGESIZE + _room(rows) + rows * row_bytes
 
 
 def check_size(size_bytes: int, *, rows: int, row_bytes: int) -> None:
-    """Raise `SpoolError` where a spool of this size cannot hold an episode of T + 1 rows."""
+    """Raise `SpoolError` if a spool of this size cannot hold an episode of T + 1 rows."""
     needed = size_for(rows, row_bytes)
     if size_bytes < needed:
         raise SpoolError(
@@ -283,7 +283,7 @@ def check_size(size_bytes: int, *, rows: int, row_bytes: int) -> None:
 
 
 def metadata_bytes(episode: Mapping[str, object] | None) -> bytes:
-    """Return an episode's metadata as they wait in a spool; raises `RowRefused`."""
+    """Return an episode's metadata as stored in a spool; raises `RowRefused`."""
     if not episode:
         return b""
     try:
@@ -293,7 +293,7 @@ def metadata_bytes(episode: Mapping[str, object] | None) -> bytes:
 
 
 def _open_locked(path: Path) -> RowFile:
-    """Open and lock the file; the system unlocks it when the process ends, however it ends."""
+    """Open and lock the file; the system unlocks it when the process ends for any reason."""
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The durable store's one writer, which the replay server owns.
+"""The only writer of the durable store, owned by the replay server.
 
-A row is appended once to its session's file and never changed. What `StoreWriter.append` accepts
-survives kill -9 of every process, and with ``fsync="group"`` a power cut too.
+A row is appended once to its session's file and never changed. Rows that `StoreWriter.append`
+accepts survive kill -9 of every process, and with ``fsync="group"`` a power cut too.
 
     STORE/rows/, STORE/weights/    see `robot_rl.replay.store_files`
     STORE/catalogue.sqlite         see `robot_rl.replay.catalogue`
@@ -52,27 +52,27 @@ from robot_rl.replay.store_files import (
 from robot_rl.wire.messages import Frame
 
 Fsync = Literal["none", "group"]
-# What a replica gets in one message.
+# Limits of one message to a replica.
 PART_EPISODES = 512
 PART_ANNOTATIONS = 16384
 PART_BYTES = 1 << 20
-RowBatch = tuple[Append, Sequence[memoryview]]  # and the rows that came with it
+RowBatch = tuple[Append, Sequence[memoryview]]  # with the rows that came with it
 
 
 class StoreWriter:
-    """The only writer of a store, in a folder that is created where absent.
+    """The only writer of a store, in a folder that is created if absent.
 
-    With fsync ``"group"`` it waits for the disk. Beyond `capacity_rows` the oldest segments are
-    evicted, but never demonstrations or an open episode. `lock` is the store's, where the caller
-    has taken it.
+    With fsync ``"group"`` it waits for the disk. Above `capacity_rows` it evicts the oldest
+    segments, but never demonstrations or an open episode. Pass `lock` if the caller already holds
+    the store's lock.
 
     Attributes:
-        sessions: The open ones, by actor and session.
+        sessions: The open sessions, by actor and session.
 
     Raises:
         ReplayError: The capacity is out of range.
         StoreError: The folder cannot be opened, or another process writes it; a file is damaged; or
-            the catalogue knows rows that are not there.
+            rows that the catalogue lists are missing.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class StoreWriter:
         self.path, self._capacity, self._durable = path, capacity_rows, fsync == "group"
         self._failure: OSError | None = None
         self._unsynced: list[WrittenSegment] = []
-        self._run, self._commits = secrets.token_hex(4), 0  # what a replica may not have seen
+        self._run, self._commits = secrets.token_hex(4), 0  # identify a state for replicas
         with ExitStack() as opened:
             self._lock_file = opened.enter_context(lock or lock_store(path))
             self._catalogue = Catalogue(path, write=True, durable=self._durable)
@@ -101,7 +101,7 @@ class StoreWriter:
                 self._use(schema)
             self.sessions = self._catalogue.sessions()
             self._segments: dict[SessionKey, list[WrittenSegment]] = {}
-            # Totals of what it holds, open episodes included, and of what it has evicted.
+            # Totals of the rows in the store, open episodes included, and of the evicted ones.
             self._stored, self._evicted = Counter[str](), self._catalogue.evicted()
             self._changed: dict[int, EpisodeRecord] = {}  # not yet in the catalogue
             self._next_episode = self._catalogue.next_episode()
@@ -116,10 +116,10 @@ class StoreWriter:
         owner: str,
         metadata: Mapping[str, object] | None = None,
     ) -> SessionKey:
-        """Begin a session (None: the actor's next), or go on with one that the same owner began.
+        """Start a session (None: the actor's next), or resume one of the same owner.
 
-        The first one says what the rows of the store are. Beginning one closes the actor's session
-        before it; an episode that was open there is cut short.
+        The first session sets the store's schema. Starting one closes the actor's previous
+        session; an episode that is open there is cut short.
 
         Raises:
             SchemaMismatch: The store has rows of another schema; names the field.
@@ -159,28 +159,28 @@ class StoreWriter:
 
     @property
     def schema(self) -> RowSchema:
-        """Of the rows; raises `StoreError` before the first session."""
+        """Schema of the rows; raises `StoreError` before the first session."""
         if self._schema is None:
             raise StoreError(f"no session has been started in the store {self.path}")
         return self._schema
 
     def session(self, key: SessionKey) -> StoredSession:
-        """Return where a session stands; raises `SessionTaken` where it was never started."""
+        """Return the state of a session; raises `SessionTaken` if it was never started."""
         session = self._find(key)
         if session is None:
             raise SessionTaken("the session was never opened", got=key)
         return session
 
     def append(self, batches: Sequence[RowBatch]) -> list[RobotRLError | None]:
-        """Put rows that are not there yet, and evict the oldest segments of a store too large.
+        """Store new rows, and evict the oldest segments if the store is too large.
 
         Returns:
-            For each batch None, or the error for which it was refused. On a full disk some of its
-            rows may be there nevertheless: sent again, they are skipped.
+            For each batch None, or the error that refused it. On a full disk some of its rows may
+            be stored nevertheless; they are skipped when sent again.
 
         Raises:
-            StoreError: The disk failed, and nothing can be put until the store is opened again. Or
-                the catalogue cannot be written: that is tried again with the next rows.
+            StoreError: The disk failed, and the store accepts no rows until it is reopened. Or
+                the catalogue cannot be written, which is retried with the next rows.
         """
         if self._failure is not None:
             raise self._failed(self._failure)
@@ -193,23 +193,23 @@ class StoreWriter:
             except (SequenceGap, SessionTaken, RowRefused, StoreFull) as error:
                 results.append(error)
         self._sync()
-        # What this commit has touched stays until the next, so that a learner may see it.
+        # Keep what this commit has touched until the next, so that a learner may see it.
         touched = list(self._changed.values())
         try:
             self._put_episodes()
-        except StoreFull as full:  # no reader would see the rows: they count when sent again
+        except StoreFull as full:  # readers would not see the rows: they count when sent again
             return [error or full for error in results]
         if self._capacity is not None:
             self._evict(self._capacity, touched)
         return results
 
     def annotate(self, new: Annotations) -> int:
-        """Put annotations durably and return how many were new; stored ones are skipped.
+        """Store annotations durably; return how many were new. Stored ones are skipped.
 
         Raises:
             StoreError: They cannot be written.
-            AnnotationRefused: Rows that are not there, or a version that is stored with another
-                value. Nothing was written.
+            AnnotationRefused: A row is absent, or a version is stored with another value. No
+                annotation was written.
         """
         there = np.zeros(len(new.sequences), np.bool_)
         for segment in self._segments.get(new.session, []):
@@ -227,8 +227,8 @@ class StoreWriter:
     def statistics(self) -> dict[str, object]:
         """Return the totals of the store.
 
-        ``environment_steps`` counts all that were ever stored, so it never decreases; ``rows`` and
-        ``episodes`` are there now, or ``evicted``.
+        ``environment_steps`` counts all steps ever stored, so it never decreases. ``rows`` and
+        ``episodes`` are counted as present or ``evicted``.
         """
         stored, evicted = self._stored, self._evicted
         return {
@@ -239,7 +239,7 @@ class StoreWriter:
         }
 
     def changes(self, question: GetChanges) -> tuple[Changes, list[Frame]]:
-        """Return what a replica lacks; see `GetChanges`."""
+        """Return the data that a replica lacks; see `GetChanges`."""
         catalogue, first = self._catalogue, question.next_episode
         token = f"{catalogue.made}-{self._run}-{self._commits}"
         answer = Changes(
@@ -264,10 +264,10 @@ class StoreWriter:
         return answer, [*encoded, np.array(segments, np.int64).reshape(-1, 4).tobytes()]
 
     def rows(self, question: GetRows) -> memoryview:
-        """Return rows that a replica asks for, as many as a message takes.
+        """Return rows that a replica requests, as many as fit in a message.
 
         Raises:
-            NotEnoughData: They are not there; for example, they were evicted.
+            NotEnoughData: They are missing; for example, evicted.
         """
         there = self._segments.get(question.place, [])
         segment = next((s for s in there if s.first == question.first), None)
@@ -279,7 +279,7 @@ class StoreWriter:
         return rows[start : start + most].view(np.uint8).data
 
     def check_in_place(self) -> None:
-        """Raise `StoreError` where the folder is not at its path any more."""
+        """Raise `StoreError` if the folder is no longer at its path."""
         if not is_in_place(self.path / LOCK, self._lock_file.fileno()):
             raise StoreError(
                 f"the store {self.path} was moved, removed or replaced while it was served",
@@ -288,7 +288,7 @@ class StoreWriter:
             )
 
     def close(self) -> None:
-        """Release the store; what was not forced to the disk is, best effort."""
+        """Release the store; unsynced data is flushed, best effort."""
         for segment in self._all_segments():
             with suppress(OSError):
                 segment.sync()
@@ -298,7 +298,7 @@ class StoreWriter:
         self._catalogue.close()
         self._lock_file.close()
 
-    # Rows that come.
+    # Incoming rows.
 
     def _append(self, batch: RowBatch) -> None:
         message, rows = batch
@@ -323,7 +323,7 @@ class StoreWriter:
             self._check_capacity(self._capacity, next(iter(episodes.values())), len(rows))
         begins = {e.first_sequence - at: e for e in episodes.values() if e.first_sequence >= at}
         done, failure = self._put(key, rows, begins)
-        if done < len(rows):  # what is there is there, and is skipped when it comes again
+        if done < len(rows):  # the stored rows are skipped when sent again
             facts = facts[:done]
             after, episodes = before.after(key, facts, message.episodes, self._next_episode)
         for record in episodes.values():
@@ -337,7 +337,7 @@ class StoreWriter:
             raise (error if isinstance(error, StoreFull) else self._failed(failure)) from failure
 
     def _check_capacity(self, capacity: int, first: EpisodeRecord, rows: int) -> None:
-        """Check that eviction can make room for rows, the first of which are of an episode."""
+        """Check that eviction can make room for `rows` rows that start with episode `first`."""
         new, there = rows if first.is_demonstration else 0, self._stored["demonstration_rows"]
         if there + new > capacity or (not new and there >= capacity):
             raise StoreFull(
@@ -350,9 +350,9 @@ class StoreWriter:
     def _put(
         self, key: SessionKey, rows: Sequence[memoryview], begins: Mapping[int, EpisodeRecord]
     ) -> tuple[int, OSError | None]:
-        """Append rows to the files of a session; return how many were put, and why not all.
+        """Append rows to the files of a session; return how many, and the error that stopped it.
 
-        The episodes that begin are given by the number of their row among these.
+        `begins` maps indices in `rows` to the episodes that start there.
         """
         done = 0
         for start, end in itertools.pairwise(sorted({0, *begins, len(rows)})):
@@ -370,23 +370,23 @@ class StoreWriter:
         return done, None
 
     def _segment_for(self, key: SessionKey, begins: EpisodeRecord | None) -> WrittenSegment:
-        """Return the segment that rows go to; a new episode may begin a further one."""
+        """Return the segment for the next rows; a new episode may start another one."""
         segments = self._segments.setdefault(key, [])
         last = segments[-1] if segments else None
-        if last is not None and last.rows == 0:  # the server was killed when it had made the file
+        if last is not None and last.rows == 0:  # the server was killed after creating the file
             last.begins = begins
         if last is not None and (begins is None or not last.is_full(begins, self._capacity)):
             return last
         assert begins is not None
         if last is not None:
-            self._sync()  # which passes over what is closed
+            self._sync()  # which skips closed segments
             last.close()
         about = {
             "store": self.identity,
             "session": list(key),
             "first": begins.first_sequence,
             "created_ns": time.time_ns(),
-            # To rebuild the catalogue from:
+            # For rebuilding the catalogue:
             "schema": self.schema.to_json(),
             "metadata": dict(self._catalogue.metadata),
             "owner": self.sessions[key].owner,
@@ -400,7 +400,7 @@ class StoreWriter:
         return new
 
     def _sync(self) -> None:
-        """Wait for the disk, where that was asked for."""
+        """Wait for the disk if configured."""
         unsynced, self._unsynced = self._unsynced, []
         try:
             for segment in unsynced:
@@ -409,7 +409,7 @@ class StoreWriter:
             raise self._failed(error) from error
 
     def _failed(self, error: OSError) -> StoreError:
-        """Accept nothing from now on: what the files hold is not known any more."""
+        """Accept no more rows: the content of the files is unknown now."""
         self._failure = error
         return StoreError(
             f"the disk of the store {self.path} failed: the server takes no more rows",
@@ -424,7 +424,7 @@ class StoreWriter:
         self._row_bytes = schema.dtype.itemsize
 
     def _latest(self, actor: int) -> SessionKey | None:
-        """Return the session that an actor began last."""
+        """Return the session that an actor started last."""
         return max((key for key in self.sessions if key[0] == actor), default=None)
 
     def _find(self, key: SessionKey) -> StoredSession | None:
@@ -439,7 +439,7 @@ class StoreWriter:
         return session
 
     def _close_session(self, key: SessionKey) -> None:
-        """Close a session for ever, and cut short the episode that is open there."""
+        """Close a session for good, and cut short its open episode."""
         session = self.sessions[key]
         segments = self._segments.get(key, [])
         for segment in segments:
@@ -450,17 +450,17 @@ class StoreWriter:
             self._count(record, session.episode)
             self._changed[record.identifier] = record
         del self.sessions[key]
-        with suppress(StoreFull):  # it is put with the next commit
+        with suppress(StoreFull):  # the next commit writes it
             self._put_episodes()
 
     def _count(self, record: EpisodeRecord, before: EpisodeRecord | None = None) -> None:
-        """Count an episode; if it was counted already, in place of what it was before."""
+        """Count an episode, replacing its previous count if it has one."""
         self._stored.update(record.totals())
         if before is not None and before.identifier == record.identifier:
             self._stored.subtract(before.totals())
 
     def _put_episodes(self) -> None:
-        """Put the episodes that have begun or are complete; if that fails, at the next commit."""
+        """Write the new and the completed episodes; retry a failed write at the next commit."""
         if self._changed:
             self._catalogue.put_episodes(self._changed.values())
             self._changed.clear()
@@ -469,9 +469,9 @@ class StoreWriter:
         return list(itertools.chain(*self._segments.values()))
 
     def _evict(self, capacity_rows: int, touched: Sequence[EpisodeRecord]) -> None:
-        """Let the oldest segments go until there are no more rows than there may be.
+        """Evict the oldest segments until the rows fit the capacity.
 
-        Those of demonstrations stay, and those with an open episode or one that was just touched.
+        Segments with demonstrations, an open episode or a just touched one stay.
         """
         if self._stored["rows"] <= capacity_rows:
             return
@@ -492,17 +492,17 @@ class StoreWriter:
             try:
                 self._catalogue.evict(*place, self._evicted + gone)
             except StoreFull:
-                return  # until there is room on the disk
+                return  # until the disk has room
             self._stored.subtract(gone)
             self._evicted += gone
             oldest.close()
             self._segments[oldest.key].remove(oldest)
-            oldest.remove()  # who has mapped it goes on reading
+            oldest.remove()  # processes that mapped it can still read it
             if self._stored["rows"] <= capacity_rows:
                 return
 
-    # What the files hold when the store is opened. After a kill the catalogue may lack the newest
-    # episodes, whose rows are there; one that is rebuilt lacks all of them. Both are the same work.
+    # Recovery when the store is opened. After a kill the catalogue may lack the latest episodes,
+    # whose rows exist; a rebuilt one lacks all of them. Both are handled alike.
 
     def _recover(self) -> None:
         created = dict.fromkeys(self.sessions, 0)
@@ -523,7 +523,7 @@ class StoreWriter:
                 self._close_session(key)
 
     def _adopt(self, segment: Segment) -> int:
-        """Take a segment to what is there; return when it was made, ns of the system clock."""
+        """Register an existing segment; return when it was made, ns of the system clock."""
         known = self.sessions.get(segment.key)
         evicted = known.next_sequence if known is not None else 0
         if segment.first < evicted and not self._catalogue.episodes_of_session(
@@ -537,7 +537,7 @@ class StoreWriter:
         except FileDamaged:
             if not is_blank(segment.path):
                 raise
-            segment.remove()  # killed while it was made
+            segment.remove()  # killed while creating it
             return 0
         if "owner" not in about:
             raise StoreError(
@@ -566,7 +566,7 @@ class StoreWriter:
         return int(about["created_ns"])
 
     def _reconcile(self, key: SessionKey) -> None:
-        """Find where a session stands, and the episodes that the catalogue does not know."""
+        """Determine a session's state, and the episodes that the catalogue lacks."""
         segments, state = self._segments.get(key, []), self.sessions[key]
         end = max(segments[-1].end if segments else 0, state.next_sequence)
         episodes = self._catalogue.episodes_of_session(key)
@@ -583,7 +583,7 @@ class StoreWriter:
             if written.end > state.next_sequence:
                 state, found = self._read_on(written, state)
                 known += found
-            # Of an open episode one row is known to have been there.
+            # An open episode is known to have had one row.
             known_end = max((e.end if e.sealed else e.first_sequence + 1 for e in known), default=0)
             if known_end > written.end:
                 raise lacks_rows(self.path, written.path.name, written.end, known_end)
@@ -593,7 +593,7 @@ class StoreWriter:
     def _read_on(
         self, segment: WrittenSegment, state: StoredSession
     ) -> tuple[StoredSession, list[EpisodeRecord]]:
-        """Return where a session stands behind a segment, and the episodes that are new there."""
+        """Return the session's state after a segment, and the new episodes in it."""
         if state.episode is not None and state.episode.first_sequence < segment.first:
             # The end of that episode was lost with the end of its file.
             self._changed[state.episode.identifier] = state.episode.cut_short(None)
@@ -615,21 +615,21 @@ class StoreWriter:
 
 
 def rebuild_catalogue(path: Path) -> str:
-    """Rebuild the catalogue of a store from its files of rows, and say what was found.
+    """Rebuild the catalogue of a store from its row files, and return what was found.
 
-    Only the catalogue has the annotations: they are copied as far as the present one can be read.
-    That file stays beside the new one.
+    Annotations exist only in the catalogue: they are copied as far as the present one is readable.
+    The old file stays next to the new one.
 
     Raises:
         StoreError: There are no rows, or rows of several stores, or they are damaged; or a server
             is writing the store.
     """
-    if not is_store(path):  # whose folder the lock would make
+    if not is_store(path):  # locking would create the folder
         raise _not_of_one_store(path, 0)
-    with lock_store(path) as lock:  # until all is done: no server starts on half a store
+    with lock_store(path) as lock:  # to the end: no server may start on a partial store
         identities = set[str]()
         for segment in segments_of(path):
-            if not is_blank(segment.path):  # else a kill cut off its making; the writer removes it
+            if not is_blank(segment.path):  # a kill cut off its creation; the writer removes it
                 with closing(RowFile.open(segment.path)) as file:
                     identities.add(file.about["store"])
         if len(identities) != 1:

@@ -1,12 +1,12 @@
-"""The files of a store: segments of rows, weights, and the lock of the one writer.
+"""The files of a store: segments of rows, weights, and the lock of the only writer.
 
     rows/a<actor>-s<session>-<first sequence>.rows       see `robot_rl.replay.row_file`
-    rows/… .episodes     a JSON line for each episode that begins there: its sequence and metadata
+    rows/… .episodes     a JSON line for each episode that starts there: its sequence and metadata
     weights/NAME-VERSION.safetensors     the latest tensors under a name
     weights/NAME.json                    their version, metadata and the name of that file
 
-A session goes on in a further segment at the begin of an episode, so that each episode lies whole
-in one. A segment holds demonstrations only, or none.
+A session continues in a new segment only at the start of an episode, so that every episode lies
+in one segment. A segment holds only demonstrations, or none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from robot_rl.replay.protocol import WeightsRecord
 from robot_rl.replay.row_file import RowFile, rebuilding, write_error
 
 SEGMENT_BYTES = 256 << 20
-# A segment takes at most so much of the capacity: by so much less may be kept.
+# A segment holds at most 1/16 of the capacity: eviction may leave that much less than allowed.
 _CAPACITY_PARTS = 16
 _SEGMENT_NAME = re.compile(r"a(\d+)-s(\d+)-(\d+)\.rows")
 _WEIGHTS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -40,7 +40,7 @@ _WEIGHTS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(order=True, unsafe_hash=True)
 class Segment:
-    """Where a segment is, of which session, and the sequence of its first row."""
+    """Path of a segment, its session, and the sequence of its first row."""
 
     key: SessionKey
     first: int
@@ -48,7 +48,7 @@ class Segment:
 
     @classmethod
     def of(cls, store: Path, key: SessionKey, first: int, **more: Any) -> Self:
-        """Return the segment that begins at a sequence of a session."""
+        """Return the segment that starts at a sequence of a session."""
         name = f"a{key[0]}-s{key[1]}-{first:012d}.rows"
         return cls(key, first, store / "rows" / name, **more)
 
@@ -61,7 +61,7 @@ class Segment:
         """Open its row file, which must be of this store.
 
         Raises:
-            NotEnoughData: It is not there: evicted, or lost.
+            NotEnoughData: It is missing: evicted, or lost.
             StoreError: It is of another store or session, or damaged.
         """
         try:
@@ -88,7 +88,7 @@ class Segment:
             return file.view(dtype)
 
     def metadata(self) -> dict[int, Mapping[str, object]]:
-        """Return the metadata of its episodes by sequence; a line that was cut off is left out."""
+        """Return the metadata of its episodes by sequence; a cut-off line is skipped."""
         found: dict[int, Mapping[str, object]] = {}
         with suppress(FileNotFoundError):
             for line in self.episodes_path.read_text(encoding="utf-8").splitlines():
@@ -98,7 +98,7 @@ class Segment:
         return found
 
     def remove(self) -> None:
-        """Remove its files; who has mapped them goes on reading."""
+        """Remove its files; processes that mapped them can still read them."""
         self.path.unlink(missing_ok=True)
         self.episodes_path.unlink(missing_ok=True)
 
@@ -115,7 +115,7 @@ def segments_of(store: Path) -> list[Segment]:
 
 
 def holding(segments: Sequence[Segment], key: SessionKey, sequence: int) -> Segment:
-    """Return the segment, of those that `segments_of` gave, in which a row lies, or would lie.
+    """Return the segment, among the results of `segments_of`, for a row's sequence.
 
     Raises:
         NotEnoughData: There is none.
@@ -128,7 +128,7 @@ def holding(segments: Sequence[Segment], key: SessionKey, sequence: int) -> Segm
 
 
 def not_there(what: str) -> NotEnoughData:
-    """Make the error for rows that were evicted or lost."""
+    """Return the error for rows that were evicted or lost."""
     return NotEnoughData(
         "rows that were asked for are not in the store any more",
         got=f"no {what}",
@@ -138,7 +138,7 @@ def not_there(what: str) -> NotEnoughData:
 
 
 def lacks_rows(store: Path, place: str, end: int, expected: int) -> StoreError:
-    """Make the error for rows that end before the sequence that the catalogue knows."""
+    """Return the error for rows that end before the sequence in the catalogue."""
     return StoreError(
         f"the store {store} has fewer rows than its catalogue knows",
         got=f"rows up to {end} of {place}",
@@ -149,7 +149,7 @@ def lacks_rows(store: Path, place: str, end: int, expected: int) -> StoreError:
 
 @dataclass(eq=False)
 class WrittenSegment(Segment):
-    """A segment as its writer knows it: how many rows it has, and the episode that begins it."""
+    """A segment with its writer's state: its number of rows, and its first episode."""
 
     row_bytes: int
     rows: int = 0
@@ -157,7 +157,7 @@ class WrittenSegment(Segment):
     _opened: tuple[()] | tuple[io.FileIO, RowFile] = ()
 
     def create(self, about: Mapping[str, object], *, durable: bool) -> None:
-        """Make its file, whose header says what the rows are."""
+        """Create its file, whose header describes the rows."""
         self.path.parent.mkdir(exist_ok=True)
         RowFile.create(self.path, about, self.row_bytes)
         if durable:
@@ -166,16 +166,16 @@ class WrittenSegment(Segment):
 
     @property
     def end(self) -> int:
-        """Sequence behind its last row."""
+        """Sequence after its last row."""
         return self.first + self.rows
 
     @property
     def of_demonstrations(self) -> bool:
-        """Whether it holds demonstrations, or else none."""
+        """Whether it holds demonstrations; if not, it holds none."""
         return self.begins is not None and self.begins.is_demonstration
 
     def is_full(self, begins: EpisodeRecord, capacity_rows: int | None) -> bool:
-        """Whether an episode must begin a further segment."""
+        """Whether an episode must start another segment."""
         return (
             self.of_demonstrations != begins.is_demonstration
             or self.rows * self.row_bytes >= SEGMENT_BYTES
@@ -185,14 +185,14 @@ class WrittenSegment(Segment):
     def append(
         self, identity: str, rows: Sequence[memoryview], begins: EpisodeRecord | None
     ) -> int:
-        """Append packed rows of an episode, which may begin with them; see `RowFile.append`."""
+        """Append packed rows of an episode, maybe its first; see `RowFile.append`."""
         if not self._opened:
             file = self.open(identity, write=True)
             self._opened = io.FileIO(self.episodes_path, "a"), file
         episodes, file = self._opened
         if begins is not None and begins.metadata:
             facts = [begins.first_sequence, dict(begins.metadata)]
-            # A line that was cut off ends with the next one's begin.
+            # The leading newline ends a line that was cut off.
             episodes.write(b"\n" + json.dumps(facts).encode())
         written = file.append(rows)
         self.rows += written
@@ -211,10 +211,10 @@ class WrittenSegment(Segment):
 
 
 def lock_store(path: Path) -> IO[bytes]:
-    """Take the lock of a store's only writer.
+    """Acquire the lock of a store's only writer.
 
     Raises:
-        StoreError: Another process has it; the folder cannot be made or written; or a link in it
+        StoreError: Another process holds it; the folder cannot be made or written; or a link in it
             leads out of it.
     """
     check_links(path, StoreError)
@@ -234,12 +234,12 @@ def lock_store(path: Path) -> IO[bytes]:
 
 
 def write_weights(store: Path, record: WeightsRecord, *, flush: bool) -> None:
-    """Keep the latest weights under a name; the same ones again are accepted.
+    """Store the latest weights under a name; storing the same again is accepted.
 
-    Only the store's one writer calls this. With `flush` they are then on the disk.
+    Only the store's one writer calls this. With `flush` they are on the disk when it returns.
 
     Raises:
-        WeightsRefused: The stored version is as new or newer, or the name cannot be one.
+        WeightsRefused: The stored version is as new or newer, or the name is invalid.
         StoreError: They do not fit, or cannot be written; the stored ones stay.
     """
     name, version, folder = record.name, record.version, store / "weights"
@@ -269,7 +269,7 @@ def write_weights(store: Path, record: WeightsRecord, *, flush: bool) -> None:
 
 
 def read_weights(store: Path, name: str, *, tensors: bool = True) -> WeightsRecord | None:
-    """Return the latest weights under a name, with or without the `tensors`; None without any.
+    """Return the latest weights under a name, with or without the `tensors`; None if absent.
 
     Raises:
         StoreError: They are damaged.

@@ -1,4 +1,4 @@
-"""Reading a store while a server may be writing it: episodes, and what there is of them.
+"""Reads the episodes of a store, also while a server writes it.
 
 Rows come straight from the segments' memory maps.
 """
@@ -29,7 +29,7 @@ from robot_rl.replay.protocol import Opened
 from robot_rl.replay.row_sources import of_one_episode
 from robot_rl.replay.store_files import holding, segments_of, weights_versions
 
-# Stamps of the system's clock are above [ns]: it is later than 2001.
+# Stamps of the system clock are above this [ns], as it is later than 2001.
 _WALL_CLOCK = 10**18
 _COUNTS = ("episodes", "sealed", "successes", "steps")
 
@@ -41,7 +41,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         identity: Name of this store and its copies.
 
     Raises:
-        StoreError: There is no store, or it cannot be read; so with all calls.
+        StoreError: There is no store, or it cannot be read. All methods may raise it.
     """
 
     def __init__(self, path: Path, *, still: bool = False) -> None:
@@ -52,18 +52,18 @@ class StoreReader(AbstractContextManager["StoreReader"]):
 
     @property
     def empty(self) -> bool:
-        """Whether no session has been started in it: it has no schema yet."""
+        """Whether no session has been started in it, so that it has no schema yet."""
         return self.catalogue.schema is None
 
     @property
     def schema(self) -> RowSchema:
-        """Of the rows; raises `StoreError` where the store is empty."""
+        """Schema of the rows; raises `StoreError` if the store is empty."""
         return schema_of(self.catalogue)
 
     def episodes(self) -> list[EpisodeRecord]:
-        """Return the episodes in the order in which they began."""
+        """Return the episodes in the order in which they started."""
         records = self.catalogue.episodes()
-        self._segments = segments_of(self.path)  # those of all these episodes
+        self._segments = segments_of(self.path)  # covers all these episodes
         return [record if record.sealed else self._as_it_is(record) for record in records]
 
     def read_episode(self, episode: EpisodeRecord) -> npt.NDArray[Any]:
@@ -73,7 +73,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
             Shape (rows,), with the schema's dtype.
 
         Raises:
-            NotEnoughData: They are not there: evicted, or lost.
+            NotEnoughData: The rows are missing: evicted, or lost.
         """
         rows = self.rows_there(episode)[: episode.rows]
         if len(rows) < episode.rows:
@@ -86,17 +86,17 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         return rows
 
     def rows_there(self, episode: EpisodeRecord) -> npt.NDArray[Any]:
-        """Map what there is of an episode, and of those behind it in its file."""
+        """Map the existing rows of an episode, and of later ones in its file."""
         segment = holding(self._segments, episode.session_key, episode.first_sequence)
         rows = segment.view(self.identity, self.schema.dtype)
         return rows[episode.first_sequence - segment.first :]
 
     def annotation_counts(self) -> dict[str, int]:
-        """Return the values ever written of each annotation, by name."""
+        """Return the number of values ever written, by annotation name."""
         return self.catalogue.annotation_counts()
 
     def annotations(self, name: str, episode: EpisodeRecord) -> NewestValues:
-        """Read the newest version of an annotation along an episode; n is its rows."""
+        """Read the latest version of an annotation along an episode; n is its rows."""
         place = episode.session_key, episode.first_sequence
         return self.catalogue.newest_values(name, *place, episode.rows)
 
@@ -108,7 +108,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         self.close()
 
     def _as_it_is(self, episode: EpisodeRecord) -> EpisodeRecord:
-        """Return the record of an open episode with the rows that it has by now."""
+        """Return an open episode's record, updated with the rows written so far."""
         try:
             rows = of_one_episode(self.rows_there(episode))[0]
         except NotEnoughData:
@@ -120,15 +120,15 @@ class StoreReader(AbstractContextManager["StoreReader"]):
 
 
 class StoreEpisodes:
-    """The episodes of a store that are sealed at the moment when this is made.
+    """The episodes of a store that are sealed when this object is created.
 
-    One that the server evicts before it is read is left out.
+    Episodes that the server evicts before they are read are left out.
 
     Attributes:
-        schema: Columns of the rows, and the newest version of each annotation at that moment.
-        metadata: What its first session said of the recording.
-        open_episodes: How many were left out as they are not sealed.
-        left_out: How many so far could not be given: evicted meanwhile, or cut after their first
+        schema: Columns of the rows, and the latest version of each annotation at that moment.
+        metadata: Recording metadata from the store's first session.
+        open_episodes: Number of episodes left out because they are not sealed.
+        left_out: Number of episodes skipped so far: evicted meanwhile, or cut after their first
             row.
 
     Raises:
@@ -156,7 +156,7 @@ class StoreEpisodes:
     def episodes(self) -> Iterator[Episode]:
         """Yield the episodes that are still there, each with its final row.
 
-        One that the server closed for a killed actor ends as `close_episode` says.
+        Episodes that the server closed for a killed actor end as `close_episode` describes.
         """
         with StoreReader(self._path) as reader:
             for record in self._records:
@@ -173,7 +173,7 @@ class StoreEpisodes:
                 yield Episode(rows, seed, text, record.success, record.overall_source)
 
     def _read(self, reader: StoreReader, record: EpisodeRecord) -> npt.NDArray[Any]:
-        """Copy the rows of an episode, with the columns of the schema."""
+        """Copy the rows of an episode into the schema's columns."""
         stored = reader.read_episode(record)
         if stored.dtype == self.schema.dtype:
             return stored
@@ -188,17 +188,17 @@ class StoreEpisodes:
 
 
 class PlayedDifferently(ReplayError):
-    """An episode does not go as it went before: its robot does not follow from its seed."""
+    """A replayed episode differs from the recording: the seed does not determine the robot."""
 
 
 class ReplayedEpisode:
-    """Appends rows to a session that goes on; those that are stored are compared instead.
+    """Appends rows to a resumed session, and compares rows that are already stored.
 
-    `records` are of the episodes that the actor has finished: ``session`` and ``length`` in steps.
-    This session has `finished` of them, and `steps` environment steps that are played again.
+    `records` describe the episodes that the actor has finished: ``session`` and ``length`` in
+    steps. This session has `finished` of them, and replays `steps` environment steps.
 
     Raises:
-        PlayedDifferently: The store does not hold what was finished.
+        PlayedDifferently: The store does not hold the finished episodes.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class ReplayedEpisode:
             )
 
     def append(self, row: Row, episode: Mapping[str, object] | None = None) -> int:
-        """As `ReplayClient.append`; raises `PlayedDifferently` too, which names the fields."""
+        """As `ReplayClient.append`; also raises `PlayedDifferently`, naming the fields."""
         sequence, self._next = self._next, self._next + 1
         stored = self._stored.pop(sequence, None)
         if stored is None:
@@ -247,16 +247,16 @@ class ReplayedEpisode:
 
 
 def summarize_store(path: Path) -> dict[str, Any]:
-    """Look at every episode of a store; nothing is written.
+    """Summarize every episode of a store; read-only.
 
     Returns:
         JSON-able: ``identity``; version of the latest ``weights`` by name; ``disk_bytes`` of all
-        files, ``bytes_per_row`` of the files of rows; and, where it is not empty, its
-        ``schema``, ``metadata``, ``annotations``, counts of ``rows``, ``row_bytes``,
-        ``evicted_rows``, ``sessions``, ``episodes``, ``sealed`` ones, ``successes`` and ``steps``,
-        the last four by who acted in ``sources`` too; ``cut``: episodes closed without their final
-        row, as their actor was killed; ``missing_rows`` by episode: damage; ``first_stamp`` and
-        ``last_stamp`` [ns] of the wall clock, None where all time was simulated.
+        files, ``bytes_per_row`` of the row files; and, if it is not empty, its ``schema``,
+        ``metadata``, ``annotations``, counts of ``rows``, ``row_bytes``, ``evicted_rows``,
+        ``sessions``, ``episodes``, ``sealed`` ones, ``successes`` and ``steps``, the last four
+        also by actor in ``sources``; ``cut``: episodes closed without their final row because
+        their actor was killed; ``missing_rows`` by episode: damage; ``first_stamp`` and
+        ``last_stamp`` [ns] of the wall clock, None if all time was simulated.
 
     Raises:
         StoreError: There is no store, or it cannot be read.
@@ -274,7 +274,7 @@ def summarize_store(path: Path) -> dict[str, Any]:
 
 
 def _stats(paths: Iterable[Path]) -> Iterator[os.stat_result]:
-    """Sizes of the files that are still there: a server may evict or replace some meanwhile."""
+    """Yield the stats of files that still exist: a server may evict or replace some meanwhile."""
     for path in paths:
         with suppress(FileNotFoundError):
             found = path.stat()

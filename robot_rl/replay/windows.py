@@ -1,11 +1,11 @@
-"""Windows: which rows a sample covers, and what it returns. `SampleSpec` says what to draw.
+"""Windows: which rows a sample covers, and what it returns. `SampleSpec` configures sampling.
 
 Pure arithmetic on the scalars of rows, without a store. A window that starts at row t covers
-m <= n steps: it stops at the episode's end, and its next observation is row t + m. One of the
-policy's stops where an operator takes over as well: what they reach is no return of the policy's
-action, which would look the better the more often it has to be rescued. Termination gives
-discount 0; truncation bootstraps from the stored last observation. In an episode that was cut
-short the last row serves as the last observation, unless it is terminated.
+m <= n steps: it stops at the episode's end, and its next observation is row t + m. A window of the
+policy also stops when an operator takes over. Rewards after the take-over are not part of the
+return of the policy's action: they would make an action look better the more often it has to be
+rescued. Termination gives discount 0; truncation bootstraps from the stored last observation. In an
+episode that was cut short the last row serves as the last observation, unless it is terminated.
 """
 
 from __future__ import annotations
@@ -37,64 +37,62 @@ _OBSERVED = ("state/", "images/", "points/", "features/")
 
 
 def is_observation(name: str) -> bool:
-    """Whether a field was seen, so that it has a history."""
+    """Whether a field is an observation, and so has a history."""
     return name.startswith(_OBSERVED) or name in (LAST_COMMAND, "instruction")
 
 
 def _at_every_state(name: str) -> bool:
-    """Whether a field is there at an episode's last row too."""
+    """Whether a field is also present in an episode's last row."""
     return is_observation(name) or name == "base_action"
 
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """What mini-batches are made of.
+    """Configuration of mini-batches.
 
-    A window begins at a row s = row t of an episode that has an action. It covers the m ≤ `n_step`
-    steps up to the episode's end, or for an action of the policy up to where an operator takes
-    over; s' is row t + m. A batch has these arrays; B = `batch_size`, n = `observation_steps`,
+    A window starts at a row s = row t of an episode that has an action. It covers the m ≤ `n_step`
+    steps up to the episode's end or, for an action of the policy, up to an operator's take-over;
+    s' is row t + m. A batch has these arrays; B = `batch_size`, n = `observation_steps`,
     H = `chunk_steps`:
-
     ====================  ==============  ======================================================
     ``<field>``           (B, *shape)     row t. Observations are (B, n, *shape) if n > 0: rows
-                                          t - n + 1 … t, before the episode its first row again
-    ``next/<field>``      as above        the same of row t + m
+                                          t - n + 1 … t, padded with the episode's first row
+    ``next/<field>``      as above        the same for row t + m
     ``reward``            float32 (B,)    Σ γ^j r_{t+j} over j < m, γ = `discount`
-    ``discount``          float32 (B,)    γ^m; 0 where the last step terminated
+    ``discount``          float32 (B,)    γ^m; 0 if the last step terminated
     ``steps``             int16 (B,)      m
     ``source``            uint8 (B,)      who acted at s: 0 demonstration, 1 policy, 2 operator
     ``chunk/<field>``     (B, H, *shape)  rows t … t + H - 1; from the episode's end or a take-over
-                                          on the last of these rows again
-    ``chunk/valid``       bool (B, H)     false where it is repeated. For `ChunkPolicy.loss` these
+                                          on, the last of these rows repeated
+    ``chunk/valid``       bool (B, H)     false for repeated rows. For `ChunkPolicy.loss` these
                                           are "action" and "valid"
-    ``next/chunk/…``      (B, H, …)       the same of rows t + m … for fields that every state has,
-                                          as ``base_action``; here an episode's last row counts
+    ``next/chunk/…``      (B, H, …)       the same for rows t + m … for fields that every state
+                                          has, as ``base_action``; includes an episode's last row
     ``return``            float32 (B,)    Σ γ^j r_{t+j} to the episode's end or a take-over
-    ``return/valid``      bool (B,)       whether it ended by termination: else more may follow
+    ``return/valid``      bool (B,)       whether it ended by termination: otherwise more may follow
     ====================  ==============  ======================================================
 
     Attributes:
-        fields: Fields to give at s.
+        fields: Fields to return at s.
         batch_size: B, at most 65536.
         n_step: Most steps of a window, at most 512.
         discount: γ per step.
-        demonstration_share: Share of slots for demonstrations, in [0, 1]; strictly between, a kind
-            that has no data yet is replaced by the other.
-        intervention_share: Share of slots for operators' interventions alone. None gives them none
-            of their own, but draws them with the demonstrations too, as in HIL-SERL.
-        next_fields: Fields to give at s'; None takes those of `fields` that every state has:
+        demonstration_share: Fraction of slots for demonstrations, in [0, 1]. Strictly between 0 and
+            1, a kind that has no data yet is replaced by the other.
+        intervention_share: Fraction of slots for operators' interventions only. None reserves no
+            slots, but draws them with the demonstrations too, as in HIL-SERL.
+        next_fields: Fields to return at s'; None uses the `fields` that every state has:
             observations, ``base_action`` and ``last_command``.
-        observation_steps: n, length of the history; 0 gives no axis for it.
-        chunk_fields: Fields to give for each step of a chunk.
-        chunk_steps: H; None takes `n_step`.
-        returns: Whether to give Monte-Carlo returns; only episodes that have ended are drawn then.
-        policy_versions: Lowest and highest version of the policy in whose steps a window of an
-            actor may begin.
-        rewards: Annotation whose newest version gives the rewards; it need not exist yet. Labels
-            (``reward``) replace those of the rows that have one, and a label of success ends its
-            episode; any other is the only reward, and rows without it are not drawn.
-        capacity_rows: The store's ``replay.capacity_rows``. The newest 7/8 of so many rows are
-            drawn from, so that what is drawn does not depend on how far the server has evicted.
+        observation_steps: n, length of the history; 0 adds no history axis.
+        chunk_fields: Fields to return for each step of a chunk.
+        chunk_steps: H; None uses `n_step`.
+        returns: Whether to return Monte-Carlo returns; then only ended episodes are drawn.
+        policy_versions: Lowest and highest policy version at the first step of actors' windows.
+        rewards: Annotation whose latest version gives the rewards; it need not exist yet. Labels
+            (``reward``) replace the rewards of labelled rows, and a label of success ends its
+            episode. Any other annotation is the only reward: rows without it are not drawn.
+        capacity_rows: The store's ``replay.capacity_rows``. Only the latest 7/8 of that many rows
+            are drawn from, so that batches do not depend on the progress of eviction.
 
     Raises:
         ReplayError: A number is out of range, or a name is given twice.
@@ -139,17 +137,17 @@ class SampleSpec:
 
     @property
     def horizon(self) -> int:
-        """H, 0 without fields of a chunk."""
+        """H; 0 without chunk fields."""
         return (self.chunk_steps or self.n_step) if self.chunk_fields else 0
 
     @property
     def next_chunk_fields(self) -> tuple[str, ...]:
-        """Fields of a chunk that are given from s' on too."""
+        """Chunk fields that are also returned from s' on."""
         return tuple(filter(_at_every_state, self.chunk_fields))
 
     @property
     def sides(self) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
-        """For s and for s': the prefix of the arrays, the fields, and those of a chunk."""
+        """For s and for s': the arrays' prefix, the fields, and the chunk fields."""
         following = self.next_fields
         if following is None:
             following = tuple(filter(_at_every_state, self.fields))
@@ -166,16 +164,16 @@ SCALARS = np.dtype(
         ("policy_version", np.int64),
     ]
 )
-# And of a row in its episode: the online transitions that must be visible for it to be, and its
-# number among all rows of actors.
+# Per row of an episode: the online transitions that must be visible for the row to be visible, and
+# its number among all rows of actors.
 _COUNTED = np.dtype([*SCALARS.descr, ("needed", np.int64), ("number", np.int64)])
 WINDOW = np.dtype(
     [
         ("address", np.int64),
         ("steps", np.int16),
         ("ahead", np.int16),  # rows from here to the next observation
-        ("before", np.int32),  # rows of the episode that precede it
-        ("chunk", np.int16),  # valid rows of the chunk from here on, and from the next observation
+        ("before", np.int32),  # rows of the episode before it
+        ("chunk", np.int16),  # valid rows of the chunk from here, and from the next observation
         ("next_chunk", np.int16),
         ("reward", np.float32),
         ("discount", np.float32),
@@ -189,28 +187,28 @@ WINDOW = np.dtype(
 
 Records = npt.NDArray[Any]
 Integers = npt.NDArray[np.int64]
-Ranges = list[tuple[int, int]]  # of addresses: the first, and the one behind the last
+Ranges = list[tuple[int, int]]  # of addresses, as [first, end)
 
 UNKNOWN = np.float32(np.nan)  # the reward of a row without the annotation that gives rewards
 
 LABELS = "reward"
-"""Name of the annotation that says of stored episodes whether they have succeeded."""
+"""Name of the annotation that labels stored episodes with success or failure."""
 
 
 class DataKind(IntEnum):
-    """What a window is of, and a slot of a batch is drawn from."""
+    """Kind of data of a window, and of a slot of a batch."""
 
     DEMONSTRATION = 0
     INTERVENTION = 1
-    ONLINE = 2  # the policy, or once more an intervention
+    ONLINE = 2  # the policy, and interventions again
 
 
 class WindowPool:
-    """The complete windows of one kind, in the order in which they became complete.
+    """The complete windows of one kind, in order of completion.
 
-    ``needed`` of a window is how many online transitions must be visible for all its rows to be,
-    ``row`` the number of its first row among all rows of actors. Neither decreases along the pool,
-    so what is visible is one stretch of it.
+    A window's ``needed`` is the number of online transitions that must be visible for all its rows
+    to be visible; ``row`` is the number of its first row among all rows of actors. Both are
+    non-decreasing along the pool, so the visible windows are contiguous.
     """
 
     def __init__(self) -> None:
@@ -234,7 +232,7 @@ class WindowPool:
             values[:] = np.maximum.accumulate(values)
 
     def visible(self, online_transitions: int) -> int:
-        """Return how many windows have all rows among the first so many online transitions."""
+        """Return how many windows have all rows within the first `online_transitions`."""
         return int(np.searchsorted(self.windows["needed"], online_transitions, side="right"))
 
     def begun_before(self, row: int) -> int:
@@ -249,14 +247,14 @@ class WindowPool:
 
 
 class News(NamedTuple):
-    """Rows that follow in an episode."""
+    """Further rows of an episode."""
 
-    episode: int  # its identifier, which increases in the order in which episodes began
+    episode: int  # its identifier, increasing in order of start
     address: int  # of the first of these rows
-    scalars: Records  # what they say, shape (rows,), dtype `SCALARS`; may be none
+    scalars: Records  # their scalars, shape (rows,), dtype `SCALARS`; may be empty
     of_actor: bool = True  # False: of a demonstration
-    complete: bool = False  # nothing more will come
-    cut: bool = False  # it was closed without its ``is_last`` row
+    complete: bool = False  # no more rows will come
+    cut: bool = False  # closed without its ``is_last`` row
 
 
 class FinishedEpisode(NamedTuple):
@@ -264,33 +262,33 @@ class FinishedEpisode(NamedTuple):
 
     first: int  # address of its first row
     steps: int  # rows that have an action
-    last: int  # address of the final observation; where that is missing, of the row before
-    needed: int  # online transitions that must be visible for it to be
+    last: int  # address of the final observation, or of the row before if it is missing
+    needed: int  # online transitions that must be visible for the episode to be
     row: int  # number of its first row among all rows of actors
     of_actor: bool
 
 
 class _Tail:
-    """The end of an open episode: rows whose windows were not complete yet."""
+    """The end of an open episode: rows whose windows are not complete yet."""
 
     def __init__(self, first: int, of_actor: bool) -> None:
         self.first, self.of_actor = first, of_actor  # address of the episode's first row
-        self.rows = self.steps = self.done = 0  # taken in, online steps, and rows before the tail
-        self.needed = self.row = 0  # as of `FinishedEpisode`
+        self.rows = self.steps = self.done = 0  # rows added, online steps, rows before the tail
+        self.needed = self.row = 0  # as in `FinishedEpisode`
         self.counted = np.empty(0, _COUNTED)
-        self.held = np.empty(0, SCALARS)  # an end without its last row
+        self.held = np.empty(0, SCALARS)  # an end whose last row is missing
 
 
 class WindowIndex:
     """Turns rows, episode by episode as they arrive, into windows.
 
-    A window with a reward that is `UNKNOWN` is left out. Evicted steps stay counted, also those
-    that were evicted before they were seen: the counts do not depend on when one looks.
+    Windows with an `UNKNOWN` reward are left out. Evicted steps stay counted, even if they were
+    evicted before they were read, so the counts do not depend on the time of reading.
     `relabel` changes the scalars of consecutive rows from an address on, in place.
 
     Attributes:
         finished: The complete episodes, by identifier.
-        online_transitions: Online steps so far, those of rows that were never seen included.
+        online_transitions: Online steps so far, including rows evicted before they were read.
         online_rows: Rows of actors' episodes so far, likewise.
         demonstration_rows: Rows of demonstrations so far, which are never evicted.
     """
@@ -303,15 +301,15 @@ class WindowIndex:
         self.online_transitions = self.online_rows = self.demonstration_rows = 0
         self.finished: dict[int, FinishedEpisode] = {}
         self._open: dict[int, _Tail] = {}
-        self._ended: dict[int, tuple[int, int]] = {}  # by first address: rows and steps of actors'
+        self._ended: dict[int, tuple[int, int]] = {}  # actors' rows and steps, by first address
         self._evicted = (0, 0)
 
     def visible_episodes(
         self, online_transitions: int, oldest_row: int, *, of_actors: bool
     ) -> list[tuple[int, FinishedEpisode]]:
-        """Return those that have ended, in the order in which they began; see `Sampler.episodes`.
+        """Return the ended episodes, in order of start; see `Sampler.episodes`.
 
-        One that is not there as a whole holds those that began after it back.
+        An incomplete episode hides all later ones.
         """
         still_open = (e for e, tail in self._open.items() if tail.of_actor is of_actors)
         first_open = min(still_open, default=1 << 62)
@@ -326,7 +324,7 @@ class WindowIndex:
         return found
 
     def forget(self, gone: Ranges) -> None:
-        """Drop the windows and the finished episodes that begin in these ranges."""
+        """Drop the windows and the finished episodes that start in these ranges."""
         for pool in self.pools.values():
             pool.forget(gone)
         firsts = np.array([episode.first for episode in self.finished.values()], np.int64)
@@ -334,11 +332,11 @@ class WindowIndex:
         self.finished = dict(itertools.compress(self.finished.items(), kept))
 
     def add(self, news: News) -> None:
-        """Take in the rows that follow in an episode.
+        """Add further rows of an episode.
 
-        A last row that ended its episode is left for later if its ``is_last`` row is not there.
-        What becomes complete by a cut is visible with the next online step, whenever the cut is
-        noticed, so that what is visible does not depend on the time of looking.
+        A terminated or truncated last row waits until its ``is_last`` row arrives. Windows
+        completed by a cut become visible with the next online step, whenever the cut is noticed,
+        so visibility does not depend on the time of reading.
         """
         episode = news.episode
         tail = self._open.setdefault(episode, _Tail(news.address, news.of_actor))
@@ -365,7 +363,7 @@ class WindowIndex:
                 self._ended[tail.first] = tail.rows, tail.steps
 
     def note_evicted(self, rows: int, steps: int, gone: Ranges) -> None:
-        """Count what was evicted before it was seen: rows of actors so far, steps, and where."""
+        """Count data evicted before it was read: rows of actors so far, steps, and ranges."""
         new_rows, new_steps = rows - self._evicted[0], steps - self._evicted[1]
         if new_rows == 0:
             return
@@ -404,7 +402,7 @@ class WindowIndex:
     def _cut(self, tail: _Tail) -> bool:
         """Complete the windows of an episode that was cut short; return whether its end is whole.
 
-        Then it has no final observation.
+        A whole end has no final observation.
         """
         whole = len(tail.held) > 0 and bool(tail.held[0]["terminated"])
         last = tail.held.copy()
@@ -412,7 +410,7 @@ class WindowIndex:
             last["is_last"] = True
         self._extend(tail, last)
         if whole:
-            # Nothing bootstraps from the row that would follow: the row before stands in for it.
+            # The missing next row is never bootstrapped from: the row before stands in for it.
             tail.counted = np.concatenate((tail.counted, tail.counted[-1:]))
             tail.counted["is_last"][-1] = True
         elif len(tail.counted):
@@ -423,7 +421,7 @@ class WindowIndex:
         return whole
 
     def _emit(self, tail: _Tail, *, without_last: bool = False) -> None:
-        """Move the windows that are complete from an episode's tail into the pools."""
+        """Move the complete windows from an episode's tail into the pools."""
         rows = tail.counted
         tail.needed = int(rows["needed"].max(initial=tail.needed))
         windows, done = make_windows(rows, rows["needed"], self._spec)
@@ -445,11 +443,11 @@ class WindowIndex:
         self.pools[DataKind.INTERVENTION].extend(windows[usable & intervention])
         self.pools[DataKind.ONLINE].extend(windows[usable & ~demonstration])
         tail.done += done
-        tail.counted = rows[done:].copy()  # without a view of what is gone
+        tail.counted = rows[done:].copy()  # a copy, so that the finished rows are freed
 
 
 def make_windows(scalars: Records, needed: Integers, spec: SampleSpec) -> tuple[Records, int]:
-    """Work out the complete windows of consecutive rows.
+    """Compute the complete windows of consecutive rows.
 
     The n-step return is sum of discount^j r_{t+j} over j < m, and the discount of the next
     state's value discount^m (1 - terminated), as in Sutton and Barto, "Reinforcement Learning",
@@ -461,13 +459,13 @@ def make_windows(scalars: Records, needed: Integers, spec: SampleSpec) -> tuple[
         spec: Which windows to make.
 
     Returns:
-        The windows, ``address`` counted from the first row, and how many leading rows are done
-        with: either the start of a complete window or ``is_last``.
+        The windows, ``address`` counted from the first row, and the number of leading rows that
+        are finished: either the start of a complete window or ``is_last``.
     """
     count, horizon = len(scalars), spec.horizon
     rows = np.arange(count)
     last_rows = np.flatnonzero(scalars["is_last"])
-    # Stands for an end that is not there yet: such windows take all their steps.
+    # Placeholder for an end that has not arrived: such windows use all their steps.
     never = count + 2 * (spec.n_step + horizon)
     ends = np.append(last_rows, never)[np.searchsorted(last_rows, rows)]
     take_overs = _take_overs(scalars["source"], never)
@@ -475,7 +473,7 @@ def make_windows(scalars: Records, needed: Integers, spec: SampleSpec) -> tuple[
     steps = np.minimum(spec.n_step, stops - rows)
     chunk = np.minimum(horizon, stops - rows)
     following = rows + steps
-    # From the next observation on, an episode's last row counts, as it has a base's proposal.
+    # From the next observation on, an episode's last row counts, as it has the base's proposal.
     known = np.minimum(following, count - 1)
     reach = np.minimum(ends + 1, take_overs)[known]
     next_chunk = np.minimum(horizon if spec.next_chunk_fields else 0, reach - following)
@@ -483,7 +481,7 @@ def make_windows(scalars: Records, needed: Integers, spec: SampleSpec) -> tuple[
     last = np.maximum(last, following + next_chunk - 1)
     if spec.returns:
         last = np.maximum(last, ends)
-    # Windows come in order: one that is complete waits for those before it.
+    # Windows stay in order: a complete one waits for those before it.
     waiting = (steps > 0) & (last >= count)
     done = int(np.argmax(waiting)) if waiting.any() else count
     index = rows[(steps > 0) & (rows < done)]
@@ -515,20 +513,20 @@ def scalars_of(rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
 
 
 def _returns(scalars: Records, discount: float, index: Integers, stop: Integers) -> Records:
-    """Discounted sums of the rewards of rows index … stop - 1, whose episodes are complete."""
+    """Discounted reward sums of rows index … stop - 1 of complete episodes."""
     rewards = scalars["reward"].astype(np.float64).tolist()
     ended, following = scalars["is_last"].tolist(), 0.0
     whole = np.zeros(len(scalars))
     for row in range(len(scalars) - 1, -1, -1):
         following = 0.0 if ended[row] else rewards[row] + discount * following
         whole[row] = following
-    # A return that a take-over ends lacks what follows from there.
+    # A return cut by a take-over lacks the rewards after it.
     rest: Records = whole[index] - discount ** (stop - index).astype(float) * whole[stop]
     return rest
 
 
 def _inside(addresses: Integers, ranges: Ranges) -> npt.NDArray[np.bool_]:
-    """Whether addresses lie in ranges, none of which overlap."""
+    """Whether addresses lie in non-overlapping ranges."""
     if not ranges:
         return np.zeros(len(addresses), np.bool_)
     firsts, ends = np.array(sorted(ranges)).T
@@ -538,7 +536,7 @@ def _inside(addresses: Integers, ranges: Ranges) -> npt.NDArray[np.bool_]:
 
 
 def _take_overs(sources: npt.NDArray[np.uint8], never: int) -> Integers:
-    """For each row of the policy where an operator takes over next; `never` for all others."""
+    """For each row of the policy, the next operator take-over; `never` for all others."""
     rows = np.arange(len(sources))
     policy = sources == SOURCE_POLICY
     taken = np.flatnonzero(policy[:-1] & (sources[1:] == SOURCE_INTERVENTION)) + 1

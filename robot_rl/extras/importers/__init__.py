@@ -1,1 +1,1 @@
-"""Demonstrations that others recorded."""
+"""Importers for foreign demonstrations."""

@@ -1,4 +1,4 @@
-"""Episodes in arrays, NumPy's `.npz` among them: one group or file each, or one after the other."""
+"""Episodes in arrays, such as NumPy's `.npz`: one group or file per episode, or concatenated."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from robot_rl.extras.importers.dataset import (
     reason,
 )
 
-# Columns that say where episodes end: rows before each end, an episode number for each row, or
-# flags of which any is true at the end. Terminations alone miss episodes that were cut short.
+# Columns that mark where episodes end: rows before each end, an episode number for each row, or
+# flags, any of which is true at the end. Terminations alone miss episodes that were cut short.
 ENDS, _NUMBERS = "episode_ends", ("episode_index", "episode_id", "episode")
 _TERMINATIONS = ("terminals", "terminations", "terminated")
 _FLAGS = (*_TERMINATIONS, "timeouts", "truncations", "truncated", "dones", "done")
@@ -42,7 +42,7 @@ class Arrays:
 
     @property
     def steps(self) -> int:
-        """Number of actions; without actions, the commonest length of the arrays."""
+        """Number of actions; without actions, the most common length of the arrays."""
         lengths = [array.shape[0] for name, array in self.found.items() if name != ENDS]
         named = [self.found[name].shape[0] for name in ("actions", "action") if name in self.found]
         return named[0] if named else max(lengths, key=lengths.count, default=0)
@@ -59,11 +59,11 @@ class Part:
 
     @property
     def is_alone(self) -> bool:
-        """Whether nothing else is in the arrays: observations may then be one longer."""
+        """Whether the arrays hold only this episode: observations may then be one longer."""
         return self.stop - self.start == self.arrays.steps
 
     def problem(self, name: str) -> str | None:
-        """Why a column cannot be read, as far as its dtype and shape show."""
+        """Return why a column cannot be read, judging by its dtype and shape."""
         if name not in self.arrays.found:
             return self.arrays.unreadable.get(name, _ABSENT)
         array, steps = self.arrays.found[name], self.arrays.steps
@@ -88,7 +88,7 @@ class Part:
 
 
 def whole_parts(found: Sequence[Arrays], notes: list[str]) -> dict[str, Part]:
-    """Make each group or file an episode; those without a step become notes."""
+    """Make each group or file an episode; empty ones become notes."""
     for arrays in found:
         if not arrays.steps:
             why = "; ".join(sorted({*arrays.unreadable.values()})) or "it has no steps"
@@ -107,7 +107,7 @@ def dataset_of(
     """Describe the dataset of a file or folder, with its choices of episodes.
 
     Raises:
-        DatasetError: There is no episode, or none of its columns can be read.
+        DatasetError: There is no episode, or no column can be read.
     """
     counts = {choice: len(parts) for choice, parts in choices.items() if parts}
     if not counts:
@@ -141,10 +141,10 @@ def dataset_of(
 
 
 def flat_dataset(path: Path, kind: str, arrays: Arrays, notes: list[str]) -> ForeignDataset:
-    """Cut arrays of all episodes where one ends; flags may leave the last one open.
+    """Split concatenated arrays at episode ends; flags may leave the last episode open.
 
     Raises:
-        DatasetError: Nothing says where episodes end, or there is none.
+        DatasetError: No column marks where episodes end, or there is no episode.
     """
     if arrays.unreadable and not arrays.steps:
         raise _nothing_readable(path, arrays.unreadable)
@@ -152,7 +152,7 @@ def flat_dataset(path: Path, kind: str, arrays: Arrays, notes: list[str]) -> For
     number = next((name for name in _NUMBERS if name in arrays.found), "")
     flags = [name for name in _FLAGS if name in arrays.found]
     where = damage(f"{path}: what says where its episodes end")
-    with where, np.errstate(invalid="ignore"):  # an end that is no number comes out below 0
+    with where, np.errstate(invalid="ignore"):  # a NaN end comes out below 0
         if ENDS in arrays.found:
             by, ends = ENDS, np.ravel(arrays.found[ENDS]).astype(np.int64).tolist()
         elif number:
@@ -185,10 +185,10 @@ def flat_dataset(path: Path, kind: str, arrays: Arrays, notes: list[str]) -> For
 
 
 def open_npz(path: Path) -> ForeignDataset:
-    """Open a file with the steps of all episodes, or a folder with a file an episode.
+    """Open a file with the steps of all episodes, or a folder with one file per episode.
 
     Raises:
-        DatasetError: It cannot be read, or nothing says where episodes end.
+        DatasetError: It cannot be read, or no column marks where episodes end.
     """
     notes: list[str] = []
     if path.is_file():

@@ -1,4 +1,4 @@
-"""What a reader of another format gives: columns as they are, and why others cannot be read."""
+"""The result of reading another format: raw columns, and why others cannot be read."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ALL = "all"
 class ForeignEpisode:
     """The requested columns of one episode."""
 
-    name: str  # as the dataset calls it
-    # (T, ...) each, or (T + 1, ...) with the observation after the last action.
+    name: str  # the dataset's name for it
+    # Each (T, ...), or (T + 1, ...) with the observation after the last action.
     columns: Mapping[str, Array]
     unreadable: Mapping[str, str] = field(default_factory=dict)  # the other columns, and why
-    instruction: str = ""  # the task of the episode in words
+    instruction: str = ""  # the episode's task as text
 
 
 Episodes = Iterator[ForeignEpisode]
@@ -29,40 +29,40 @@ Episodes = Iterator[ForeignEpisode]
 
 @dataclass(frozen=True)
 class ForeignDataset:
-    """A dataset in a format that is not ours."""
+    """A dataset in a foreign format."""
 
-    kind: str  # the format in words, with what its metadata says
-    # The choices of episodes that the mapping file has, and how many each takes.
+    kind: str  # human-readable format, with details from its metadata
+    # The mapping file's choices of episodes, and how many episodes each selects.
     counts: Mapping[str, int]
-    # What the numbers of each column are called, () where they have no names.
+    # Names of the numbers in each column, () if they have no names.
     columns: Mapping[str, tuple[str, ...]]
-    # Takes names of columns and a choice; yields episodes, each with its unreadable columns.
-    # `DatasetDamaged` where the data contradicts itself.
+    # Takes column names and a choice; yields episodes, each with its unreadable columns. Raises
+    # `DatasetDamaged` if the data contradicts itself.
     episodes: Callable[[Collection[str], str], Episodes]
-    rate: float | None = None  # steps per second [Hz]; None where nothing says it
-    # Values that the metadata gives to keys of the mapping file.
+    rate: float | None = None  # steps per second [Hz]; None if unspecified
+    # Values for keys of the mapping file, from the metadata.
     answers: Mapping[str, Any] = field(default_factory=dict)
-    # Observations, and the columns that these are for certain.
+    # Observations whose columns are known for certain.
     observed: Mapping[str, str] = field(default_factory=dict)
-    # Columns that no episode has in a form that can be read, and why.
+    # Columns that are unreadable in every episode, and why.
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    notes: Collection[str] = ()  # missing and unreadable parts, for a person
+    notes: Collection[str] = ()  # missing and unreadable parts, for the user
 
 
 def one_line(text: str) -> str:
-    """A text that is not ours, without what would begin another line or command a terminal."""
+    """Remove line breaks and terminal control characters from foreign text."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def reason(error: BaseException) -> str:
-    """Why something cannot be read, on one line and without advice."""
+    """Return why something cannot be read, on one line and without the hint."""
     return one_line(str(error).partition("; next: ")[0])
 
 
 def read_columns(
     names: Collection[str], read: Callable[[str], Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read columns one by one; gives those that can be read, and why the others cannot."""
+    """Read columns one by one; return the readable ones, and why the others failed."""
     columns, unreadable = dict[str, Any](), dict[str, str]()
     for name in names:
         try:
@@ -73,7 +73,7 @@ def read_columns(
 
 
 def parsed(text: object, what: str, notes: list[str]) -> dict[str, Any]:
-    """Parse a JSON object of a dataset; gives {}, and adds a note, if it is not one."""
+    """Parse a JSON object of a dataset; on failure add a note and return {}."""
     if isinstance(text, Mapping):
         return dict(text)
     try:
@@ -87,7 +87,7 @@ def parsed(text: object, what: str, notes: list[str]) -> dict[str, Any]:
 
 
 def first_readable(dataset: ForeignDataset, names: Collection[str], choice: str) -> ForeignEpisode:
-    """Find the first episode in which all of these columns can be read.
+    """Find the first episode in which all the named columns can be read.
 
     Raises:
         DatasetDamaged: There is none; the message says why the first one cannot be used.

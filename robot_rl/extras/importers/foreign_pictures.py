@@ -1,4 +1,4 @@
-"""Finds columns that hold pictures, and converts them to the cameras of a row."""
+"""Detects image columns and converts them to the cameras of a row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BRIGHTEST = (1.0, 255.0)
 
 
 def is_picture(column: Array) -> bool:
-    """Whether the values (T, ...) of a column are pictures, convertible or not."""
+    """Whether the values (T, ...) of a column are images, convertible or not."""
     try:
         return _form(column) is not None
     except PictureError:
@@ -20,17 +20,17 @@ def is_picture(column: Array) -> bool:
 
 
 def camera_name(name: str, column: Array) -> str:
-    """Propose the field for a column of pictures, by its name and shape."""
+    """Propose the field for an image column, by its name and shape."""
     one_number = column.ndim == 3 or 1 in (column.shape[1], column.shape[-1])
     is_depth = one_number and column.dtype != np.uint8
     return f"images/{name.removesuffix(_DEPTH)}{_DEPTH if is_depth else ''}"
 
 
 def camera_form(name: str, column: Array) -> PictureForm:
-    """Say what the pictures (T, ...) of the column for camera `name` are.
+    """Determine the format of the images (T, ...) in the column for camera `name`.
 
     Raises:
-        PictureError: They are not supported, or are depth where the name means colour.
+        PictureError: They are not supported, or are depth while the name means colour.
     """
     form = _form(_in_millimetres(name, column))
     expected = f"depth as {name}" if name.endswith(_DEPTH) else f"colour, or {name}{_DEPTH}"
@@ -41,9 +41,9 @@ def camera_form(name: str, column: Array) -> PictureForm:
 
 
 def as_camera(name: str, column: Array, form: PictureForm) -> Array:
-    """Convert pictures for a field: uint8 (T, H, W, 3), or uint16 (T, H, W, 1) of depth [mm].
+    """Convert images for a field: uint8 (T, H, W, 3), or uint16 (T, H, W, 1) of depth [mm].
 
-    `PictureError` where they differ from those that gave the form.
+    Raises `PictureError` if they differ from the images that defined the form.
     """
     return form.to_row(_in_millimetres(name, column))
 
@@ -51,7 +51,7 @@ def as_camera(name: str, column: Array, form: PictureForm) -> Array:
 def _in_millimetres(name: str, column: Array) -> Array:
     if not name.endswith(_DEPTH) or column.dtype.kind != "f":
         return column
-    if not (column >= 0).all():  # not a number either
+    if not (column >= 0).all():  # also rejects NaN
         raise PictureError("depth is below 0, or not a number", expected="metres")
     return millimetres(column)
 

@@ -17,7 +17,7 @@ from robot_rl.extras.importers.dataset import ALL, ForeignDataset, one_line, par
 
 _HINT = "copy or download it again"
 _EPISODE = re.compile(r"[A-Za-z]+_\d+")
-_LEAST_BOUND = 1e30  # beyond, a bound is the largest number of a dtype: there is none
+_LEAST_BOUND = 1e30  # a larger bound is just the dtype's largest number: unbounded
 
 
 def open_hdf5(path: Path) -> ForeignDataset:
@@ -46,7 +46,7 @@ def _robomimic(path: Path, file: Any, notes: list[str]) -> ForeignDataset:
     for key in [*file["mask"]] if _is_group(file, "mask") else ():
         try:
             names = [str(name) for name in np.ravel(file["mask"][key].asstr()[:])]
-        except Exception as error:  # h5py has many kinds for a damaged mask
+        except Exception as error:  # h5py raises many kinds for a damaged mask
             notes.append(f"mask/{key} cannot be read: {one_line(str(error))}")
             continue
         choices[key] = [groups[name] for name in names if name in groups]
@@ -87,7 +87,7 @@ def _minari_answers(path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _is_group(parent: Any, name: str) -> bool:
-    """Whether a group has another of this name, in this file."""
+    """Whether a group has a subgroup of this name in the same file."""
     from h5py import Group, HardLink
 
     link = parent.get(name, getlink=True) if name in parent else None
@@ -95,7 +95,7 @@ def _is_group(parent: Any, name: str) -> bool:
 
 
 def _groups(parent: Any, notes: list[str]) -> dict[str, Part]:
-    """One episode a group, in the order of the numbers in their names."""
+    """One episode per group, in the order of the numbers in their names."""
     found = []
     for name in sorted(parent, key=lambda name: (len(name), name)):
         if _is_group(parent, name):
@@ -106,7 +106,7 @@ def _groups(parent: Any, notes: list[str]) -> dict[str, Part]:
 
 
 def _arrays(name: str, group: Any) -> Arrays:
-    """All datasets below a group, but for single values, as `obs/NAME`."""
+    """All datasets below a group except single values, as `obs/NAME`."""
     from h5py import Dataset, HardLink
 
     found: dict[str, Any] = {}
@@ -123,7 +123,7 @@ def _arrays(name: str, group: Any) -> Arrays:
             is_elsewhere = it.external or (
                 it.is_virtual and any(s.file_name != "." for s in it.virtual_sources())
             )
-        except Exception as error:  # h5py has many kinds for a damaged part
+        except Exception as error:  # h5py raises many kinds for a damaged part
             unreadable[name] = one_line(str(error))
             return
         if is_elsewhere:

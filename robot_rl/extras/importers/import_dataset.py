@@ -1,10 +1,10 @@
-"""`robot-rl import`: demonstrations of ours and of others, as a dataset or into a running store.
+"""`robot-rl import`: imports own and foreign demonstrations, to a dataset or a running store.
 
-Others' are read as HDF5 of robomimic 0.3, of Minari 0.5 and of D4RL (`hdf5`), the zarr of
+Foreign formats: HDF5 of robomimic 0.3, of Minari 0.5 and of D4RL (`hdf5`), the zarr of
 diffusion_policy (`zarr_files`), NumPy's `.npz` (`arrays`), MCAP of ROS 2 topics (`mcap`), and
-LeRobot: v3.0 as of release 0.4.4, v2.1 as of 0.3.3, and v2.0 (`lerobot_frames`). Each reader gives
-columns as they are, and says which it cannot read, and why: a damaged part never hides a whole one.
-A person says in a mapping file (`mapping`) what the columns mean, and `mapped` makes rows by it.
+LeRobot: v3.0 as of release 0.4.4, v2.1 as of 0.3.3, and v2.0 (`lerobot_frames`). Each reader
+returns raw columns, and reports unreadable ones with the reason: a damaged part never hides an
+intact one. The user's mapping file (`mapping`) defines the columns, and `mapped` makes rows by it.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from robot_rl.wire.endpoint import wait_for_endpoint
 
 _SERVER_SECONDS = 2.0
 _ROOM_SECONDS = 60.0
-_FIRST_ACTOR = 1 << 31  # of imports; those of actors are counted from 0
+_FIRST_ACTOR = 1 << 31  # of imports; actors count from 0
 
 
 def import_dataset(path: str, out: str, *, map: str | None) -> None:
-    """Write the episodes of a dataset to a new episode dataset, or to a store whose server runs.
+    """Write the episodes of a dataset to a new episode dataset, or to a store with a server.
 
-    Without the `map` that demonstrations of others need, a proposal for it is written beside `out`.
+    Foreign demonstrations need a `map`; without it, a proposal is written next to `out`.
     """
     place = Path(path)
     if not place.exists():
@@ -93,13 +93,13 @@ def open_foreign(path: Path) -> ForeignDataset:
 
     Raises:
         MissingExtra: The package that reads the format is not installed.
-        OutsideDataset: It names a file that is not in its folder.
+        OutsideDataset: It names a file outside its folder.
         DatasetError: It has another format, or cannot be read.
     """
-    path = path.absolute()  # messages then name its files in full
+    path = path.absolute()  # for full file names in messages
     if (path / layout.INFO_PATH).is_file():
         layout.require_packages()
-        from robot_rl.extras.importers.lerobot_frames import open_lerobot  # late: needs them
+        from robot_rl.extras.importers.lerobot_frames import open_lerobot  # late: optional packages
 
         return open_lerobot(path)
     minari = path / "data" / "main_data.hdf5"
@@ -144,16 +144,16 @@ def import_episodes(
     client: ReplayClient,
     on_episode: Callable[[Episode], None] = lambda _: None,
 ) -> Counter[str]:
-    """Send all episodes of a source, and their annotations, to the server of a client.
+    """Send all episodes of a source, and their annotations, to a client's server.
 
-    A source has a session of its own in the store, known by its first episode, its columns and its
-    length: an interrupted import goes on where it stood, and nothing is added twice. `on_episode`
-    is called after each episode. Gives counts of ``episodes``, ``new_episodes``, ``new_rows`` and
+    A source has its own session in the store, identified by its first episode, its columns and its
+    length: an interrupted import resumes where it stopped, without duplicates. `on_episode` is
+    called after each episode. Returns counts of ``episodes``, ``new_episodes``, ``new_rows`` and
     ``new_annotations``.
 
     Raises:
         SchemaMismatch: The store has other columns; names the field.
-        SpoolError: There is no room; what was sent stays, and the import can be repeated.
+        SpoolError: There is no room; sent episodes stay, and the import can be repeated.
         ServerUnreachable: The server went away and did not come back in time.
         DatasetError: The source cannot be read.
     """

@@ -1,4 +1,4 @@
-"""LeRobot datasets that others recorded."""
+"""Reader for foreign LeRobot datasets."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ def open_lerobot(path: Path) -> ForeignDataset:
 
 
 def feature_of(key: str, declared: Mapping[str, Any]) -> Feature:
-    """Make the feature of an entry in `meta/info.json`; the shape of pictures is left open.
+    """Make the feature of an entry in `meta/info.json`; the shape of images is left open.
 
-    ValueError, TypeError, AttributeError or OverflowError where the entry cannot be used.
+    Raises ValueError, TypeError, AttributeError or OverflowError for an unusable entry.
     """
     dtype = str(declared.get("dtype")).lower()
     if dtype in (layout.VIDEO, layout.IMAGE):
@@ -103,7 +103,7 @@ def feature_of(key: str, declared: Mapping[str, Any]) -> Feature:
 
 
 def _names(declared: Any) -> list[str]:
-    """The names of numbers, flat: of lists, of lists by name, or of places by name."""
+    """Names of the numbers, flat: from lists, lists by name, or indices by name."""
     if isinstance(declared, str):
         return [declared]
     if isinstance(declared, list):
@@ -118,7 +118,7 @@ def _names(declared: Any) -> list[str]:
 
 
 def _lost(frames: LeRobotFrames, record: Mapping[str, Any], feature: Feature) -> str | None:
-    """Why the pictures of an episode cannot be read, as far as it shows without reading them."""
+    """Return why an episode's images cannot be read, as far as known without reading them."""
     try:
         file, _ = frames.video_file(record, feature)
     except DatasetDamaged as error:

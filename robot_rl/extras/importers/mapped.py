@@ -1,4 +1,4 @@
-"""Turns the episodes of a foreign dataset into rows, by a mapping file."""
+"""Converts the episodes of a foreign dataset to rows, using a mapping file."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from robot_rl.extras.importers.mapping import (
 )
 from robot_rl.safety import rotations
 
-# Beyond the bounds by rounding; and the share of steps beyond them from which on the bounds, or
-# the convention, cannot be right.
+# Allowed rounding beyond the bounds; and the fraction of steps beyond them above which the bounds,
+# or the convention, must be wrong.
 _ROUNDING, _MOST_BEYOND = 1e-4, 0.05
 _POSITION, _ROTATION = ARM_ACTIONS[:3], ARM_ACTIONS[3:]
-# How a rotation may be written; Euler angles turn about the fixed axes x, y, z one by one.
+# Rotation formats; Euler angles turn about the fixed axes x, y, z in this order.
 _TURNS = {
     _ROTATION: Rotation.from_rotvec,
     ("roll", "pitch", "yaw"): partial(Rotation.from_euler, "xyz"),
@@ -55,11 +55,11 @@ _TURNS = {
 
 
 class MappedEpisodes:
-    """The episodes of a foreign dataset as a mapping file says. See `EpisodeSource`.
+    """The episodes of a foreign dataset, converted by a mapping file. See `EpisodeSource`.
 
-    An episode ends at its first step that terminated, or as `close_episode` says. The first
-    `last_command` is that of an arm at rest with open grippers. Everything except the pictures is
-    checked at once. Episodes that cannot be read are left out.
+    An episode ends at its first step that terminated, or as `close_episode` decides. The first
+    `last_command` is that of an arm at rest with open grippers. Everything except the images is
+    checked on creation. Episodes that cannot be read are left out.
 
     Raises:
         SchemaMismatch: The mapping does not fit the dataset, or the actions their bounds.
@@ -69,8 +69,8 @@ class MappedEpisodes:
     def __init__(self, dataset: ForeignDataset, file: Path) -> None:
         self._dataset, self._file = dataset, file
         self._mapping = mapping = read_mapping(file, dataset)
-        self._forms: dict[str, PictureForm] = {}  # of the cameras
-        # Episodes that cannot be read are left out; a wrong value in another one is an error.
+        self._forms: dict[str, PictureForm] = {}  # by camera
+        # Unreadable episodes are left out; a wrong value in a readable one is an error.
         self._lost: dict[str, str] = {}
         columns = self._columns(mapping.observations)
         first = first_readable(dataset, columns, mapping.episodes).columns
@@ -88,7 +88,7 @@ class MappedEpisodes:
 
     @property
     def report(self) -> list[str]:
-        """Lines that say what was found and left out; complete after `episodes`."""
+        """Lines about what was found and left out; complete after `episodes`."""
         lost = [f"{name} left out: {why}" for name, why in self._lost.items()]
         return [one_line(text) for text in (*self._notes, *self._dataset.notes, *lost)]
 
@@ -96,12 +96,12 @@ class MappedEpisodes:
         return self._dataset.counts[self._mapping.episodes]
 
     def episodes(self) -> Iterator[Episode]:
-        """Yield the episodes that have a step left; `DatasetError` where a column does not fit."""
+        """Yield the episodes that have a step left; `DatasetError` if a column does not fit."""
         episodes = self._read([*self._mapping.observations], Counter())
         return (episode for _, episode in episodes if len(episode.rows))
 
     def _checked(self) -> list[str]:
-        """Refuse a dataset that nothing can be learned from; return lines for the report."""
+        """Refuse a dataset without usable training data; return lines for the report."""
         states = [name for name in self._mapping.observations if name.startswith("state/")]
         counts: Counter[str] = Counter()
         read = self._read(states or [*self._mapping.observations], counts)
@@ -130,7 +130,7 @@ class MappedEpisodes:
         return [self._dataset.kind, f"actions, of -1 to 1: {', '.join(ranges)}", *notes]
 
     def _read(self, names: Sequence[str], counts: Counter[str]) -> Iterator[tuple[Array, Episode]]:
-        """Yield the scaled actions (T, d) of each episode, and it, without rows if none is left."""
+        """Yield each episode with its scaled actions (T, d); without rows if no step is left."""
         given = self._dataset.episodes(self._columns(names), self._mapping.episodes)
         for number, episode in enumerate(given):
             if episode.unreadable:
@@ -151,7 +151,7 @@ class MappedEpisodes:
             yield action, Episode(rows, number, text, success, SOURCE_DEMONSTRATION)
 
     def _columns(self, observations: Iterable[str]) -> set[str]:
-        """Columns of the dataset behind these observations and the rest of a row."""
+        """Dataset columns for these observations and the other fields of a row."""
         mapping = self._mapping
         named: list[Any] = [mapping.observations[name] for name in observations]
         named += [mapping.action, mapping.reward, mapping.terminated]
@@ -161,7 +161,7 @@ class MappedEpisodes:
     def _rows(
         self, values: Mapping[str, Array], observations: Sequence[str], counts: Counter[str]
     ) -> tuple[Array, Array, bool]:
-        """The scaled actions (T, d) before they are limited, the rows, and the success."""
+        """Return the scaled actions (T, d) before clipping, the rows, and the success."""
         raw = self._numbers(self._mapping.action, values)
         stop, reward, ended, success = self._judged(values, len(raw))
         moved = np.stack(list(self._converted(raw[:stop]).values()), axis=1)
@@ -203,11 +203,11 @@ class MappedEpisodes:
         return action, rows, bool(success[stop - 1])
 
     def _judged(self, values: Mapping[str, Array], count: int) -> tuple[int, Array, Array, Array]:
-        """Number of steps up to the end, and reward, termination and success (count,) of each."""
+        """Number of steps up to the end; reward, termination and success (count,) of each."""
         mapping = self._mapping
 
         def outcome(name: str) -> Array:
-            # Of T + 1 values, as Minari's infos have, the first belongs to the reset.
+            # With T + 1 values, as in Minari's infos, the first belongs to the reset.
             return self._numbers(name, values)[-count:, 0]
 
         ended = np.zeros(count, np.bool_)
@@ -231,7 +231,7 @@ class MappedEpisodes:
         return converted(raw, mapping.action_names, mapping.action_convention, period)
 
     def _numbers(self, named: Any, values: Mapping[str, Array]) -> Array:
-        """The numbers (T, n) or (T + 1, n) of one or more columns, side by side."""
+        """The numbers (T, n) or (T + 1, n) of one or more columns, concatenated."""
         columns = []
         for name, numbers in parts(named):
             column = values[name]
@@ -249,7 +249,7 @@ class MappedEpisodes:
         return side_by_side
 
     def _seen(self, name: str, values: Mapping[str, Array]) -> Array:
-        """An observation (T, ...) or (T + 1, ...), as its field has it."""
+        """An observation (T, ...) or (T + 1, ...) in the format of its field."""
         named = self._mapping.observations[name]
         if re.fullmatch(r"state(/[\w-]+)+", name):
             numbers = self._numbers(named, values).astype(np.float32)
@@ -280,7 +280,7 @@ class MappedEpisodes:
             ) from error
 
     def _bounds(self) -> Array:
-        """The values (2, d) that become -1 and 1."""
+        """The values (2, d) that map to -1 and 1."""
         given = [self._mapping.action_low, self._mapping.action_high]
         with suppress(TypeError, ValueError):
             shape = len(self._names)
@@ -297,18 +297,18 @@ class MappedEpisodes:
 def converted(
     values: Array, names: Sequence[str | None], convention: str, period: float
 ) -> dict[str, Array]:
-    """Convert foreign actions (T, c) to our columns, unscaled: an arm's become steps of its target.
+    """Convert foreign actions (T, c) to our columns, unscaled; an arm's become target steps.
 
-    The first of absolute poses is left out: the pose before it was not recorded.
+    With absolute poses the first is left out: the pose before it was not recorded.
 
     Args:
         values: A column for each name.
-        names: What they are called; None leaves a column out.
-        convention: One of `CONVENTIONS`; the mapping file says what they are.
-        period: Of the control loop [s].
+        names: Names of the columns; None leaves a column out.
+        convention: One of `CONVENTIONS`; the mapping file explains them.
+        period: Period of the control loop [s].
 
     Returns:
-        Our columns, (T,) each, or (T - 1,) of absolute poses, in m and rad where they are an arm's.
+        Our columns, (T,) each, or (T - 1,) for absolute poses; m and rad for an arm.
 
     Raises:
         SchemaMismatch: The convention has no such names.
@@ -335,7 +335,7 @@ def converted(
         turn = [f"{arm}{slash}{part}" for part in parts]
         if part in _POSITION:
             found[name] = np.diff(column) if absolute else column * factor
-        elif part == GRIPPER_ACTION:  # in every convention a position
+        elif part == GRIPPER_ACTION:  # a position in every convention
             found[name] = column[1:] if absolute else column
         elif not parts or not {*turn} <= {*columns} or (len(parts) == 4 and convention == RATES):
             raise SchemaMismatch(

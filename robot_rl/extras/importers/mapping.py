@@ -1,7 +1,7 @@
-"""The mapping file: what the columns of a foreign dataset are in a row of ours.
+"""The mapping file: which row field each column of a foreign dataset becomes.
 
-`propose` writes one: the values that the dataset's metadata declares, and `???` for the others. A
-person fills it in, and `read_mapping` reads it. Nothing is guessed.
+`propose` writes one, with the values that the dataset's metadata declares and `???` for the others.
+The user fills it in, and `read_mapping` reads it. It does not guess.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from robot_rl.extras.importers.dataset import ALL, ForeignDataset, one_line
 from robot_rl.extras.importers.foreign_pictures import camera_name, is_picture
 
 BLANK = "???"
-# What the numbers of an action are; the text below explains them.
+# Meanings of an action's numbers; the text below explains them.
 ENVIRONMENT, RATES, ABSOLUTE = "environment", "rates", "absolute"
 CONVENTIONS = (ENVIRONMENT, "joint", "delta", RATES, ABSOLUTE)
 SUCCESS, NEVER, TERMINATED, ANY = "success", "never", "terminated", "any "
-# Names of columns that have one meaning in all formats.
+# Column names with the same meaning in all formats.
 _CALLED = {
     "action": ("action", "actions"),
     "reward": ("next.reward", "reward", "rewards"),
@@ -96,12 +96,12 @@ class ForeignMapping:
 
 
 def propose(path: Path, out: Path, file: Path, dataset: ForeignDataset) -> None:
-    """Write a mapping file for the opened dataset of `path`, with the values that it declares.
+    """Write a mapping file for the dataset at `path`, with the values that it declares.
 
     Its comments show the command that imports the dataset to `out`.
 
     Raises:
-        SchemaMismatch: There is something at `file`, or it cannot be written.
+        SchemaMismatch: `file` exists, or cannot be written.
         DatasetDamaged: The dataset cannot be read.
     """
     choice = next(iter(dataset.counts))
@@ -120,7 +120,7 @@ def propose(path: Path, out: Path, file: Path, dataset: ForeignDataset) -> None:
     observed = {own: name for own, name in dataset.observed.items() if name.split("[")[0] in first}
     others = {n: c for n, c in first.items() if n not in _MEANT and c.dtype != np.bool_}
     named = {n: called[1] for n in others if (called := _OBSERVED.fullmatch(n))}
-    if not observed:  # where nothing is called an observation, all else may be one
+    if not observed:  # without named observations, any other column may be one
         for name, part in (named or dict(zip(others, others, strict=True))).items():
             column, own = others[name], re.sub(r"[^\w-]+", "_", part or "observation")
             observed[camera_name(own, column) if is_picture(column) else f"state/{own}"] = name
@@ -149,7 +149,7 @@ def propose(path: Path, out: Path, file: Path, dataset: ForeignDataset) -> None:
 
 
 def read_mapping(file: Path, dataset: ForeignDataset) -> ForeignMapping:
-    """Read a mapping file that a person has filled in, or raise `SchemaMismatch`."""
+    """Read a mapping file that the user has filled in, or raise `SchemaMismatch`."""
     keys = {field.name: str(field.type) for field in fields(ForeignMapping)}
     try:
         given = dict(yaml.safe_load(file.read_text(encoding="utf-8")))
@@ -179,7 +179,7 @@ def read_mapping(file: Path, dataset: ForeignDataset) -> ForeignMapping:
 
 
 def parts(named: Any) -> list[tuple[str, slice]]:
-    """Split NAME, NAME[0:3] or a list of these into columns and the numbers to take of each."""
+    """Split NAME, NAME[0:3] or a list of these into columns and slices of their numbers."""
     found = []
     for text in named if isinstance(named, list) else [named]:
         part = _PART.fullmatch(str(text))
@@ -224,16 +224,16 @@ def _check(file: Path, mapping: ForeignMapping, dataset: ForeignDataset) -> None
 
 
 def _survey(dataset: ForeignDataset, choice: str) -> tuple[dict[str, Array], list[str], int]:
-    """Look at every column.
+    """Inspect every column.
 
-    Gives the values in the first episode in which each column can be read, a line of text for each
+    Returns each column's values in the first episode in which it can be read, a line of text per
     column, and the number of steps.
     """
     missing, lost, found = dict.fromkeys(dataset.columns), dict[str, str](), dict[str, Array]()
     for number in range(dataset.counts[choice]):
         if number and not missing:
             break
-        # Columns that were found are not read again: pictures take long.
+        # Do not read columns again that were found: images take long.
         episode = next(itertools.islice(dataset.episodes(missing, choice), number, None))
         found |= {name: c for name, c in episode.columns.items() if len(c)}
         lost = {**episode.unreadable, **lost}

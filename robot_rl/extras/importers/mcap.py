@@ -1,8 +1,8 @@
-"""Recordings of ROS 2 topics, MCAP, as demonstrations: a step for each command to the robot.
+"""Imports MCAP recordings of ROS 2 topics as demonstrations: one step per robot command.
 
-In recordings of the flight recorder each message of `action`, published as a step ends, is a step,
-and `events` say where episodes begin and end. In other recordings each message of `target_pose` is
-a step, and each file an episode. Every other topic counts with its latest message at that moment.
+In the flight recorder's recordings each `action` message, published at the end of a step, is a
+step, and `events` mark where episodes start and end. In other recordings each `target_pose` message
+is a step, and each file an episode. Other topics use their latest message at that time.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _ACTION, _TARGET, _POSE = "action", "target_pose", "current_pose"
 _EVENTS, _REWARD, _GRIPPER = "events", "reward", "gripper/state"
 _BEGINS = re.compile(r"episode \d+ begins")
 _ENDS = re.compile(r"episode \d+ ends with (success|failure)(, cut short)?")
-_LOST = 1.75  # lengths of a step; where two actions are further apart, one between them was lost
-# Columns made of the recorder's events, and one made of the measured pose and the target.
+_LOST = 1.75  # in step lengths; a larger gap between two actions means that one was lost
+# Columns from the recorder's events, and one from the measured pose and the target.
 _OUTCOMES, _LEAD = ("reward", "terminated", "success"), "target_lead"
 # Topics of docs/topics.md, and their fields in a row.
 _OBSERVED = {
@@ -49,7 +49,7 @@ _COLORS = {"rgb8": slice(None), "bgr8": slice(None, None, -1)}
 
 
 def open_mcap(path: Path) -> ForeignDataset:
-    """Open a file or a folder, as `McapRecording` says."""
+    """Open a file or a folder as a `McapRecording`."""
     recording = McapRecording(path)
     kind, answers = "MCAP", {"control_rate_hz": recording.rate, "action": recording.acting}
     if recording.left_out:
@@ -98,7 +98,7 @@ _VALUES: dict[str, Callable[[Any], Any]] = {
 @dataclass
 class _Episode:
     moments: list[int] = field(default_factory=list)  # when each step ended [ns]
-    # The latest messages by topic, at the beginning and at the end of each step.
+    # The latest messages by topic, at the start and at the end of each step.
     seen: list[dict[str, Any]] = field(default_factory=list)
     rewards: list[tuple[int, float]] = field(default_factory=list)  # with the time [ns]
     success: bool = False
@@ -106,15 +106,15 @@ class _Episode:
 
 
 class McapRecording:
-    """Episodes in MCAP files, with columns by the names of their topics.
+    """Episodes in MCAP files, with columns named after their topics.
 
     Attributes:
         ours: Whether the flight recorder wrote them.
-        acting: The topic whose messages are the steps.
-        rate: Steps a second [Hz].
+        acting: Topic with one message per step.
+        rate: Steps per second [Hz].
         columns: Names of the numbers of each column.
-        observed: Observation → column, for topics that have our names.
-        left_out: Number of episodes that lack an action.
+        observed: Observation → column, for topics with our names.
+        left_out: Number of episodes without an action.
 
     Raises:
         MissingExtra: The packages that read MCAP are not installed.
@@ -161,8 +161,8 @@ class McapRecording:
     def episodes(self, names: Collection[str]) -> Episodes:
         """Yield these columns of each episode; the recorder's observations are one longer.
 
-        A column of which a message cannot be read, or has fewer or more numbers than another, is
-        unreadable in that episode.
+        A column is unreadable in an episode if one of its messages cannot be read, or if their
+        lengths differ.
         """
         asked = [name for name in names if name not in _OUTCOMES]
         read = self._read({*asked, _POSE, _TARGET} if _LEAD in asked else asked)
@@ -174,7 +174,7 @@ class McapRecording:
             yield ForeignEpisode(f"episode {number}", columns, unreadable)
 
     def _add(self, name: str, message: Any) -> None:
-        """Add a column, and the field of an observation that it is."""
+        """Add a column, and its observation field if it has one."""
         arm, slash, topic = name.rpartition("/")
         own = f"state/{arm}{slash}"
         is_joints = hasattr(message, "position")
@@ -198,13 +198,13 @@ class McapRecording:
                 return np.array([value(at[name]) for at in seen[name == _ACTION :]])
             poses = self._column(seen, _POSE)
             targets = self._column(seen[self.ours :], _TARGET)
-            # The recorder's episodes begin at rest, where the pose is the target.
+            # The recorder's episodes start at rest, where the pose is the target.
             pairs = zip(poses[self.ours :], targets, strict=True)
             leads = [rotations.between(*pair) for pair in pairs]
             return np.array([np.zeros(6)] * self.ours + leads)
 
     def _read(self, names: Collection[str]) -> Iterator[_Episode]:
-        """Yield every episode, with what these topics said last as it began and at each step."""
+        """Yield every episode, with the latest messages of these topics at its start and steps."""
         episode: _Episode | None = None
         newest: dict[str, Callable[[], Any]] = {}
         for file in self._files:
@@ -230,7 +230,7 @@ class McapRecording:
     def _messages(
         self, file: Path, names: Collection[str]
     ) -> Iterator[tuple[str, int, Callable[[], Any]]]:
-        """Yield topic, time of receipt [ns] and what decodes it, in the order of receipt."""
+        """Yield topic, time of receipt [ns] and decoder, in the order of receipt."""
         from mcap.reader import make_reader
         from mcap_ros2.decoder import DecoderFactory
 
@@ -261,7 +261,7 @@ def _sample(newest: dict[str, Callable[[], Any]], names: Collection[str]) -> dic
 
 
 def _outcomes(episode: _Episode) -> dict[str, Array]:
-    """Reward, termination and success (T,) of its steps; a reward belongs to the nearest action."""
+    """Reward, termination and success (T,) of its steps; a reward counts for the nearest action."""
     moments = np.array(episode.moments)
     at, rewards = np.array(episode.rewards or [(0, np.nan)]).T
     nearest = np.abs(at - moments[:, None]).argmin(axis=1)

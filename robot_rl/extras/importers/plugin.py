@@ -1,4 +1,4 @@
-"""`robot-rl import`: takes in demonstrations, also those that others recorded."""
+"""`robot-rl import`: imports demonstrations, including foreign ones."""
 
 from robot_rl.plugins import Command, Option, Plugin
 

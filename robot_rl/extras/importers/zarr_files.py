@@ -1,4 +1,4 @@
-"""The zarr of diffusion_policy, formats 2 and 3: `data/NAME` by rows, and `meta/episode_ends`."""
+"""Zarr of diffusion_policy, formats 2 and 3: `data/NAME` by rows, and `meta/episode_ends`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from robot_rl.processes.files import check_links
 
 _DESCRIPTIONS = (".zarray", "zarr.json")
 _CODE = "pickle"  # a codec that runs code
-# How a chunk of blosc begins: versions, flags and size of an item, then the bytes of the numbers,
-# of a block, and of the chunk.
+# Header of a blosc chunk: versions, flags and item size, then the bytes of the numbers, of a
+# block, and of the chunk.
 _HEADER = struct.Struct("<4x3I")
 
 
@@ -55,7 +55,7 @@ def open_zarr(path: Path) -> ForeignDataset:
 
 
 class _Column:
-    """An array on disk; each chunk is checked to be whole before it is decoded."""
+    """An array on disk. Chunks are checked for truncation before they are decoded."""
 
     def __init__(self, store: LocalStore, path: Path, name: str) -> None:
         self._folder = path / name
@@ -74,7 +74,7 @@ class _Column:
             return np.asarray(self.array[rows])
 
     def _check_whole(self, rows: range) -> None:
-        """Refuse chunks that were cut: blosc would fill them with whatever the memory holds."""
+        """Refuse truncated chunks: blosc would fill them with uninitialised memory."""
         each = self.array.chunks[0]
         others = [
             range(-(-n // c)) for n, c in zip(self.shape[1:], self.array.chunks[1:], strict=True)
@@ -91,7 +91,7 @@ class _Column:
 
     @property
     def absent(self) -> int:
-        """Number of its files that are not there."""
+        """Number of missing files."""
         rows = self.array.shards or self.array.chunks
         expected = math.prod(-(-size // each) for size, each in zip(self.shape, rows, strict=True))
         there = (name for _, _, files in os.walk(self._folder) for name in files)
@@ -99,7 +99,7 @@ class _Column:
 
 
 def _names(data: Path) -> set[str]:
-    """Arrays below a folder, by their paths in it."""
+    """Arrays below a folder, by their relative paths."""
     files = (file for name in _DESCRIPTIONS for file in data.rglob(name))
     names = {file.parent.relative_to(data).as_posix() for file in files if not _is_group(file)}
     return names - {"."}
@@ -109,4 +109,4 @@ def _is_group(file: Path) -> bool:
     try:
         return bool(json.loads(file.read_bytes())["node_type"] == "group")
     except (OSError, ValueError, LookupError, TypeError):
-        return False  # format 2 has other files for groups; opening says what else is wrong
+        return False  # format 2 marks groups differently; opening reports other problems

@@ -1,1 +1,1 @@
-"""Datasets in the layout of LeRobot."""
+"""Datasets in LeRobot's layout."""

@@ -1,36 +1,36 @@
-"""Episodes in the dataset layout of LeRobot v3.0, written and read without the `lerobot` package.
+"""Episodes in LeRobot's v3.0 dataset layout, read and written without the `lerobot` package.
 
 Layout, as LeRobot's `LeRobotDataset` reads it (checked against LeRobot 0.4.4)::
 
     meta/info.json                                version, rate, features, path templates, totals
     meta/stats.json                               statistics of each feature over all frames
-    meta/tasks.parquet                            the tasks in words, numbered
-    meta/episodes/chunk-000/file-000.parquet      a row an episode: length, files, statistics
-    data/chunk-000/file-000.parquet               a row a frame; several episodes in one file
-    videos/<camera>/chunk-000/file-000.mp4        the pictures; several episodes in one file
+    meta/tasks.parquet                            the task instructions, numbered
+    meta/episodes/chunk-000/file-000.parquet      a row per episode: length, files, statistics
+    data/chunk-000/file-000.parquet               a row per frame; several episodes in one file
+    videos/<camera>/chunk-000/file-000.mp4        the images; several episodes in one file
     meta/robot_rl.json                            ours: the schema of the rows and their metadata
 
-How the fields of a row are named there:
+Names of the row fields in this layout:
 
 | ours | LeRobot's | |
 |---|---|---|
 | `images/<camera>` | `observation.images.<camera>` | H.264, lossy |
 | `state/object_poses` | `observation.environment_state` | (k, 7) flattened |
-| other float32 `state/<field>` | `observation.state` | side by side, in the schema's order |
+| other float32 `state/<field>` | `observation.state` | concatenated, in the schema's order |
 | `action` | `action` | `names` are the schema's |
 | `reward`, `terminated`, `truncated`, `success` | `next.reward`, `next.terminated`, ... | |
-| every other field | `complementary_info.<field>` | kept, so that an import gives the same rows |
+| every other field | `complementary_info.<field>` | kept so that an import returns the same rows |
 
-The `names` of `observation.state` say which number is which: `tcp_pose.0`, `tcp_pose.1`, ...
-Slashes inside a name become dots, as LeRobot allows none. `next.done` is true at an episode's last
-frame and is LeRobot's alone, like `timestamp`, `frame_index`, `episode_index`, `index` and
-`task_index`. The seed, success, source and instruction of an episode are the columns `robot_rl/...`
-of `meta/episodes`.
+The `names` of `observation.state` label its numbers: `tcp_pose.0`, `tcp_pose.1`, ...
+Slashes inside a name become dots, as LeRobot does not allow them. `next.done` is true at an
+episode's last frame and exists only in LeRobot, like `timestamp`, `frame_index`, `episode_index`,
+`index` and `task_index`. The seed, success, source and instruction of an episode are the columns
+`robot_rl/...` of `meta/episodes`.
 
-What does not come back. LeRobot has no final observation, so an export drops an episode's last row:
-an import keeps all steps of an episode that terminated, and all but the last of any other one
-(`robot_rl.data.transfer.close_episode`). Pictures come back with the losses of H.264, all else
-equal. What LeRobot itself recorded is imported with a mapping, by the extra `importers`.
+Losses on import. LeRobot has no final observation, so an export drops an episode's last row: an
+import keeps all steps of an episode that terminated, and all but the last of any other one
+(`robot_rl.data.transfer.close_episode`). Images have the losses of H.264; all other data is equal.
+Datasets that LeRobot itself recorded are imported with a mapping, by the extra `importers`.
 
 Reading and writing need the packages of the extra `lerobot`; importing this module does not.
 """
@@ -69,7 +69,7 @@ _OUTCOMES = ("reward", "terminated", "truncated", "success")
 
 
 def require_packages() -> None:
-    """Raise `MissingExtra` where what reads and writes LeRobot datasets is not installed."""
+    """Raise `MissingExtra` if the packages for LeRobot datasets are not installed."""
     for package in ("pyarrow", "av"):
         require(package, "lerobot")
 
@@ -79,29 +79,29 @@ class Feature:
     """One feature of a LeRobot dataset."""
 
     key: str  # its name
-    # NumPy's name, ``"video"``, or ``"image"`` of pictures beside the numbers; "" is as stored.
+    # NumPy's name, ``"video"``, or ``"image"`` for images next to the numbers; "" is as stored.
     dtype: str
-    # Of one frame: (n,), or (height, width, 3) of a camera. Of a dataset of others (-1,) and () are
+    # Of one frame: (n,), or (height, width, 3) for a camera. In a foreign dataset (-1,) and () mean
     # as stored.
     shape: tuple[int, ...]
     names: tuple[str, ...] | None = None  # of the numbers, if they have names
-    # The fields of a row that it holds, each flattened, side by side.
+    # The row fields that it holds, flattened and concatenated.
     fields: tuple[Field, ...] = ()
 
     @property
     def is_video(self) -> bool:
-        """Whether it is a camera, whose pictures have files of their own."""
+        """Whether it is a camera whose images are in separate video files."""
         return self.dtype == VIDEO
 
     def values(self, rows: Rows) -> Array:
-        """Return its values in rows: (rows, n), or (rows, height, width, 3) of a camera."""
+        """Return its values in rows: (rows, n), or (rows, height, width, 3) for a camera."""
         columns: list[Array] = [rows[field.name] for field in self.fields]
         if self.is_video:
             return columns[0]
         return np.concatenate([column.reshape(len(rows), -1) for column in columns], axis=1)
 
     def put(self, values: Array, rows: Rows) -> None:
-        """Put what `values` returned back into rows."""
+        """Write values in the format of `values` back into rows."""
         if self.is_video:
             rows[self.fields[0].name] = values
             return
@@ -127,7 +127,7 @@ INDEX_FEATURES = (
 def features_of(schema: RowSchema) -> tuple[Feature, ...]:
     """Return the features that hold the rows of a schema.
 
-    `SchemaMismatch` where a camera gives no RGB pictures, or two fields would have one name.
+    Raises `SchemaMismatch` if a camera has no RGB images, or two fields would have one name.
     """
     state: list[Field] = []
     features: list[Feature] = []
@@ -160,8 +160,8 @@ def features_of(schema: RowSchema) -> tuple[Feature, ...]:
 
 
 def frame_rate(rate_hz: float) -> Fraction:
-    """Return a recording's steps per second as videos need it."""
-    # Not every rate is a whole number; 29.97 must not become a fraction that no video can hold.
+    """Return a recording's steps per second as a fraction, as videos need it."""
+    # Not every rate is a whole number; 29.97 must not become a fraction too large for a video.
     return Fraction(rate_hz).limit_denominator(1001)
 
 
@@ -178,7 +178,7 @@ def _camera(field: Field) -> Feature:
 
 
 def _vector(key: str, fields: tuple[Field, ...], names: tuple[str, ...] | None = None) -> Feature:
-    """Lay fields of one dtype side by side."""
+    """Concatenate fields of one dtype."""
     width = sum(math.prod(field.shape) for field in fields)
     if names is None and width > 1:
         names = tuple(name for field in fields for name in _element_names(field))

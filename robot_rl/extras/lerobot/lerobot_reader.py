@@ -1,4 +1,4 @@
-"""Reading a LeRobot dataset. See `layout`."""
+"""Reader for LeRobot datasets. See `layout`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ADDED = f"if others added episodes, remove {layout.OWN_PATH} and import all wit
 _OLD_DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
 _OLD_VIDEO_PATH = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
 _OLD_CHUNK = 1000
-# What says where the frames of an episode are; without the first three none can be found.
+# Locate the frames of an episode; without the first three no frame can be found.
 _NEEDED = ("episode_index", "data/chunk_index", "data/file_index")
 _PLACES = ("dataset_from_index", "dataset_to_index", "length", "tasks")
 _VIDEO_PLACES = ("chunk_index", "file_index", "from_timestamp")
@@ -40,27 +40,27 @@ _VIDEO_PLACES = ("chunk_index", "file_index", "from_timestamp")
 
 @dataclass(frozen=True)
 class LeRobotFrame:
-    """The frames of an episode: what `meta/` says of it, and (frames, ...) of each feature."""
+    """The frames of an episode: its record in `meta/`, and (frames, ...) of each feature."""
 
-    record: Mapping[str, Any]  # a column of `meta/episodes` is None where it is not there
+    record: Mapping[str, Any]  # None for a missing column of `meta/episodes`
     values: Mapping[Feature, Array]
     damaged: Mapping[Feature, DatasetDamaged]  # the features that cannot be read, and why
 
 
 @dataclass(eq=False)
 class LeRobotFrames:
-    """The frames of a LeRobot dataset of v3.0, v2.1 or v2.0, as the features name them.
+    """The frames of a LeRobot dataset of v3.0, v2.1 or v2.0, by feature.
 
-    Damaged parts are listed; the others can be read all the same.
+    Damaged parts are listed; the others can still be read.
 
     Attributes:
-        records: What is known of each episode, in order.
+        records: Metadata of each episode, in order.
         damaged: Why records of other episodes cannot be read.
     """
 
     path: Path  # directory of the dataset
     information: Mapping[str, Any]  # content of `meta/info.json`
-    features: Sequence[Feature]  # those to read
+    features: Sequence[Feature]  # to read
     rate: Fraction  # frames per second
     own: Sequence[str] = ()  # columns of `meta/episodes` that are ours
     records: list[dict[str, Any]] = field(default_factory=list, init=False)
@@ -79,7 +79,7 @@ class LeRobotFrames:
             self.damaged.append(error)
 
     def _add(self, record: dict[str, Any]) -> None:
-        """Add a record if the frames of its episode can be found."""
+        """Add a record if its episode's frames can be located."""
         where = f"{self.path / 'meta/episodes'}: a record"
         with self._noting_damage(), damage(where, hint=RESTORE):
             for name in _NEEDED:
@@ -102,7 +102,7 @@ class LeRobotFrames:
             self.damaged.append(error)
 
     def video_file(self, record: Mapping[str, Any], feature: Feature) -> tuple[Path, float]:
-        """The file with an episode's pictures, and from where on [s]; or raise `DatasetDamaged`."""
+        """Return the video file of an episode and its start [s]; or raise `DatasetDamaged`."""
         prefix = f"videos/{feature.key}"
         with damage(f"{self.path / 'meta/episodes'}: {prefix!r}", hint=RESTORE):
             start = float(record[f"{prefix}/from_timestamp"])
@@ -177,7 +177,7 @@ class LeRobotFrames:
 
     def _file(self, kind: str, prefix: str, record: Mapping[str, Any], key: str = "") -> Path:
         chunk, file = (int(record[f"{prefix}/{name}"]) for name in _VIDEO_PLACES[:2])
-        # v2.1 has a file an episode, and other words for the same numbers.
+        # v2.1 has one file per episode, and other keys for the same numbers.
         numbers = {"episode_chunk": chunk, "episode_index": file}
         numbers |= {"chunk_index": chunk, "file_index": file}
         usual = {"data_path": layout.DATA_PATH, "video_path": layout.VIDEO_PATH}
@@ -206,7 +206,7 @@ class LeRobotFrames:
                     yield dict.fromkeys(names) | dict(zip(lists, row, strict=True))
 
     def _old_records(self) -> Iterator[dict[str, Any]]:
-        """Read the records of v2.1, and add the places that v3.0 has."""
+        """Read the records of v2.1, and add the location columns of v3.0."""
         for line in read_lines(inside(self.path, "meta/episodes.jsonl")):
             with self._noting_damage():
                 if isinstance(line, DatasetDamaged):
@@ -222,10 +222,10 @@ class LeRobotFrames:
 
 
 class LeRobotEpisodes:
-    """The episodes of the LeRobot dataset in a directory, ended as `close_episode` says.
+    """The episodes of the LeRobot dataset in a directory, ended by `close_episode`.
 
     Raises:
-        NotADataset: There is none, or one that `robot-rl export` did not write.
+        NotADataset: There is none, or `robot-rl export` did not write it.
         DatasetError: Another version of the layout, or another rate.
         DatasetDamaged: A file cannot be read.
     """
@@ -286,7 +286,7 @@ def read_information(path: Path, versions: Sequence[str]) -> dict[str, Any]:
     """Read `meta/info.json` of the dataset in a directory, if it has one of these versions.
 
     Raises:
-        DatasetError: There is none, it cannot be read, or the layout has another version.
+        DatasetError: It is missing or unreadable, or the layout has another version.
     """
     information = read_json(path, layout.INFO_PATH)
     version = version_of(information)
@@ -301,5 +301,5 @@ def read_information(path: Path, versions: Sequence[str]) -> dict[str, Any]:
 
 
 def version_of(information: Mapping[str, Any]) -> str:
-    """The version of the layout, such as ``v2.1``, by `meta/info.json`."""
+    """Return the layout version from `meta/info.json`, such as ``v2.1``."""
     return f"v{str(information.get('codebase_version')).removeprefix('v')}"

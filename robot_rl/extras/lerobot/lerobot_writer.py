@@ -1,4 +1,4 @@
-"""Writing a LeRobot dataset, episode by episode. See `layout`."""
+"""Writer for LeRobot datasets, episode by episode. See `layout`."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from robot_rl.extras.lerobot.layout import Feature, features_of, frame_rate
 Statistics = dict[str, Array]
 
 _CODEC = "libx264"
-# Every second picture stands alone, as in LeRobot's own files: a training step decodes one or two
-# pictures and not a whole second of them. The tuning keeps pictures in the order of time, so that
-# the first one of a file is at time 0, and lets the encoder hold none back.
+# Every second image is a key frame, as in LeRobot's own files: a training step decodes one or two
+# images instead of a whole second of them. The tuning keeps images in time order, so that the
+# first one of a file is at time 0, and disables the encoder's delay.
 _OPTIONS = {"crf": "18", "preset": "veryfast", "tune": "zerolatency", "g": "2"}
 _QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
-# As LeRobot does, statistics of pictures are taken of some of them, and of some of their pixels.
+# As in LeRobot, statistics of images use a sample of the images and of their pixels.
 _SAMPLED_PICTURES, _SAMPLED_SIDE = 100, 150
 
 
 class LeRobotSink:
     """Writes episodes; a context manager whose end without an error completes the dataset.
 
-    Holds the episodes of one file in memory, all but their pictures. The path is an empty
-    directory; ``robot`` of the metadata, JSON values, becomes the robot type. `SchemaMismatch`
-    where a field has no place in the layout.
+    Holds the episodes of one file in memory, except their images. The path is an empty directory;
+    ``robot`` of the metadata, JSON values, becomes the robot type. Raises `SchemaMismatch` if a
+    field has no place in the layout.
     """
 
     def __init__(self, path: Path, schema: RowSchema, metadata: Mapping[str, Any]) -> None:
@@ -74,7 +74,7 @@ class LeRobotSink:
         }
         columns: dict[str, pa.Array] = {}
         numbers = np.arange(len(rows))
-        made = {  # features without a field of a row
+        made = {  # features without a row field
             layout.DONE: numbers == len(rows) - 1,
             "timestamp": numbers / float(self._rate),
             "frame_index": numbers,
@@ -167,7 +167,7 @@ class LeRobotSink:
             "total_frames": self._frames,
             "total_tasks": len(self._tasks),
             "chunks_size": layout.FILES_PER_CHUNK,
-            "data_files_size_in_mb": 100,  # as of LeRobot's own files
+            "data_files_size_in_mb": 100,  # as in LeRobot's own files
             "video_files_size_in_mb": 200,
             "fps": fps,
             "splits": {"train": f"0:{self._episodes}"},
@@ -183,7 +183,7 @@ class LeRobotSink:
 
 
 class VideoFile:
-    """The MP4 file of one camera that episodes are written to now, at `rate` pictures a second."""
+    """The current MP4 file of one camera, at `rate` images per second."""
 
     def __init__(self, rate: Fraction) -> None:
         self._rate = rate
@@ -191,15 +191,15 @@ class VideoFile:
         self._frames = 0
 
     def add(self, path: Path, pictures: Array) -> tuple[float, float]:
-        """Append the pictures of an episode, uint8 (frames, height, width, 3) RGB.
+        """Append the images of an episode, uint8 (frames, height, width, 3) RGB.
 
-        The file is the same one until `close`. Returns the times in it of the first picture and of
-        the end of the last [s]; raises `DatasetError`.
+        The file stays the same until `close`. Returns the start of the first image and the end of
+        the last in the file [s]; raises `DatasetError`.
         """
         start = self._frames
         with _video_errors(path):
             if self._open is None:
-                # The index in front lets a reader that streams it begin before all is there.
+                # With the index in front, a streaming reader can start before the file is complete.
                 options = {"movflags": "faststart"}
                 container = av.open(str(path), "w", container_options=options)
                 stream = container.add_stream(_CODEC, rate=self._rate, options=dict(_OPTIONS))
@@ -211,7 +211,7 @@ class VideoFile:
             for picture in pictures:
                 frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
                 frame.pts, frame.time_base = self._frames, 1 / self._rate
-                if self._frames == start:  # an episode can be decoded without the one before it
+                if self._frames == start:  # key frame: decodable without the episode before
                     frame.pict_type = PictureType.I
                 container.mux(stream.encode(frame))
                 self._frames += 1
@@ -227,17 +227,17 @@ class VideoFile:
         self._frames = 0
 
     def release(self) -> None:
-        """Close the file; it need not be whole."""
+        """Close the file, even if it is incomplete."""
         opened, self._open = self._open, None
         if opened is not None:
             opened[1].close()
 
 
 def statistics_of(values: Array) -> Statistics:
-    """Return the statistics that LeRobot keeps of the frames of an episode.
+    """Return LeRobot's statistics for the frames of an episode.
 
-    The values are (frames, n) numbers or booleans, or (frames, height, width, 3) uint8 pictures.
-    The statistics are (n,) each, or (3, 1, 1) of pictures, whose 255 is scaled to 1; `count` is
+    The values are (frames, n) numbers or booleans, or (frames, height, width, 3) uint8 images.
+    The statistics are (n,) each, or (3, 1, 1) for images, with 255 scaled to 1; `count` is
     (1,) int64.
     """
     shape, count = values.shape[1:], len(values)
@@ -260,7 +260,7 @@ def statistics_of(values: Array) -> Statistics:
 
 
 def _combined(episodes: Sequence[Statistics]) -> Statistics:
-    """Return the statistics of all frames of some episodes; as LeRobot's, quantiles are means."""
+    """Combine the statistics of several episodes; quantiles are averaged, as in LeRobot."""
     parts = {name: np.stack([episode[name] for episode in episodes]) for name in episodes[0]}
     counts = parts["count"].reshape(-1, *[1] * (parts["mean"].ndim - 1))
     shares = counts / counts.sum()
@@ -277,7 +277,7 @@ def _combined(episodes: Sequence[Statistics]) -> Statistics:
 
 
 def _pixel_format(width: int, height: int) -> str:
-    """Return how pictures are encoded: players expect 4:2:0, which needs even sides."""
+    """Return the pixel format: players expect 4:2:0, which needs even sides."""
     return "yuv444p" if width % 2 or height % 2 else "yuv420p"
 
 
@@ -291,7 +291,7 @@ def _video_errors(path: Path) -> Iterator[None]:
 
 
 def _column(feature: Feature, values: Array) -> pa.Array:
-    """The column of a table for values (frames, n)."""
+    """The table column for values (frames, n)."""
     (width,), kind = feature.shape, pa.from_numpy_dtype(np.dtype(feature.dtype))
     flat = pa.array(np.ascontiguousarray(values, feature.dtype).reshape(-1), kind)
     return flat if width == 1 else pa.FixedSizeListArray.from_arrays(flat, width)

@@ -1,4 +1,4 @@
-"""Reads and writes datasets in the layout of LeRobot."""
+"""Reader and writer for datasets in LeRobot's layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def open_lerobot(path: Path) -> LeRobotEpisodes:
-    """Open a dataset that `robot-rl export` wrote; `MissingExtra` without its packages."""
+    """Open a dataset from `robot-rl export`; `MissingExtra` if packages are not installed."""
     from robot_rl.extras.lerobot.layout import require_packages
 
     require_packages()
@@ -25,7 +25,7 @@ def open_lerobot(path: Path) -> LeRobotEpisodes:
 
 
 def create_lerobot(path: Path, schema: RowSchema, metadata: Mapping[str, Any]) -> LeRobotSink:
-    """Begin a dataset in an empty directory; `MissingExtra` without its packages."""
+    """Start a dataset in an empty directory; `MissingExtra` if packages are not installed."""
     from robot_rl.extras.lerobot.layout import require_packages
 
     require_packages()

@@ -1,4 +1,4 @@
-"""The files of a LeRobot dataset: JSON, parquet and videos, each read alone."""
+"""The files of a LeRobot dataset: JSON, parquet and videos, each read independently."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from robot_rl.extras.lerobot.layout import Feature
 
 _HINT = "give what `robot-rl export` wrote; `robot-rl import` takes in what others wrote"
 _AGAIN = "copy or download it again"
-_WHOLE_NUMBER = re.compile(r"(0?\d?\dd)?")  # how a path template may write a number
-_AS_STORED = ("I;16", "I;16B", "I", "F")  # depth: numbers that are no colours
+_WHOLE_NUMBER = re.compile(r"(0?\d?\dd)?")  # number formats allowed in a path template
+_AS_STORED = ("I;16", "I;16B", "I", "F")  # depth: modes that are not colours
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """Read a JSON object that a dataset must have; `NotADataset` where there is none."""
+    """Read a required JSON object of a dataset; `NotADataset` if it is missing."""
     file = inside(folder, name)
     if not file.is_file():
         raise NotADataset(f"there is no file {file}", hint=_HINT)
@@ -41,7 +41,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def read_lines(file: Path) -> Iterator[dict[str, Any] | DatasetDamaged]:
-    """Yield the JSON objects of a file with one a line, or why a line is none."""
+    """Yield the JSON objects of a file with one per line, or why a line is invalid."""
     with damage(file, hint=_AGAIN):
         lines = file.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, 1):
@@ -55,7 +55,7 @@ def read_lines(file: Path) -> Iterator[dict[str, Any] | DatasetDamaged]:
 
 
 def file_of(folder: Path, template: object, numbers: Mapping[str, object]) -> Path:
-    """The file that a path template of `meta/info.json` means, inside the dataset."""
+    """Resolve a path template of `meta/info.json`, inside the dataset."""
     where = f"{folder / layout.INFO_PATH}: the path {str(template)[:100]!r}"
     with damage(where, hint="correct it"):
         if not isinstance(template, str):
@@ -71,7 +71,7 @@ def file_of(folder: Path, template: object, numbers: Mapping[str, object]) -> Pa
 def read_table(
     file: Path, names: Collection[str], missing_hint: str = _AGAIN
 ) -> dict[str, pa.ChunkedArray | DatasetDamaged]:
-    """Read columns of a parquet file, each alone: what is wrong with one is said in its place."""
+    """Read columns of a parquet file one by one; an unreadable one is replaced by its error."""
     found: dict[str, pa.ChunkedArray | DatasetDamaged] = {}
     with damage(file), pq.ParquetFile(file) as opened:
         for name in names:
@@ -90,7 +90,7 @@ def read_table(
 def numbers_of(file: Path, feature: Feature, column: pa.ChunkedArray) -> Array:
     """The values (rows, n) of a feature, in its dtype unless that would change them.
 
-    `DatasetDamaged` where a row lacks some, has more than another, or has other things.
+    Raises `DatasetDamaged` if a row lacks values, has more than another, or is not numeric.
     """
     array = column.combine_chunks()
     width, flat, gaps = math.prod(feature.shape), array, array.null_count
@@ -109,13 +109,13 @@ def numbers_of(file: Path, feature: Feature, column: pa.ChunkedArray) -> Array:
             hint=f"correct it, or its entry in {layout.INFO_PATH}",
         )
     if feature.dtype and np.can_cast(values.dtype, feature.dtype, "same_kind"):
-        with np.errstate(over="ignore"):  # to inf, which no row takes
+        with np.errstate(over="ignore"):  # to inf, which rows refuse
             values = values.astype(feature.dtype)
     return values.reshape(len(array), width)
 
 
 def pictures_of(file: Path, folder: Path, feature: Feature, column: pa.ChunkedArray) -> Array:
-    """Decode pictures that are stored as files are: uint8 (rows, height, width, 3), or depth."""
+    """Decode images stored as files: uint8 (rows, height, width, 3), or depth."""
     pictures = []
     with damage(f"{file}: the pictures {feature.key!r}"):
         for stored in column.to_pylist():
@@ -129,20 +129,20 @@ def pictures_of(file: Path, folder: Path, feature: Feature, column: pa.ChunkedAr
 
 
 class Video:
-    """Reads the pictures of one camera, fastest in their order: it keeps its last file open."""
+    """Reads one camera's images, fastest in order because it keeps its last file open."""
 
     def __init__(self, rate: Fraction) -> None:
         self._rate = rate
         self._path: Path | None = None
-        self._next = 0  # place of the next picture in the file
+        self._next = 0  # index of the next image in the file
         self._container: Any = None
         self._size = (0, 0)
         self._pictures: Iterator[av.VideoFrame] = iter(())
 
     def read(self, path: Path, start: float, count: int, shape: tuple[int, ...]) -> Array:
-        """The pictures (count, height, width, 3) of a file from `start` [s] on.
+        """Return the images (count, height, width, 3) of a file from `start` [s] on.
 
-        `shape` is what one has; () takes any. Raises `DatasetDamaged`.
+        `shape` is the expected shape of one image; () accepts any. Raises `DatasetDamaged`.
         """
         try:
             with damage(path):
@@ -166,7 +166,7 @@ class Video:
             if frame is None or seconds is None:
                 break
             at = round(seconds * self._rate)
-            if at < first:  # of an episode that was removed
+            if at < first:  # from an episode that was removed
                 continue
             if at != first + found:
                 break
@@ -196,7 +196,7 @@ class Video:
         self._pictures, self._path, self._next = self._container.decode(stream), path, 0
 
     def close(self) -> None:
-        """Close the file; the next `read` opens one again."""
+        """Close the file; the next `read` reopens one."""
         self._path, self._pictures = None, iter(())
         if self._container is not None:
             self._container.close()
