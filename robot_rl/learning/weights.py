@@ -253,7 +253,7 @@ class RealtimeWeights(WeightSource):
         self._thread.start()
 
     def at_step(self, step: int) -> Published | None:
-        """Return the latest behaviour if it is new, without waiting. Raise the thread's error, if any."""
+        """Return the latest behaviour if it is new, without waiting. Raise the thread's error."""
         if self._failure is not None:
             raise self._failure
         return self._found.pop() if self._found else None
