@@ -119,7 +119,7 @@ class BatchMap(Protocol):
     facts: Mapping[str, float]
 
     def count(self) -> None:
-        """Count the episodes that are currently visible in the rows."""
+        """Process the episodes that are currently visible in the rows."""
 
     def mixed(self, batch: Batch) -> Batch:
         """Return the batch to learn from. The input batch is not modified."""

@@ -1,8 +1,8 @@
 """Stepped clock: how many updates each block of steps allows, and which weights act when.
 
-Environment steps are grouped in blocks of N. The weights after block j are published when block j +
-1 is complete and act in block j + 2. The actor collects one block while the learner trains on the
-previous one, so the acting weights do not depend on the speed of either.
+Environment steps are grouped in blocks of N. The weights after block j are published when
+block j + 1 is complete and act in block j + 2. The actor collects one block while the learner
+trains on the previous one, so the acting weights do not depend on the speed of either.
 """
 
 from __future__ import annotations

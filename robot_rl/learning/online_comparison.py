@@ -16,16 +16,16 @@ _EXPLORING = 12  # latest exploring episodes that count, since the learned polic
 _NOISELESS = 20  # latest episodes without noise that count
 # Latest episodes of both kinds that count together. If the clone solves 86 % of the scenes, 20
 # episodes of a perfect policy prove nothing. With 40, in simulated runs of 80 episodes, an
-# exploring policy that solved 98 % counted as better at the end in 71 % of the runs instead of 39
-# %. A worse policy (85 against 90 %) acts 5 % of the time instead of 3 %.
+# exploring policy that solved 98 % counted as better at the end in 71 instead of 39 % of the runs.
+# A worse policy (85 against 90 %) acts 5 instead of 3 % of the time.
 _EITHER = 40
 _LATEST = 60  # latest episodes of the learned policy that are stored
-_ENOUGH = 20  # episodes after which the clone need not act any more
+_ENOUGH = 20  # clone episodes after which it need not act any more
 _LEAST = 6  # minimum episodes of each before comparing
 _SURE = 0.95  # probability from which the learned policy counts as better (or worse)
 # A policy that counts as better stays so above this probability. With a single threshold, each
-# episode could flip the decision. In simulated runs a better policy (95 against 60 %) then acts 72
-# % of the time instead of 56 %, a worse one (50 against 60 %) 2 % instead of 1 %.
+# episode could flip the decision. In simulated runs a better policy (95 against 60 %) then acts
+# 72 instead of 56 % of the time, a worse one (50 against 60 %) 2 instead of 1 %.
 _STILL = 0.8
 _FIRST_SHARE = 0.5  # fraction of episodes run by the noiseless clone, up to _LEAST
 _SHARE = 0.125  # fraction of episodes after that

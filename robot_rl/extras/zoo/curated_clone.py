@@ -196,7 +196,7 @@ class CuratedClone(Clone):
 
     @explained_memory("add device=cpu")
     def run(self, bench: Workbench) -> None:
-        """Learn values, optionally again with retries as failures, then clone the remaining rows."""
+        """Learn values, optionally again with retries as failures, then clone the other rows."""
         check_unused(bench.run, self.settings.dataset)
         torch.set_num_threads(1)
         dataset, attempts, keys, vision = _recorded(bench)

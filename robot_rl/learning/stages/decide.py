@@ -83,7 +83,7 @@ class Decide(Stage):
 def evaluate_final(
     settings: Settings, run: RunDirectory, say: Callable[[str], None]
 ) -> dict[str, EvaluationResult]:
-    """Evaluate on the final seeds. Without `evaluation.compare`, only the policy that acts.
+    """Evaluate on the final seeds. Without `evaluation.compare`, only the acting policy.
 
     With it, even a policy that training did not deploy is evaluated: the many scenes can show what
     its few training episodes could not. Returns the results in evaluation order, keyed by a name of
