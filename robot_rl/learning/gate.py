@@ -72,7 +72,7 @@ class OpenGate:
     held_out: ClassVar[int] = 0
 
     def judge(self, bench: Workbench, candidate: Candidate) -> Verdict:
-        """Accept it."""
+        """Accept the candidate."""
         return Verdict("accepted", "not judged, as gate=none accepts every candidate", {})
 
 

@@ -184,7 +184,7 @@ class CuratedClone(Clone):
 
     @property
     def needs(self) -> Sequence[str]:
-        """Like `Clone`. Raise if the critics would have no observations."""
+        """Like `Clone`. Raise if the policy has its own cameras, which the critics cannot use."""
         if self.settings.policy.get("cameras"):
             choices = self.settings.choices
             raise ConfigError(

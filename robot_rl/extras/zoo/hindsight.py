@@ -27,7 +27,7 @@ from robot_rl.replay.sampler import Sampler
 from robot_rl.replay.windows import SampleSpec, is_observation
 
 _GOALS = 4  # per episode: k in the paper
-_MOST_VALUES = 4  # a sparse reward has few
+_MOST_VALUES = 4  # a sparse reward has few values
 _AGREEING = 0.99  # minimum fraction of rows that agree with the environment's function
 _SOURCES = SOURCE_DEMONSTRATION, SOURCE_POLICY  # sources of rows that are exchanged
 _MOST_ROWS = 500_000  # latest rows held in memory

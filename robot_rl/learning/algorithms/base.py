@@ -1,4 +1,4 @@
-"""The interface of algorithms, and checks of their settings."""
+"""The algorithm interface, and checks of settings."""
 
 from __future__ import annotations
 

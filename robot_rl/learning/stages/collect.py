@@ -52,7 +52,7 @@ class Collect(Stage):
         if environment.teleop.device is not None:
             return ()
         check_expert(environment)
-        # Nobody watches a scripted expert.
+        # A scripted expert runs unattended, so no person can judge success.
         if make_source(environment).version == HUMAN_VERSION:
             raise ConfigError(
                 "nobody says whether the scripted expert has succeeded",
